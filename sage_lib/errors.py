@@ -1,0 +1,8 @@
+"""The one exception that is written for the person at the keyboard."""
+
+
+class SageError(Exception):
+    """Bad input, with one sentence that says what was wrong and how to put it right.
+
+    Command lines print only that sentence; a traceback is kept for faults of our own.
+    """

@@ -1,0 +1,29 @@
+"""Where things lie in a checkout. Every other module asks here, so nothing depends on the working directory."""
+
+import os
+from pathlib import Path
+
+#: The checkout: the folder that holds sage_lib/, notebooks/, data/ and figures/.
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT / "notebooks"
+#: Numbers copied from the papers. Never written by a run.
+REPORTED = ROOT / "data" / "reported"
+PROFILES = Path(__file__).resolve().parent / "profiles"
+
+
+def measured(profile: str) -> Path:
+    """Folder of the numbers that runs of ``profile`` measured (data/measured/<profile>)."""
+    return ROOT / "data" / "measured" / profile
+
+
+def figures(profile: str) -> Path:
+    """Folder of the figures drawn from the measured numbers of ``profile`` (figures/<profile>)."""
+    return ROOT / "figures" / profile
+
+
+def build(profile: str) -> Path:
+    """Folder of everything that can be rebuilt and is never committed: weights, checkpoints, executed notebooks.
+
+    The environment variable ``SAGE_BUILD`` moves it off the checkout, to a larger disk for instance.
+    """
+    return Path(os.environ.get("SAGE_BUILD", ROOT / "build")).expanduser().resolve() / profile
