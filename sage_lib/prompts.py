@@ -1,0 +1,35 @@
+"""The only prompt definition: system prompt, markers and chat template of Appendix E.4, for training and evaluation alike."""
+
+WORK_START, WORK_END = "<start_working_out>", "<end_working_out>"
+SOLUTION_START, SOLUTION_END = "<SOLUTION>", "</SOLUTION>"
+#: The paper's four markers (Appendix E.4).
+MARKERS = (WORK_START, WORK_END, SOLUTION_START, SOLUTION_END)
+
+#: Appendix E.4, word for word.
+SYSTEM_PROMPT = (
+    "You are given a problem. Think about the problem and provide your working out. "
+    f"Place it between {WORK_START} and {WORK_END}. "
+    f"Then, provide your solution between {SOLUTION_START} and {SOLUTION_END}."
+)
+
+#: "The chat template used by the tokenizer follows the Unsloth implementation" (Appendix E.4): the system prompt, then
+#: every turn, each closed by the end-of-text token; a generation prompt opens the working-out marker.
+CHAT_TEMPLATE = (
+    "{%- if messages[0]['role'] == 'system' -%}{{ messages[0]['content'] + eos_token }}{%- set turns = messages[1:] -%}"
+    "{%- else -%}{{ '" + SYSTEM_PROMPT + "' + eos_token }}{%- set turns = messages -%}{%- endif -%}"
+    "{%- for turn in turns -%}"
+    "{%- if turn['role'] == 'user' -%}{{ turn['content'] }}"
+    "{%- elif turn['role'] == 'assistant' -%}{{ turn['content'] + eos_token }}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '" + WORK_START + "' }}{%- endif -%}"
+)
+
+
+def messages(question: str) -> list[dict[str, str]]:
+    """The conversation that asks ``question``: system prompt (Appendix E.4) and one user turn."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+
+
+def completion(working: str, answer: str) -> str:
+    """What a model should write after the generation prompt, which already holds the opening working-out marker."""
+    return f"{working}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"
