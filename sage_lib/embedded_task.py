@@ -79,7 +79,7 @@ def problems(seed: int, digits: int, limit: int, kinds: dict[str, float], exclud
     rng, seen = random.Random(seed), set(exclude)
     while True:
         kind = rng.choices(list(kinds), weights=kinds.values())[0]
-        while True:
+        for _ in range(10_000):
             shown = tuple(rng.randint(1, 9) for _ in range(digits))
             left, right = (set(targets(shown, way, limit)) for way in WAYS)
             pool = {"both": left & right, "forward": left - right, "reverse": right - left}[kind]
@@ -88,6 +88,8 @@ def problems(seed: int, digits: int, limit: int, kinds: dict[str, float], exclud
             problem = Problem(shown, rng.choice(sorted(pool)), kind)
             if problem.id not in seen:
                 break
+        else:
+            raise SageError(f"no new problem of kind {kind!r} was found after {len(seen)}: ask for fewer, or for more digits or a higher limit")
         seen.add(problem.id)
         yield problem
 

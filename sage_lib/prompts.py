@@ -30,6 +30,6 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
-def completion(working: str, answer: str) -> str:
-    """What a model should write after the generation prompt, which already holds the opening working-out marker."""
-    return f"{working}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"
+def answer_turn(working: str, answer: str) -> str:
+    """The assistant's turn for a worked answer (Appendix E.4), from the opening working-out marker to the last one."""
+    return f"{WORK_START}{working}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"

@@ -1,0 +1,266 @@
+"""Profiles: every setting of a run, read from one YAML file each, with the source that stands beside each value.
+
+Sections ``sft``, ``rl``, ``sft_lora`` and ``rl_lora`` go to SFTConfig, GRPOConfig and PEFT as they are; the other
+sections are the dataclasses below. An unknown or a missing key raises, in every section.
+"""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+
+from sage_lib.errors import SageError
+from sage_lib.paths import PROFILES
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model before supervised fine-tuning."""
+
+    name: str  # a hub name, a local folder, or "embedded": made on the spot from ``architecture``
+    revision: str | None
+    architecture: dict[str, Any] | None  # Qwen2Config keywords of the embedded model
+    max_seq_length: int
+    dtype: str | None
+    load_in_4bit: bool
+    seed: int  # of the random initial weights
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where problems come from: the embedded task (``digits``, ``limit``) or named data sets."""
+
+    name: str  # "embedded", or a data set that sage_lib.benchmarks knows
+    revision: str | None
+    rows: int  # training rows, or held-out problems
+    seed: int
+    kinds: dict[str, float] | None = None  # embedded: share of each kind of problem
+    rare_share: float | None = None  # embedded, SFT: share of demonstrations that take the rare way
+
+
+@dataclass(frozen=True)
+class Task:
+    """The embedded task's size."""
+
+    digits: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Eq. 11 and its clamp. Either ``threshold`` and ``ratio`` as numbers, or both from the base model's entropies."""
+
+    threshold: float | None
+    ratio: float | None
+    threshold_quantile: float | None  # of the base model's token entropies
+    clamp_quantile: float | None  # the entropy at which q reaches ``high``
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of Table 1: what it changes in the ``rl`` section, and whether the anchor is guided."""
+
+    label: str
+    rl: dict[str, Any]
+    guided: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Sampling for pass@k."""
+
+    data: tuple[Data, ...]
+    samples: int  # n per problem
+    ks: tuple[int, ...]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_new_tokens: int
+    batch_size: int
+    seed: int
+    resamples: int  # of the bootstrap over problems
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How the work is laid on the machine. ``requires_gpu`` stops a run early where there is none."""
+
+    requires_gpu: bool
+    threads: int  # of one training process
+    parallel: int  # training processes at a time
+    memory_gb: float | None  # that the profile is meant to fit in
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One resolved profile. ``sources`` maps a dotted key ("rl.beta") to the comment that stands beside its value."""
+
+    name: str
+    description: str
+    model: Model
+    task: Task | None
+    sft_data: Data
+    sft: dict[str, Any]
+    sft_lora: dict[str, Any] | None
+    rl_data: Data
+    rl: dict[str, Any]
+    rl_lora: dict[str, Any] | None
+    guide: Guide
+    methods: dict[str, Method]
+    seeds: tuple[int, ...]
+    evaluation: Evaluation
+    compute: Compute
+    sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    path: str = dataclasses.field(default="", compare=False, repr=False)  # the file it was read from
+
+    def fingerprint(self, *sections: str) -> str:
+        """Hash (12 hex digits) of the named sections ("rl", or dotted, "evaluation.data").
+
+        It says what a stage was made from, and so when it must be made again.
+        """
+        chosen = {s: _plain(attrgetter(s)(self)) for s in sections}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting as dotted key -> value, in the order of the file."""
+        return dict(_flatten(_plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("sources", "path")})))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _flatten(value: Any, prefix: str = ""):
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}{key}.")
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for i, inner in enumerate(value):
+            yield from _flatten(inner, f"{prefix}{i}.")
+    else:
+        yield prefix.rstrip("."), value
+
+
+def names() -> list[str]:
+    """The profiles that come with the companion."""
+    return sorted(p.stem for p in PROFILES.glob("*.yaml"))
+
+
+def load(name: str | Path) -> Profile:
+    """Read a profile by name, or a user's own file by its path (ending in .yaml).
+
+    Raises SageError for an unknown profile, unreadable YAML, an unknown or missing key, or a value of the wrong type.
+    """
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    if not path.is_file():
+        raise SageError(f"there is no profile {str(name)!r}: choose one of {', '.join(names())}, or give the path of a .yaml file")
+    try:
+        raw = YAML(typ="rt").load(path.read_text())
+    except YAMLError as error:
+        raise SageError(f"profile {path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise SageError(f"profile {path.name} must hold named sections, see {PROFILES.name}/smoke.yaml")
+    sources = dict(_comments(raw))
+    data = _unwrap(raw)
+    sections = {"model": Model, "task": Task, "sft_data": Data, "rl_data": Data, "guide": Guide, "compute": Compute}
+    data = _fields(Profile, data, path.name, skip={"sources", "path"})
+    for key, section in sections.items():
+        if data[key] is not None:
+            data[key] = section(**_fields(section, data[key], f"{path.name}: {key}"))
+    data["methods"] = {
+        key: Method(**_fields(Method, value, f"{path.name}: methods.{key}")) for key, value in data["methods"].items()
+    }
+    evaluation = _fields(Evaluation, data["evaluation"], f"{path.name}: evaluation")
+    evaluation["data"] = tuple(Data(**_fields(Data, d, f"{path.name}: evaluation.data")) for d in evaluation["data"])
+    evaluation["ks"] = tuple(evaluation["ks"])
+    data["evaluation"] = Evaluation(**evaluation)
+    data["seeds"] = tuple(data["seeds"])
+    profile = Profile(**data, sources=sources, path=str(path))
+    _check(profile, path)
+    return profile
+
+
+def _check(profile: Profile, path: Path) -> None:
+    def require(condition: bool, sentence: str) -> None:
+        if not condition:
+            raise SageError(f"profile {path.name}: {sentence}")
+
+    require(profile.name == path.stem, f"its name is {profile.name!r}, but the file says {path.stem!r}; make them agree")
+    seeds = [*profile.seeds, profile.model.seed, profile.evaluation.seed, profile.sft.get("seed"), profile.rl.get("seed")]
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise SageError(f"profile {path.name}: seeds are whole numbers of 0 or more, not {seed!r}")
+    require(len(set(profile.seeds)) == len(profile.seeds) > 0, "seeds must be given, each once")
+    require(max(profile.evaluation.ks) <= profile.evaluation.samples,
+            f"pass@{max(profile.evaluation.ks)} needs at least as many samples per problem, not {profile.evaluation.samples}")
+    embedded = profile.model.name == "embedded"
+    require(embedded == (profile.task is not None) == (profile.model.architecture is not None),
+            "the embedded model needs the sections task and model.architecture, and no other model has them")
+    guide = profile.guide
+    fixed, measured = (guide.threshold, guide.ratio), (guide.threshold_quantile, guide.clamp_quantile)
+    require((None not in fixed) != (None not in measured) and (fixed == (None, None) or measured == (None, None)),
+            "the guide takes either threshold and ratio, or threshold_quantile and clamp_quantile")
+    for key, method in profile.methods.items():
+        beta = {**profile.rl, **method.rl}["beta"]
+        require(not method.guided or beta > 0, f"method {key} guides the anchor, which needs beta > 0, not {beta}")
+
+
+def _fields(cls: type, given: Any, where: str, skip: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
+    """``given`` as keywords of the dataclass ``cls``; unknown and missing keys raise with the place and the choices."""
+    if not isinstance(given, dict):
+        raise SageError(f"{where} must be a section of named settings, not {given!r}")
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in skip}
+    unknown = sorted(set(given) - set(fields))
+    if unknown:
+        raise SageError(f"{where}: unknown key {unknown[0]!r}; known keys are {', '.join(fields)}")
+    missing = [n for n, f in fields.items() if n not in given and f.default is dataclasses.MISSING]
+    if missing:
+        raise SageError(f"{where}: the key {missing[0]!r} is missing")
+    for name, value in given.items():
+        expected = fields[name].type
+        scalars = {int: (int,), float: (int, float), str: (str,), bool: (bool,),
+                   int | None: (int, type(None)), float | None: (int, float, type(None)), str | None: (str, type(None))}
+        allowed = scalars.get(expected)
+        if allowed and (not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)):
+            raise SageError(f"{where}: {name} must be {getattr(expected, '__name__', expected)}, not {value!r}")
+    return dict(given)
+
+
+def _unwrap(value: Any) -> Any:
+    """ruamel's round-trip types as plain Python ones."""
+    if isinstance(value, dict):
+        return {str(k): _unwrap(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_unwrap(v) for v in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise SageError(f"a profile holds numbers, words, lists and sections, not {value!r}")
+
+
+def _comments(section: CommentedMap, prefix: str = ""):
+    """(dotted key, comment at the end of its line) for every commented value."""
+    for key, value in section.items():
+        tokens = section.ca.items.get(key)
+        if tokens and tokens[2] and tokens[2].value.strip().startswith("#"):
+            yield f"{prefix}{key}", tokens[2].value.strip().splitlines()[0].lstrip("# ").strip()
+        if isinstance(value, CommentedMap):
+            yield from _comments(value, f"{prefix}{key}.")

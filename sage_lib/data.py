@@ -1,0 +1,67 @@
+"""Problems of a profile, whatever their source, as one kind of record with one prompt."""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sage_lib import benchmarks, prompts
+from sage_lib import embedded_task as task
+from sage_lib.config import Data, Profile
+from sage_lib.errors import SageError
+
+
+@dataclass(frozen=True)
+class Item:
+    """One problem. ``problem`` is there for the embedded task alone, whose steps can be checked."""
+
+    id: str
+    dataset: str
+    question: str
+    gold: str
+    problem: task.Problem | None = None
+
+
+def evaluation_items(profile: Profile) -> list[Item]:
+    """The held-out problems, data set after data set; ids are unique within a data set."""
+    items = [item for data in profile.evaluation.data for item in _items(profile, data, frozenset())]
+    ids = [(item.dataset, item.id) for item in items]
+    if len(set(ids)) < len(ids):
+        raise SageError("the evaluation data hold a problem twice: give each data set its own seed or name")
+    return items
+
+
+def rl_items(profile: Profile) -> list[Item]:
+    """The prompts of RL. On the embedded task, none of them is a held-out problem."""
+    return _items(profile, profile.rl_data, _held_out(profile))
+
+
+def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict]:
+    """Rows {"prompt", "completion"} of chat messages for SFTTrainer.
+
+    ``count_tokens`` measures a text for Appendix E.2: "restricted to samples whose prompt length does not exceed half
+    of the maximum sequence length" (the public loader measures the whole solution).
+    """
+    if profile.task is None:
+        pairs = benchmarks.load_sft(profile.sft_data.name, profile.sft_data.revision, profile.model.max_seq_length, count_tokens)
+        pairs = pairs[: profile.sft_data.rows]
+    else:
+        rng = random.Random(profile.sft_data.seed)
+        rare, limit = profile.sft_data.rare_share, profile.task.limit
+        pairs = [(i.question, *task.demonstration(i.problem, rare, rng, limit)) for i in _items(profile, profile.sft_data, _held_out(profile))]
+    return [
+        {"prompt": prompts.messages(question), "completion": [{"role": "assistant", "content": prompts.answer_turn(working, answer)}]}
+        for question, working, answer in pairs
+    ]
+
+
+def _items(profile: Profile, data: Data, exclude: frozenset[str]) -> list[Item]:
+    if profile.task is None:
+        return [Item(i.id, data.name, i.question, i.gold) for i in benchmarks.load(data.name, data.revision)[: data.rows]]
+    stream = task.problems(data.seed, profile.task.digits, profile.task.limit, data.kinds, set(exclude))
+    name = next(iter(data.kinds)) if len(data.kinds) == 1 else "mixed"
+    return [Item(p.id, name, p.question, str(p.target), p) for p in itertools.islice(stream, data.rows)]
+
+
+def _held_out(profile: Profile) -> frozenset[str]:
+    return frozenset(item.id for item in evaluation_items(profile)) if profile.task is not None else frozenset()

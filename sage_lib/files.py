@@ -1,0 +1,84 @@
+"""Writing so that nothing already made is lost: whole files appear at once, logs grow a line at a time."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sage_lib.errors import SageError
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a temporary file beside ``path``, then rename: readers see the old text or the new, never a part."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> Path:
+    """As :func:`write_text`, for bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise SageError(f"cannot write {path.name} ({error.strerror}); free some space or set SAGE_BUILD to another disk") from error
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    return write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; SageError when it is not there or not whole."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SageError(f"{path.name} is missing from {path.parent.name}/: run the stage that makes it first") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise SageError(f"{path.parent.name}/{path.name} is not valid JSON ({error}): delete it and run with --resume to make it again") from None
+
+
+def append_line(path: Path, row: dict) -> None:
+    """Append one JSON row and flush it, so that a killed run keeps every finished row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as f:
+        f.write(json.dumps(row) + "\n")
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Rows of a JSONL file ([] when there is none). A half-written last line, as a kill leaves, is cut off the file."""
+    if not path.is_file():
+        return []
+    rows, whole = [], 0
+    data = path.read_bytes()
+    for line in data.splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError
+            rows.append(json.loads(line))
+        except ValueError:
+            if whole + len(line) < len(data):
+                raise SageError(f"{path.parent.name}/{path.name}: line {len(rows) + 1} is not valid JSON; "
+                                "delete that line, or the file, and run with --resume") from None
+            os.truncate(path, whole)
+            break
+        whole += len(line)
+    return rows
+
+
+def rewrite_lines(path: Path, rows: Iterable[dict]) -> None:
+    """Replace a JSONL file at once."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def require_space(folder: Path, gigabytes: float, what: str) -> None:
+    """SageError when the disk below ``folder`` has less than ``gigabytes`` free: before the work, not at its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free / 1e9
+    if free < gigabytes:
+        raise SageError(f"{what} needs about {gigabytes:.1f} GB of disk and {free:.1f} GB are free: "
+                        "free some space, or set SAGE_BUILD to a folder on a larger disk and run with --resume")

@@ -1,0 +1,81 @@
+"""Where each stage of a profile keeps its work and its results, and what each was made from."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sage_lib import paths, records
+from sage_lib.config import Profile
+from sage_lib.files import write_bytes
+
+
+@dataclass(frozen=True)
+class Run:
+    """One stage. ``build`` holds what can be made again, ``measured`` what is kept; ``name`` is "sft" or "grpo-s3407"."""
+
+    name: str
+    build: Path
+    measured: Path
+    fingerprint: str
+
+    @property
+    def record(self) -> Path:
+        """Written last: it marks the stage as done."""
+        return self.measured / "record.json"
+
+    @property
+    def live_steps(self) -> Path:
+        """The step log while the stage runs."""
+        return self.build / "steps.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.build / "model"
+
+    def done(self) -> bool:
+        """Finished from the same settings, with its model still on disk where it has one."""
+        has_product = self.name.startswith("eval-") or self.model.is_dir()
+        return has_product and records.done(self.record, self.fingerprint)
+
+    def publish_steps(self) -> None:
+        """Keep the finished step log beside the record."""
+        write_bytes(self.measured / "steps.jsonl", self.live_steps.read_bytes())
+
+    def prepare(self) -> None:
+        """Make the folders; put aside what other settings left there, so that nothing is mixed and nothing lost."""
+        stamp = self.build / "fingerprint"
+        if self.build.is_dir() and (not stamp.is_file() or stamp.read_text() != self.fingerprint):
+            n = 1
+            while (old := self.build.with_name(f"{self.build.name}.old{n}")).exists():
+                n += 1
+            shutil.move(self.build, old)
+        self.build.mkdir(parents=True, exist_ok=True)
+        self.measured.mkdir(parents=True, exist_ok=True)
+        write_bytes(stamp, self.fingerprint.encode())
+
+
+_SFT = ("model", "task", "sft_data", "sft", "sft_lora", "evaluation.data")  # held-out problems are kept out of training
+
+
+def sft_run(profile: Profile) -> Run:
+    return Run("sft", paths.build(profile.name) / "sft", paths.measured(profile.name) / "sft", profile.fingerprint(*_SFT))
+
+
+def rl_run(profile: Profile, method: str, seed: int) -> Run:
+    """The run of one method (a key of ``profile.methods``) and seed."""
+    name = f"{method}-s{seed}"
+    settings = profile.fingerprint(*_SFT, "rl_data", "rl", "rl_lora", *(("guide",) if profile.methods[method].guided else ()))
+    changes = "-".join(f"{k}={v}" for k, v in sorted(profile.methods[method].rl.items()))
+    return Run(name, paths.build(profile.name) / "rl" / name, paths.measured(profile.name) / "rl" / name, f"{settings}/{changes}/{seed}")
+
+
+def evaluation_run(profile: Profile, of: Run) -> Run:
+    """The evaluation of the model that ``of`` made."""
+    name = f"eval-{of.name}"
+    return Run(name, paths.build(profile.name) / "evaluation" / of.name, paths.measured(profile.name) / "evaluation" / of.name,
+               f"{of.fingerprint}/{profile.fingerprint('evaluation')}")
+
+
+def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
+    """(method, seed, run) of every RL run of the profile, seed by seed."""
+    return [(method, seed, rl_run(profile, method, seed)) for seed in profile.seeds for method in profile.methods]

@@ -1,0 +1,88 @@
+"""Stage 2: RL with verifiable rewards (Table 8), one run per method and seed, through SageTrainer."""
+
+import shutil
+from collections.abc import Callable
+
+from datasets import Dataset
+from peft import PeftModel
+
+from sage_lib import data, layout, prompts
+from sage_lib import embedded_task as task
+from sage_lib.backend import GRPOConfig
+from sage_lib.config import Guide, Profile
+from sage_lib.errors import SageError
+from sage_lib.files import read_json
+from sage_lib.guides import BranchGuide
+from sage_lib.layout import Run
+from sage_lib.records import Record
+from sage_lib.sft import add_lora, load_model
+from sage_lib.trainer import SageTrainer
+from sage_lib.training import StepLog, arguments, last_checkpoint, weights_hash
+from sage_lib.verifier import accuracy_reward
+
+
+def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
+    """Train one method from the SFT model; save the merged policy; returns the run record."""
+    reference = layout.sft_run(profile)
+    if not reference.done():
+        raise SageError(f"RL starts from the SFT model of profile {profile.name}, which is not there: run the stage sft first")
+    chosen = profile.methods[method]
+    settings = {**profile.rl, **chosen.rl, "seed": seed}
+    guide = resolve_guide(profile.guide, read_json(reference.measured / "entropy.json")) if chosen.guided else None
+    record = Record("rl", profile.name, run.fingerprint, seed, {"method": method, "rl": settings, "lora": profile.rl_lora, "guide": None if guide is None else vars(guide).copy()})
+    model, tokenizer = load_model(profile, reference.model, full=profile.rl_lora is None)
+    if profile.rl_lora is not None:
+        model = add_lora(model, profile.rl_lora, seed, profile.rl["gradient_checkpointing"])
+    items = data.rl_items(profile)
+    checkpoints = run.build / "checkpoints"
+    trainer = SageTrainer(
+        model=model, processing_class=tokenizer, reward_funcs=reward(items), guide=guide,
+        train_dataset=Dataset.from_list([{"prompt": prompts.messages(i.question), "answer": i.gold, "item": n} for n, i in enumerate(items)]),
+        args=arguments(GRPOConfig, settings, output_dir=str(checkpoints), report_to="none", disable_tqdm=True),
+        callbacks=[StepLog(run.live_steps)],
+    )
+    trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+    merged = trainer.model
+    if isinstance(merged, PeftModel):
+        merged.set_adapter("default")
+        merged = merged.merge_and_unload()
+    merged.save_pretrained(run.model)
+    tokenizer.save_pretrained(run.model)
+    run.publish_steps()
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return record.finish(run.record, reference=weights_hash(reference.model), weights=weights_hash(run.model))
+
+
+def resolve_guide(guide: Guide, entropy: dict) -> BranchGuide:
+    """Eq. 11 with the profile's threshold and ratio, or with those that the base model's entropies give.
+
+    From entropies: the threshold is their quantile ``threshold_quantile``, and the ratio lets q reach the upper clamp
+    at the quantile ``clamp_quantile``. ``entropy`` is the SFT stage's entropy.json.
+    """
+    threshold, ratio = guide.threshold, guide.ratio
+    if threshold is None:
+        try:
+            threshold, top = (entropy["quantiles"][str(q)] for q in (guide.threshold_quantile, guide.clamp_quantile))
+        except KeyError as error:
+            raise SageError(f"the guide's quantile {error} was not measured: choose from {', '.join(entropy['quantiles'])}") from None
+        if top <= threshold:
+            raise SageError("the base model's entropies do not differ between threshold_quantile and clamp_quantile: choose them further apart")
+        ratio = (guide.high - 1) / (top - threshold)
+    return BranchGuide(threshold=threshold, ratio=ratio, low=guide.low, high=guide.high)
+
+
+def reward(items: list[data.Item]) -> Callable:
+    """TRL's reward function: Math-Verify on the last answer. On the embedded task it also logs, as metrics that earn
+    nothing, the share of valid work (``task/valid``), of rewarded work that is not valid (``task/unsound``), and of
+    the rare way among all samples (``task/rare``)."""
+
+    def accuracy(completions, answer, item, log_metric=None, **kwargs):
+        rewards = accuracy_reward(completions=completions, answer=answer)
+        if log_metric is not None and items[0].problem is not None:
+            checks = [task.check(items[n].problem, c[0]["content"]) for n, c in zip(item, completions, strict=True)]
+            log_metric("task/valid", sum(c.valid for c in checks) / len(checks))
+            log_metric("task/rare", sum(c.way == "R" for c in checks) / len(checks))
+            log_metric("task/unsound", sum(r > 0 and not c.valid for r, c in zip(rewards, checks, strict=True)) / len(checks))
+        return rewards
+
+    return accuracy

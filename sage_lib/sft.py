@@ -1,0 +1,104 @@
+"""Stage 1: supervised fine-tuning (Section 5.1, Table 7) through Unsloth; its merged model is the reference of RL."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from sage_lib import data, embedded_model, prompts
+from sage_lib.backend import FastLanguageModel, SFTConfig, SFTTrainer
+from sage_lib.config import Profile
+from sage_lib.files import write_json
+from sage_lib.layout import Run
+from sage_lib.records import Record
+from sage_lib.training import StepLog, arguments, last_checkpoint, weights_hash
+
+#: Prompts and completions a prompt over which the base model's token entropies are measured.
+ENTROPY_PROMPTS, ENTROPY_COMPLETIONS = 64, 8
+
+
+def load_model(profile: Profile, folder: str | Path, full: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load through Unsloth: its GPU kernels where there is a GPU, its CPU backend where there is none."""
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        model_name=str(folder), revision=profile.model.revision if str(folder) == profile.model.name else None,
+        max_seq_length=profile.model.max_seq_length, dtype=None if profile.model.dtype is None else getattr(torch, profile.model.dtype),
+        load_in_4bit=profile.model.load_in_4bit, full_finetuning=full, use_gradient_checkpointing=profile.rl["gradient_checkpointing"],
+    )
+    if profile.task is not None:
+        tokenizer = embedded_model.load_tokenizer(folder)
+    tokenizer.padding_side = "left"
+    tokenizer.chat_template = prompts.CHAT_TEMPLATE  # one prompt for SFT, RL and evaluation, whatever the model brings
+    return model, tokenizer
+
+
+def add_lora(model: PreTrainedModel, section: dict, seed: int, checkpointing: bool) -> PeftModel:
+    """A fresh adapter by Unsloth; its B matrices are zero, so the policy starts as the model below it."""
+    return FastLanguageModel.get_peft_model(model, **section, random_state=seed, use_gradient_checkpointing=checkpointing)
+
+
+def train(profile: Profile, run: Run) -> dict:
+    """Train, merge, save, measure the saved model's token entropies; returns the run record."""
+    record = Record("sft", profile.name, run.fingerprint, profile.sft["seed"], profile.flat())
+    if profile.task is not None:
+        start = run.build / "base"
+        embedded_model.create(start, profile.model.architecture, profile.task.limit, profile.model.max_seq_length, profile.model.seed)
+    else:
+        start = profile.model.name
+    model, tokenizer = load_model(profile, start, full=profile.sft_lora is None)
+    if profile.sft_lora is not None:
+        model = add_lora(model, profile.sft_lora, profile.sft["seed"], profile.sft["gradient_checkpointing"])
+    rows = data.sft_rows(profile, lambda text: len(tokenizer(text)["input_ids"]))
+    checkpoints = run.build / "checkpoints"
+    trainer = SFTTrainer(
+        model=model, processing_class=tokenizer, train_dataset=Dataset.from_list(rows),
+        args=arguments(SFTConfig, profile.sft, output_dir=str(checkpoints), report_to="none", disable_tqdm=True),
+        callbacks=[StepLog(run.live_steps)],
+    )
+    trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+    merged = trainer.model.merge_and_unload() if isinstance(trainer.model, PeftModel) else trainer.model
+    # Saved and loaded again by RL: TRL takes a full-fine-tuning reference from the folder the model came from.
+    merged.save_pretrained(run.model)
+    tokenizer.save_pretrained(run.model)
+    entropies = token_entropies(merged, tokenizer, profile)
+    write_json(run.measured / "entropy.json", summarise(entropies))
+    run.publish_steps()
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return record.finish(run.record, rows=len(rows), parameters=sum(p.numel() for p in merged.parameters()), weights=weights_hash(run.model))
+
+
+@torch.no_grad()
+def token_entropies(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, profile: Profile) -> np.ndarray:
+    """Entropies (nats, eq. 12) of the model's own completion tokens, up to and with the end token: shape (tokens,).
+
+    Drawn on RL prompts at RL's temperature, top-p and top-k, entropies at that temperature over the whole vocabulary.
+    """
+    model.eval()
+    torch.manual_seed(profile.rl["seed"])
+    found = []
+    for item in data.rl_items(profile)[:ENTROPY_PROMPTS]:
+        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        ids = prompt["input_ids"].to(model.device).expand(ENTROPY_COMPLETIONS, -1)
+        out = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=profile.rl["temperature"], top_p=profile.rl["top_p"],
+            top_k=profile.rl["top_k"], min_p=profile.rl["min_p"], max_new_tokens=profile.rl["max_completion_length"],
+            pad_token_id=tokenizer.pad_token_id, use_cache=True,
+        )
+        new = out[:, ids.shape[1]:]
+        logits = model(out, attention_mask=(out != tokenizer.pad_token_id).long()).logits[:, ids.shape[1] - 1: -1].float()
+        entropy = torch.distributions.Categorical(logits=logits / profile.rl["temperature"]).entropy()
+        ended = (new == tokenizer.eos_token_id).cumsum(1)
+        counted = (ended == 0) | ((ended == 1) & (new == tokenizer.eos_token_id))
+        found.append(entropy[counted].cpu().numpy())
+    return np.concatenate(found)
+
+
+def summarise(entropies: np.ndarray) -> dict:
+    """What is kept of the distribution: its size, mean, quantiles and a histogram of 60 equal bins."""
+    quantiles = [0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0]
+    counts, edges = np.histogram(entropies, bins=60)
+    return {"tokens": int(entropies.size), "mean": float(entropies.mean()), "quantiles": {str(q): float(np.quantile(entropies, q)) for q in quantiles},
+            "histogram": {"counts": counts.tolist(), "edges": edges.tolist()}}

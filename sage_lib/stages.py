@@ -1,0 +1,179 @@
+"""The training and sampling processes: each stage as a command of its own, resumable, followed by whoever started it.
+
+    python -m sage_lib.stages sft --profile smoke
+    python -m sage_lib.stages rl --profile smoke --method grpo_branch --seed 3407
+    python -m sage_lib.stages evaluate --profile smoke [--method grpo_branch --seed 3407]
+
+A notebook never trains inside its kernel: it calls :func:`run_sft`, :func:`run_rl` or :func:`run_evaluation`, which
+start these commands, show their progress and raise when one fails. A stage that is finished from the same settings is
+not run again.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sage_lib import config, layout, records
+from sage_lib.config import Profile
+from sage_lib.errors import SageError
+from sage_lib.files import append_line, read_lines
+from sage_lib.layout import Run
+
+#: Disk that a stage of the embedded model needs at most, GB; for a larger model twice its weights come on top.
+EMBEDDED_DISK_GB = 0.2
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process: its run, the words after ``python -m sage_lib.stages``, and how many steps it will log."""
+
+    run: Run
+    arguments: tuple[str, ...]
+    label: str
+    steps: int
+
+
+def run_sft(profile: Profile) -> dict:
+    """Make the base policy; returns its run record."""
+    run = layout.sft_run(profile)
+    _start(profile, [Job(run, ("sft",), "SFT", profile.sft["max_steps"])])
+    return records.load(run.record)
+
+
+def run_rl(profile: Profile) -> dict[str, dict]:
+    """Train every method and seed of the profile, ``compute.parallel`` at a time; returns run name -> run record."""
+    jobs = [Job(run, ("rl", "--method", method, "--seed", str(seed)), f"{profile.methods[method].label}, seed {seed}", profile.rl["max_steps"])
+            for method, seed, run in layout.rl_runs(profile)]
+    _start(profile, jobs)
+    return {job.run.name: records.load(job.run.record) for job in jobs}
+
+
+def run_evaluation(profile: Profile) -> dict[str, dict]:
+    """Sample and verify the base and every trained policy; returns run name -> run record."""
+    base = layout.sft_run(profile)
+    problems = sum(d.rows for d in profile.evaluation.data)
+    jobs = [Job(layout.evaluation_run(profile, base), ("evaluate",), "base", problems)]
+    jobs += [Job(layout.evaluation_run(profile, run), ("evaluate", "--method", method, "--seed", str(seed)), f"{profile.methods[method].label}, seed {seed}", problems)
+             for method, seed, run in layout.rl_runs(profile)]
+    _start(profile, jobs)
+    return {job.run.name: records.load(job.run.record) for job in jobs}
+
+
+def _start(profile: Profile, jobs: list[Job]) -> None:
+    """Run the jobs that are not done, some at a time, showing a bar for each; SageError names the first that failed."""
+    waiting = [job for job in jobs if not job.run.done()]
+    for job in jobs:
+        if job not in waiting:
+            print(f"{job.label}: already made from the same settings, kept", flush=True)
+    running: dict[Job, tuple[subprocess.Popen, tqdm]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < profile.compute.parallel:
+                job = waiting.pop(0)
+                job.run.prepare()
+                log = (job.run.build / "log.txt").open("a")
+                environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+                process = subprocess.Popen([sys.executable, "-m", "sage_lib.stages", *job.arguments, "--profile", profile.path],
+                                           stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment)
+                log.close()
+                bar = tqdm(total=job.steps, desc=job.label, mininterval=2, ncols=110, file=sys.stdout)
+                running[job] = process, bar
+            time.sleep(0.5)
+            for job, (process, bar) in list(running.items()):
+                _show(job, bar)
+                if process.poll() is not None:
+                    _show(job, bar, last=True)
+                    bar.close()
+                    del running[job]
+                    if process.returncode or not job.run.done():
+                        raise SageError(f"{job.label} failed: {_reason(job.run.build / 'log.txt')}")
+    finally:
+        for process, bar in running.values():  # an interrupted notebook leaves no process behind; each resumes
+            process.terminate()
+            process.wait()
+            bar.close()
+
+
+def _show(job: Job, bar: tqdm, last: bool = False) -> None:
+    rows = read_lines(job.run.live_steps)
+    if not rows or (rows[-1]["step"] == bar.n and not last):
+        return
+    if bar.n == 0 and len(rows) > 1:  # a resumed run: what was there before is not this session's speed
+        bar.initial = rows[0]["step"] - 1
+    row = rows[-1]
+    shown = {name: row[key] for name, key in (("loss", "loss"), ("reward", "reward"), ("entropy", "entropy"), ("tokens/s", "tokens_per_second")) if key in row}
+    bar.set_postfix({k: f"{v:.3g}" for k, v in shown.items()}, refresh=False)
+    bar.update(row["step"] - bar.n)
+    if last:
+        bar.refresh()
+
+
+def _reason(log: Path) -> str:
+    """The last line of a failed process, which holds its error, and the log's name."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
+    return f"{lines[-1] if lines else 'no output'} (whole log: {log.parent.name}/{log.name} in the build folder; what was made is kept, run again with --resume)"
+
+
+def check_machine(profile: Profile) -> None:
+    """SageError where the profile cannot run: no GPU, or no room for its checkpoints."""
+    from sage_lib.files import require_space
+
+    if profile.compute.requires_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SageError(f"profile {profile.name} needs a CUDA GPU and none was found: choose the profile smoke or laptop, "
+                            f"or see what {profile.name} would do with: python -m sage_lib.reproduce --profile {profile.name} --dry-run")
+    require_space(layout.sft_run(profile).build.parent, EMBEDDED_DISK_GB if profile.task else 60, f"profile {profile.name}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("stage", choices=("sft", "rl", "evaluate"))
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--method")
+    parser.add_argument("--seed", type=int)
+    options = parser.parse_args(argv)
+    try:
+        _run(options, config.load(options.profile))
+    except SageError as error:
+        sys.exit(f"error: {error}")
+
+
+def _run(options: argparse.Namespace, profile: Profile) -> None:
+    if options.stage == "rl" and options.method not in profile.methods:
+        raise SageError(f"there is no method {options.method!r} in profile {profile.name}: choose one of {', '.join(profile.methods)}")
+    check_machine(profile)
+    sft_run = layout.sft_run(profile)
+    trained = sft_run if options.method is None else layout.rl_run(profile, options.method, options.seed)
+    run = layout.evaluation_run(profile, trained) if options.stage == "evaluate" else trained
+    if run.done():
+        return
+    run.prepare()
+    os.environ["UNSLOTH_COMPILE_LOCATION"] = str(run.build / "unsloth_cache")  # one run's compiled code never meets another's
+    import torch
+
+    # Fine-tuning runs alone, so it takes the threads of all the processes that may run beside each other.
+    torch.set_num_threads(profile.compute.threads * (profile.compute.parallel if options.stage == "sft" else 1))
+    if options.stage == "sft":
+        from sage_lib import sft
+
+        sft.train(profile, run)
+    elif options.stage == "rl":
+        from sage_lib import rl
+
+        rl.train(profile, run, options.method, options.seed)
+    else:
+        from sage_lib import evaluate
+
+        evaluate.evaluate(profile, run, trained, lambda done, total, rate: append_line(run.live_steps, {"step": done, "tokens_per_second": rate}))
+
+
+if __name__ == "__main__":
+    main()
