@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh clone: `make test` and `make reproduce`. Both make .venv first.
+PYTHON  ?= python3
+PROFILE ?= smoke
+RESUME  ?=
+VENV    := .venv
+RUN     := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help test test-slow test-gpu reproduce lab lock gpu clean
+
+help:
+	@echo "make test                      install everything into .venv and run the default tests"
+	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order (RESUME=1 goes on where a run stopped)"
+	@echo "make lab                       open JupyterLab on the notebooks"
+	@echo "make test-slow, make test-gpu  the tests that take minutes; those that need a GPU"
+	@echo "make gpu                       add what Unsloth wants on a GPU"
+	@echo "make lock                      write requirements.lock and environment.yml anew from what is installed"
+	@echo "make clean                     remove .venv (build/ and data/ stay)"
+
+# torch first and with its dependencies, so that a GPU machine gets the CUDA build; then the full lock, which needs no
+# resolving; then the project itself, editable. The stamp makes a second call instant.
+$(VENV)/installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, and $(PYTHON) is " + sys.version.split()[0] + ": call make PYTHON=python3.11 ...")'
+	@echo "set-up 1/4: virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "set-up 2/4: torch with its dependencies (a large download on a GPU machine)"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
+	@echo "set-up 3/4: $$(grep -c == requirements.lock) packages of requirements.lock"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements.lock
+	@echo "set-up 4/4: the companion itself"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test: $(VENV)/installed
+	$(RUN) -m pytest
+
+test-slow: $(VENV)/installed
+	$(RUN) -m pytest -m "slow and not gpu"
+
+test-gpu: $(VENV)/installed
+	$(RUN) -m pytest -m gpu
+
+reproduce: $(VENV)/installed
+	$(RUN) -m sage_lib.reproduce --profile $(PROFILE) $(if $(RESUME),--resume)
+
+lab: $(VENV)/installed
+	$(VENV)/bin/jupyter lab --notebook-dir=notebooks
+
+lock: $(VENV)/installed
+	$(RUN) tools/lock.py
+
+gpu: $(VENV)/installed
+	$(RUN) -m pip install --disable-pip-version-check --constraint requirements.lock --no-deps $$($(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["gpu"])')
+
+clean:
+	rm -rf $(VENV)
