@@ -2,13 +2,13 @@
 
 import gzip
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 
-from sage_lib import data, layout
+from sage_lib import data
 from sage_lib import embedded_task as task
 from sage_lib.config import Profile
+from sage_lib.counts import COLUMNS
 from sage_lib.errors import SageError
 from sage_lib.files import write_bytes, write_text
 from sage_lib.layout import Run
@@ -16,10 +16,6 @@ from sage_lib.records import Record
 from sage_lib.sampling import sample
 from sage_lib.sft import load_model
 from sage_lib.verifier import Verifier, last_answer
-
-#: One row per problem. n samples, c of them correct, and how many were cut off by the length limit; on the embedded
-#: task also the samples that take the rare way and those whose every step is valid, by way.
-COLUMNS = ("dataset", "problem", "n", "c", "truncated", "rare", "valid_common", "valid_rare")
 
 
 def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, float], None]) -> dict:
@@ -47,28 +43,3 @@ def _count(item: data.Item, row: dict, verifier: Verifier) -> list:
         return [*counts, None, None, None]
     checks = [task.check(item.problem, t) for t in texts]
     return [*counts, sum(c.way == "R" for c in checks), sum(c.valid and c.way == "L" for c in checks), sum(c.valid and c.way == "R" for c in checks)]
-
-
-def counts(run: Run) -> pd.DataFrame:
-    """The counts of a finished evaluation, one row per problem (columns :data:`COLUMNS`)."""
-    return read_counts(run.measured / "counts.csv")
-
-
-def read_counts(path: Path) -> pd.DataFrame:
-    """Read a counts.csv; SageError when it is missing or damaged."""
-    try:
-        table = pd.read_csv(path)
-    except FileNotFoundError:
-        raise SageError(f"{path.parent.name}/{path.name} is missing: run notebook 07 for this profile first") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise SageError(f"{path.parent.name}/{path.name} cannot be read ({error}): delete the folder and run with --resume") from None
-    if tuple(table.columns) != COLUMNS or table[["n", "c"]].isna().any(axis=None) or (table["c"] > table["n"]).any():
-        raise SageError(f"{path.parent.name}/{path.name} is damaged: delete the folder and run with --resume")
-    return table
-
-
-def all_runs(profile: Profile) -> list[tuple[str, int | None, Run, Run]]:
-    """(method, seed, evaluation, model) for the SFT base ("base", no seed) and every RL run."""
-    base = layout.sft_run(profile)
-    trained = [(method, seed, layout.evaluation_run(profile, run), run) for method, seed, run in layout.rl_runs(profile)]
-    return [("base", None, layout.evaluation_run(profile, base), base), *trained]

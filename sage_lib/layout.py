@@ -79,3 +79,9 @@ def evaluation_run(profile: Profile, of: Run) -> Run:
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
     """(method, seed, run) of every RL run of the profile, seed by seed."""
     return [(method, seed, rl_run(profile, method, seed)) for seed in profile.seeds for method in profile.methods]
+
+
+def evaluations(profile: Profile) -> list[tuple[str, int | None, Run, Run]]:
+    """(method, seed, evaluation, model) for the SFT model ("base", no seed) and every RL run."""
+    base = sft_run(profile)
+    return [(m, s, evaluation_run(profile, r), r) for m, s, r in [("base", None, base), *rl_runs(profile)]]

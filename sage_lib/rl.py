@@ -9,10 +9,10 @@ from peft import PeftModel
 from sage_lib import data, layout, prompts
 from sage_lib import embedded_task as task
 from sage_lib.backend import GRPOConfig
-from sage_lib.config import Guide, Profile
+from sage_lib.config import Profile
 from sage_lib.errors import SageError
 from sage_lib.files import read_json
-from sage_lib.guides import BranchGuide
+from sage_lib.guide_choice import resolve_guide
 from sage_lib.layout import Run
 from sage_lib.records import Record
 from sage_lib.sft import add_lora, load_model
@@ -51,24 +51,6 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
     run.publish_steps()
     shutil.rmtree(checkpoints, ignore_errors=True)
     return record.finish(run.record, reference=weights_hash(reference.model), weights=weights_hash(run.model))
-
-
-def resolve_guide(guide: Guide, entropy: dict) -> BranchGuide:
-    """Eq. 11 with the profile's threshold and ratio, or with those that the base model's entropies give.
-
-    From entropies: the threshold is their quantile ``threshold_quantile``, and the ratio lets q reach the upper clamp
-    at the quantile ``clamp_quantile``. ``entropy`` is the SFT stage's entropy.json.
-    """
-    threshold, ratio = guide.threshold, guide.ratio
-    if threshold is None:
-        try:
-            threshold, top = (entropy["quantiles"][str(q)] for q in (guide.threshold_quantile, guide.clamp_quantile))
-        except KeyError as error:
-            raise SageError(f"the guide's quantile {error} was not measured: choose from {', '.join(entropy['quantiles'])}") from None
-        if top <= threshold:
-            raise SageError("the base model's entropies do not differ between threshold_quantile and clamp_quantile: choose them further apart")
-        ratio = (guide.high - 1) / (top - threshold)
-    return BranchGuide(threshold=threshold, ratio=ratio, low=guide.low, high=guide.high)
 
 
 def reward(items: list[data.Item]) -> Callable:

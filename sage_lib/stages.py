@@ -56,11 +56,10 @@ def run_rl(profile: Profile) -> dict[str, dict]:
 
 def run_evaluation(profile: Profile) -> dict[str, dict]:
     """Sample and verify the base and every trained policy; returns run name -> run record."""
-    base = layout.sft_run(profile)
     problems = sum(d.rows for d in profile.evaluation.data)
-    jobs = [Job(layout.evaluation_run(profile, base), ("evaluate",), "base", problems)]
-    jobs += [Job(layout.evaluation_run(profile, run), ("evaluate", "--method", method, "--seed", str(seed)), f"{profile.methods[method].label}, seed {seed}", problems)
-             for method, seed, run in layout.rl_runs(profile)]
+    jobs = [Job(run, ("evaluate",) if seed is None else ("evaluate", "--method", method, "--seed", str(seed)),
+                "base" if seed is None else f"{profile.methods[method].label}, seed {seed}", problems)
+            for method, seed, run, _ in layout.evaluations(profile)]
     _start(profile, jobs)
     return {job.run.name: records.load(job.run.record) for job in jobs}
 

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from sage_lib.config import Profile
 from sage_lib.errors import SageError
 from sage_lib.files import append_line, read_lines, rewrite_lines
 
@@ -16,12 +17,26 @@ from sage_lib.files import append_line, read_lines, rewrite_lines
 FLAT_STEPS = 50
 
 
-def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
-    """An instance of ``cls`` (SFTConfig, GRPOConfig, LoraConfig) from a profile's section; unknown keys raise SageError."""
-    known = {f.name for f in dataclasses.fields(cls) if f.init}
-    unknown = sorted(set(section) - known)
+def check_sections(profile: Profile) -> None:
+    """SageError for any setting that SFTConfig, GRPOConfig or PEFT does not know, before anything is trained."""
+    from peft import LoraConfig
+
+    from sage_lib.backend import GRPOConfig, SFTConfig
+
+    for cls, section in ((SFTConfig, profile.sft), (LoraConfig, profile.sft_lora), (LoraConfig, profile.rl_lora),
+                         *((GRPOConfig, {**profile.rl, **m.rl}) for m in profile.methods.values())):
+        _known(cls, section or {})
+
+
+def _known(cls: type, section: dict[str, Any]) -> None:
+    unknown = sorted(set(section) - {f.name for f in dataclasses.fields(cls) if f.init})
     if unknown:
         raise SageError(f"{cls.__name__} of the pinned version has no setting {unknown[0]!r}: correct the profile")
+
+
+def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
+    """An instance of ``cls`` (SFTConfig, GRPOConfig, LoraConfig) from a profile's section; unknown keys raise SageError."""
+    _known(cls, section)
     try:
         return cls(**{**section, **fixed})
     except (TypeError, ValueError) as error:

@@ -1,0 +1,162 @@
+"""Run the notebooks in order, headless, and check what each was to make.
+
+    python -m sage_lib.reproduce --profile smoke --only 05 06 --resume
+    python -m sage_lib.reproduce --profile paper --dry-run
+"""
+
+import argparse
+import ast
+import logging
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from sage_lib import config, paths, stages
+from sage_lib.config import Profile
+from sage_lib.errors import SageError
+
+#: The kernel of the interpreter that runs this: ipykernel brings it, and jupyter_client starts it with this very Python.
+KERNEL = "python3"
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """One notebook: its number and name, what it is about, and what it leaves in figures/<profile> and data/measured/<profile>."""
+
+    name: str
+    about: str
+    figures: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> str:
+        return self.name[:2]
+
+    def artefacts(self, profile: str) -> list[Path]:
+        return [*(paths.figures(profile) / f"{f}{ending}" for f in self.figures for ending in (".pdf", ".png")),
+                *(paths.measured(profile) / m for m in self.measured)]
+
+
+#: Every notebook, in order. Numbers 01-04 are kept for theory and guides.
+NOTEBOOKS = (
+    Notebook("00_start_here", "what this is, the map, the machine, the settings"),
+    Notebook("05_sft", "the base policy, and where its uncertainty lies", ("sft_loss",), ("sft/record.json", "sft/entropy.json")),
+    Notebook("06_grpo_and_sage", "RL with and without the anchor, and with the guided one", ("entropy_thresholds", "training_curves")),
+    Notebook("07_evaluate", "n samples a problem, verified and counted", ("mode_shares",), ("evaluation/sft/counts.csv", "modes.csv")),
+    Notebook("08_main_results", "Table 1, Figure 2, Figure 3", ("figure2", "figure3"), ("table1.csv",)),
+)
+
+
+def _parameters(notebook: nbformat.NotebookNode, name: str) -> set[str]:
+    """Names assigned in the cell tagged ``parameters``, which must be the first code cell."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if not code or "parameters" not in code[0].metadata.get("tags", []):
+        raise SageError(f"notebook {name}: its first code cell must carry the tag parameters")
+    return {target.id for node in ast.parse(code[0].source).body if isinstance(node, ast.Assign) for target in node.targets}
+
+
+def run_notebook(path: Path, output: Path, parameters: dict[str, object]) -> float:
+    """Execute one notebook through papermill, its output streamed to the terminal; returns seconds.
+
+    Papermill only warns of a parameter that the notebook does not have; here it is an error. A failing cell raises
+    SageError with the notebook, the cell and the path of the executed copy, which holds everything up to there.
+    """
+    import papermill
+
+    name = path.stem
+    if not path.is_file():
+        raise SageError(f"notebook {name} is missing from {path.parent.name}/: restore it from the repository")
+    unknown = set(parameters) - _parameters(nbformat.read(path, as_version=4), name)
+    if unknown:
+        raise SageError(f"notebook {name} has no parameter {sorted(unknown)[0]!r}: see its first code cell")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    try:
+        papermill.execute_notebook(str(path), str(output), parameters=parameters, kernel_name=KERNEL, cwd=str(path.parent), progress_bar=False, log_output=True)
+    except papermill.PapermillExecutionError as error:
+        raise SageError(f"notebook {name} failed in cell {error.cell_index} ({error.ename}: {error.evalue}); executed copy: {output}") from error
+    return time.perf_counter() - started
+
+
+def _select(only: list[str] | None) -> list[Notebook]:
+    known = {n.number: n for n in NOTEBOOKS}
+    for number in only or ():
+        if number not in known:
+            raise SageError(f"there is no notebook {number!r}: choose among {', '.join(known)}")
+    return [n for n in NOTEBOOKS if not only or n.number in only]
+
+
+def _put_aside(profile: Profile) -> None:
+    """Without --resume a run starts from nothing; what an earlier one built is kept beside, not deleted."""
+    folder = paths.build(profile.name)
+    if folder.is_dir():
+        n = 1
+        while (old := folder.with_name(f"{folder.name}.old{n}")).exists():
+            n += 1
+        shutil.move(folder, old)
+        print(f"the earlier build of {profile.name} was put aside as {old.name} (use --resume to go on with one; delete it when it is not needed)")
+
+
+def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = False) -> bool:
+    """Run the notebooks and print the closing table; True when all are ok. Stops at the first that fails."""
+    chosen = _select(only)
+    stages.check_machine(profile)
+    if not resume and not only:
+        _put_aside(profile)
+    rows, ok = [], True
+    for position, notebook in enumerate(chosen, 1):
+        print(f"\n== {notebook.name} ({position} of {len(chosen)}): {notebook.about}", flush=True)
+        output = paths.build(profile.name) / "notebooks" / f"{notebook.name}.ipynb"
+        started, wall = time.perf_counter(), time.time()
+        try:
+            run_notebook(paths.NOTEBOOKS / f"{notebook.name}.ipynb", output, {"profile": profile.path if profile.name not in config.names() else profile.name})
+            missing = [a for a in notebook.artefacts(profile.name) if not a.is_file() or (a.suffix in (".pdf", ".png") and a.stat().st_mtime < wall)]
+            if missing:
+                raise SageError(f"notebook {notebook.name} ended without making {missing[0].parent.name}/{missing[0].name}; executed copy: {output}")
+            state = "ok"
+        except SageError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            state, ok = "failed", False
+        rows.append((notebook.name, time.perf_counter() - started, sum(a.is_file() for a in notebook.artefacts(profile.name)), state))
+        if not ok:
+            break
+    rows += [(n.name, 0.0, 0, "not run") for n in chosen[len(rows):]]
+    print(f"\n{'notebook':<20} {'seconds':>8} {'artefacts':>9}  state")
+    for name, seconds, made, state in rows:
+        print(f"{name:<20} {seconds:>8.1f} {made:>9}  {state}")
+    print(f"{'in all':<20} {sum(r[1] for r in rows):>8.1f} {sum(r[2] for r in rows):>9}  {'ok' if ok else 'failed'}", flush=True)
+    return ok
+
+
+def dry_run(profile: Profile) -> None:
+    """Print every resolved setting with its source, the data sets as they load, the plan of runs and the memory they need."""
+    from sage_lib import plan
+
+    print(plan.describe(profile))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m sage_lib.reproduce", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--profile", default="smoke", help=f"one of {', '.join(config.names())}, or the path of a .yaml file")
+    parser.add_argument("--only", nargs="+", metavar="NN", help="numbers of the notebooks to run; implies that earlier work is kept")
+    parser.add_argument("--resume", action="store_true", help="go on with what an earlier run built instead of starting from nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print settings, data, plan and memory; train nothing")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("papermill").setLevel(logging.INFO)
+    try:
+        profile = config.load(options.profile)
+        if options.dry_run:
+            dry_run(profile)
+        elif not reproduce(profile, options.only, options.resume):
+            sys.exit(1)
+    except SageError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Tables made from measured files alone, in the paper's layout."""
+
+import json
+
+import numpy as np
+import pandas as pd
+
+from sage_lib import counts, layout, metrics, reported
+from sage_lib.config import Profile
+from sage_lib.files import read_lines
+
+BASE_LABEL = "Base Model"
+
+
+def label(profile: Profile, method: str) -> str:
+    """The paper's name for a method key; "base" is the SFT model."""
+    return BASE_LABEL if method == "base" else profile.methods[method].label
+
+
+def evaluations(profile: Profile) -> pd.DataFrame:
+    """Counts of every finished evaluation, one row per run and problem: columns method, seed, run and counts.COLUMNS."""
+    frames = [counts.read(run.measured / "counts.csv").assign(method=method, seed=seed, run=of.name) for method, seed, run, of in layout.evaluations(profile)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def training(profile: Profile) -> pd.DataFrame:
+    """Step logs of every RL run: columns method, seed, step and every logged metric."""
+    frames = [pd.DataFrame(read_lines(run.measured / "steps.jsonl")).assign(method=method, seed=seed) for method, seed, run in layout.rl_runs(profile)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def table1(profile: Profile) -> pd.DataFrame:
+    """Table 1, measured and tidy: columns row, dataset, metric, mean, std, low, high, seeds, problems.
+
+    ``mean`` and ``std`` are over seeds (std is NaN for one seed). ``low`` and ``high`` bound the 95 % bootstrap interval
+    over problems of the seed-averaged pass@k: what another draw of as many problems could give. The data set "Avg" is
+    the mean over data sets, as the paper has it; its interval resamples problems within each data set.
+    """
+    frame, settings = evaluations(profile), profile.evaluation
+    ks = (1, max(settings.ks))
+    rows = []
+    for method, of_method in frame.groupby("method", sort=False):
+        draws, seed_means = {}, {}
+        for number, (dataset, group) in enumerate(of_method.groupby("dataset", sort=False)):
+            per_seed = [metrics.pass_at_k_curve(g["n"], g["c"], ks) for _, g in group.groupby("run", sort=False)]
+            seed_means[dataset] = np.stack([p.mean(0) for p in per_seed])
+            draws[dataset] = metrics.bootstrap_means(np.mean(per_seed, axis=0), settings.resamples, settings.seed + number)
+        problems = {d: int(g["problem"].nunique()) for d, g in of_method.groupby("dataset")}
+        seed_means["Avg"], draws["Avg"], problems["Avg"] = np.mean(list(seed_means.values()), axis=0), np.mean(list(draws.values()), axis=0), sum(problems.values())
+        for dataset, values in seed_means.items():
+            for column, k in enumerate(ks):
+                mean, std = metrics.mean_std(values[:, column])
+                low, high = np.quantile(draws[dataset][:, column], [0.025, 0.975])
+                rows.append((label(profile, method), dataset, f"pass@{k}", mean, std, low, high, len(values), problems[dataset]))
+    return pd.DataFrame(rows, columns=["row", "dataset", "metric", "mean", "std", "low", "high", "seeds", "problems"])
+
+
+def modes(profile: Profile) -> pd.DataFrame:
+    """Exact mode metrics of the embedded task, a row per method with 95 % intervals over problems.
+
+    rare_share: share of samples that take the rare way. both_ways: share of problems of kind "both" for which a valid
+    sample of each way was drawn (coverage). unsound: share of rewarded samples whose work is not valid.
+    """
+    frame, settings = evaluations(profile), profile.evaluation
+    rows = []
+    for method, group in frame.groupby("method", sort=False):
+        by_problem = group.groupby(["dataset", "problem"], sort=False)[["n", "c", "rare", "valid_common", "valid_rare"]].sum()
+        low, high = metrics.ratio_interval(by_problem["rare"], by_problem["n"], settings.resamples, settings.seed)
+        both = group[group["dataset"] == "both"]
+        covered = ((both["valid_common"] > 0) & (both["valid_rare"] > 0)).groupby(both["problem"]).mean().to_numpy()[:, None]
+        both_low, both_high = metrics.bootstrap_interval(covered, settings.resamples, settings.seed) if len(covered) else (np.nan, np.nan)
+        correct = by_problem["c"].sum()
+        unsound = 1 - (by_problem["valid_common"] + by_problem["valid_rare"]).sum() / correct if correct else np.nan
+        rows.append({"row": label(profile, method), "rare_share": by_problem["rare"].sum() / by_problem["n"].sum(), "rare_low": low, "rare_high": high,
+                     "both_ways": float(covered.mean()), "both_ways_low": float(both_low[0]), "both_ways_high": float(both_high[0]),
+                     "unsound": float(unsound), "samples": int(by_problem["n"].sum())})
+    return pd.DataFrame(rows)
+
+
+def layout_of_table1(tidy: pd.DataFrame) -> pd.DataFrame:
+    """A tidy table (reported or measured) as printed: a row per method, "mean ± std" under data set and metric."""
+    def cell(row) -> str:
+        return f"{row['mean']:.3f}" + ("" if np.isnan(row["std"]) else f" ± {row['std']:.3f}")
+
+    shown = tidy.assign(cell=[cell(r) for _, r in tidy.iterrows()])
+    wide = shown.pivot(index="row", columns=["dataset", "metric"], values="cell")
+    return wide.loc[list(dict.fromkeys(tidy["row"])), list(dict.fromkeys(zip(tidy["dataset"], tidy["metric"], strict=True)))]
+
+
+def reported_table1(profile: Profile) -> pd.DataFrame:
+    """The paper's own Table 1, the rows that this profile has, tidy."""
+    frame = reported.load("sage_table1")
+    rows = [BASE_LABEL, *(m.label for m in profile.methods.values())]
+    return frame[frame["row"].isin(rows)].reset_index(drop=True)
+
+
+def time_split(profile: Profile) -> pd.DataFrame:
+    """Median seconds of an RL step and of its parts by run, after the first step: generation, scoring, reward, loss."""
+    frame = training(profile)
+    columns = ["time/generation", "time/scoring", "time/reward", "time/loss", "step_time"]
+    return frame[frame["step"] > 1].groupby(["method", "seed"], sort=False)[columns].median().reset_index()
+
+
+def entropy(profile: Profile) -> dict:
+    """The base model's token entropies as the SFT stage measured them."""
+    return json.loads((layout.sft_run(profile).measured / "entropy.json").read_text())
+
+
+def differences(profile: Profile, against: str) -> pd.DataFrame:
+    """pass@1 and pass@max k of each method minus those of ``against`` (a method key or "base"), paired over problems.
+
+    Columns row, metric, difference, low, high (95 % bootstrap over problems, within each data set, averaged over data
+    sets), problems, seeds.
+    """
+    frame, settings = evaluations(profile), profile.evaluation
+    ks = (1, max(settings.ks))
+
+    def curves(method: str, dataset: str) -> np.ndarray:
+        group = frame[(frame["method"] == method) & (frame["dataset"] == dataset)]
+        return np.mean([metrics.pass_at_k_curve(g["n"], g["c"], ks) for _, g in group.groupby("run", sort=False)], axis=0)
+
+    rows, datasets = [], list(dict.fromkeys(frame["dataset"]))
+    for method in dict.fromkeys(frame["method"]):
+        if method == against or (method == "base" and against != "base"):
+            continue
+        paired = [curves(method, d) - curves(against, d) for d in datasets]
+        draws = np.mean([metrics.bootstrap_means(p, settings.resamples, settings.seed + i) for i, p in enumerate(paired)], axis=0)
+        for column, k in enumerate(ks):
+            low, high = np.quantile(draws[:, column], [0.025, 0.975])
+            rows.append((f"{label(profile, method)} - {label(profile, against)}", f"pass@{k}", float(np.mean([p[:, column].mean() for p in paired])), low, high,
+                         sum(len(p) for p in paired), frame[frame["method"] == method]["run"].nunique()))
+    return pd.DataFrame(rows, columns=["row", "metric", "difference", "low", "high", "problems", "seeds"])
