@@ -25,12 +25,11 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     record = Record("evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat())
     model, tokenizer = load_model(profile, of.model, full=False)
     items = data.evaluation_items(profile)
-    live = run.build / "samples.jsonl"
-    rows = sample(model, tokenizer, items, profile.evaluation, live, progress)
+    rows = sample(model, tokenizer, items, profile.evaluation, run.samples, progress)
     verifier = Verifier()
     table = pd.DataFrame([_count(item, row, verifier) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)
     write_text(run.measured / "counts.csv", table.to_csv(index=False))
-    write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(live.read_bytes(), mtime=0))
+    write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(run.samples.read_bytes(), mtime=0))
     tokens = sum(sum(r["tokens"]) for r in rows)
     return record.finish(run.record, of=of.name, tokens=tokens, verifier=dict(verifier.counts))
 

@@ -19,6 +19,8 @@ from sage_lib.layout import sft_run
 #: Columns of a two-column page and of one column, inches.
 WIDE, NARROW = 6.75, 3.25
 _COLOURS = sns.color_palette("colorblind")
+#: In the order base, first method, ...: neighbours differ in lightness as well as in hue.
+_METHOD_COLOURS = [_COLOURS[i] for i in (7, 1, 2, 0, 4, 3, 5, 9, 6, 8)]
 _DASHES = ["-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))]
 _MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 STYLE = {
@@ -31,7 +33,7 @@ STYLE = {
 def look(profile: Profile, method: str) -> dict:
     """Colour, dash and marker of a method: the same in every figure."""
     i = ["base", *profile.methods].index(method)
-    return {"color": _COLOURS[i % 10], "linestyle": _DASHES[i % len(_DASHES)], "marker": _MARKERS[i % len(_MARKERS)]}
+    return {"color": _METHOD_COLOURS[i % 10], "linestyle": _DASHES[i % len(_DASHES)], "marker": _MARKERS[i % len(_MARKERS)]}
 
 
 def save_figure(figure: Figure, name: str, profile: str) -> list[Path]:
@@ -69,7 +71,7 @@ def entropy_thresholds(profile: Profile, threshold: float, ratio: float) -> Figu
     entropy = tables.entropy(profile)
     counts, edges = np.array(entropy["histogram"]["counts"]), np.array(entropy["histogram"]["edges"])
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(NARROW + 0.6, 2.4))
+        figure, axis = plt.subplots(figsize=(NARROW + 0.6, 2.8))
         axis.stairs(counts / counts.sum(), edges, fill=True, color="0.75", label="tokens")
         axis.axvline(threshold, color=_COLOURS[3], linestyle="--", label=f"threshold {threshold:.2f} nats")
         axis.axvline(1.2, color="0.3", linestyle=":", label="the paper's 1.2 nats")
@@ -81,14 +83,14 @@ def entropy_thresholds(profile: Profile, threshold: float, ratio: float) -> Figu
         other.grid(False)
         other.spines["right"].set_visible(True)
         handles = [*axis.get_legend_handles_labels()[0], *other.get_legend_handles_labels()[0]]
-        axis.legend(handles=handles, loc="upper right")
+        figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return figure
 
 
 def training_curves(profile: Profile) -> Figure:
     """Reward, token entropy, KL to the reference and share of the rare way by RL step; bands span the seeds."""
     frame = tables.training(profile)
-    panels = [("reward", "reward"), ("entropy", "token entropy (nats)"), ("kl_ref", "KL to $\\pi_{ref}$ (k3, nats)"), ("task/rare", "rare way, share of samples")]
+    panels = [("reward", "reward"), ("entropy", "token entropy (nats)"), ("kl_ref", "KL to $\\pi_{ref}$ (k3, nats)"), ("task/rare", "share of the rare way")]
     panels = [(key, name) for key, name in panels if key in frame]
     window = max(1, profile.rl["max_steps"] // 10)
     with plt.rc_context(STYLE):
@@ -125,7 +127,7 @@ def figure2(profile: Profile) -> Figure:
             row = table[(table["row"] == tables.label(profile, method)) & (table["dataset"] == "Avg") & (table["metric"] == "pass@1")].iloc[0]
             right.errorbar(position, row["mean"], yerr=[[row["mean"] - row["low"]], [row["high"] - row["mean"]]], capsize=3, **{**look(profile, method), "linestyle": "none"})
         right.set(xticks=range(len(methods) + 1), xticklabels=["base", *(tables.label(profile, m) for m in methods)], ylabel="held-out pass@1", xlim=(-0.5, len(methods) + 0.5), ylim=(0, None),
-                  title=f"{row['problems']} problems x {profile.evaluation.samples} samples; bars: 95 % over problems")
+                  title=f"{row['problems']} problems x {profile.evaluation.samples}; bars: 95 %")
     return figure
 
 
@@ -142,8 +144,9 @@ def figure3(profile: Profile, methods: tuple[str, ...] = ("base", "grpo", "grpo_
                 low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed)
                 axis.plot(settings.ks, curves.mean(0), label=tables.label(profile, method), **look(profile, method))
                 axis.fill_between(settings.ks, low, high, color=look(profile, method)["color"], alpha=0.15, linewidth=0)
-            axis.set(xlabel="k", xscale="log", title=f"{dataset} ({curves.shape[0]} problems)", ylim=(-0.02, 1.02))
+            axis.set(xlabel="k", title=f"{dataset} ({curves.shape[0]} problems)", ylim=(-0.02, 1.02))
             axis.set_xscale("log", base=2)
+            axis.set_xticks(settings.ks[::2], [str(k) for k in settings.ks[::2]])
         np.atleast_1d(axes)[0].set_ylabel("pass@k")
         runs = frame[frame["method"] == methods[-1]]["run"].nunique()
         figure.suptitle(f"{profile.name}: {settings.samples} samples a problem, {runs} seed(s); bands: 95 % over problems", fontsize=8)
@@ -161,7 +164,8 @@ def mode_shares(profile: Profile) -> Figure:
         for axis, (mean, low, high, name) in zip(axes, panels, strict=True):
             for position, (method, (_, row)) in enumerate(zip(keys, frame.iterrows(), strict=True)):
                 axis.errorbar(position, row[mean], yerr=[[max(row[mean] - row[low], 0)], [max(row[high] - row[mean], 0)]], capsize=3, **{**look(profile, method), "linestyle": "none"})
-            axis.set(xticks=range(len(keys)), xticklabels=frame["row"], ylabel=name, ylim=(0, None), xlim=(-0.5, len(keys) - 0.5))
+            top = max(frame[high].max() * 1.1, 0.01)  # a row of zeros still needs an axis
+            axis.set(xticks=range(len(keys)), xticklabels=frame["row"], ylabel=name, ylim=(-0.03 * top, top), xlim=(-0.5, len(keys) - 0.5))
             axis.tick_params(axis="x", rotation=15)
         figure.suptitle(f"{profile.name}: {profile.evaluation.samples} samples a problem, {len(profile.seeds)} seed(s); bars: 95 % over problems", fontsize=8)
     return figure

@@ -49,8 +49,12 @@ def append_line(path: Path, row: dict) -> None:
         f.write(json.dumps(row) + "\n")
 
 
-def read_lines(path: Path) -> list[dict]:
-    """Rows of a JSONL file ([] when there is none). A half-written last line, as a kill leaves, is cut off the file."""
+def read_lines(path: Path, repair: bool = False) -> list[dict]:
+    """Rows of a JSONL file ([] when there is none), without a half-written last line.
+
+    ``repair`` cuts that line, which a kill leaves, off the file. Only the process that appends to it may ask for that:
+    to a reader beside it, a line that is being written looks the same.
+    """
     if not path.is_file():
         return []
     rows, whole = [], 0
@@ -64,7 +68,8 @@ def read_lines(path: Path) -> list[dict]:
             if whole + len(line) < len(data):
                 raise SageError(f"{path.parent.name}/{path.name}: line {len(rows) + 1} is not valid JSON; "
                                 "delete that line, or the file, and run with --resume") from None
-            os.truncate(path, whole)
+            if repair:
+                os.truncate(path, whole)
             break
         whole += len(line)
     return rows

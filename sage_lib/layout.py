@@ -32,10 +32,23 @@ class Run:
     def model(self) -> Path:
         return self.build / "model"
 
+    @property
+    def samples(self) -> Path:
+        """An evaluation's completions, a row per problem."""
+        return self.build / "samples.jsonl"
+
+    @property
+    def weights(self) -> str:
+        """Hash of the finished model's weights, "" while there is none."""
+        return records.load(self.record)["weights"] if self.model.is_dir() and self.record.is_file() else ""
+
     def done(self) -> bool:
-        """Finished from the same settings, with its model still on disk where it has one."""
-        has_product = self.name.startswith("eval-") or self.model.is_dir()
-        return has_product and records.done(self.record, self.fingerprint)
+        """Finished from the same settings and weights, with what it made (a model, or samples) still on disk.
+
+        The record alone is not enough: a fresh clone brings the committed records of somebody else's runs.
+        """
+        made = self.model.is_dir() or self.samples.is_file()
+        return made and records.done(self.record, self.fingerprint)
 
     def publish_steps(self) -> None:
         """Keep the finished step log beside the record."""
@@ -66,14 +79,14 @@ def rl_run(profile: Profile, method: str, seed: int) -> Run:
     name = f"{method}-s{seed}"
     settings = profile.fingerprint(*_SFT, "rl_data", "rl", "rl_lora", *(("guide",) if profile.methods[method].guided else ()))
     changes = "-".join(f"{k}={v}" for k, v in sorted(profile.methods[method].rl.items()))
-    return Run(name, paths.build(profile.name) / "rl" / name, paths.measured(profile.name) / "rl" / name, f"{settings}/{changes}/{seed}")
+    return Run(name, paths.build(profile.name) / "rl" / name, paths.measured(profile.name) / "rl" / name, f"{settings}/{sft_run(profile).weights}/{changes}/{seed}")
 
 
 def evaluation_run(profile: Profile, of: Run) -> Run:
     """The evaluation of the model that ``of`` made."""
     name = f"eval-{of.name}"
     return Run(name, paths.build(profile.name) / "evaluation" / of.name, paths.measured(profile.name) / "evaluation" / of.name,
-               f"{of.fingerprint}/{profile.fingerprint('evaluation')}")
+               f"{of.fingerprint}/{of.weights}/{profile.fingerprint('evaluation')}")
 
 
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:

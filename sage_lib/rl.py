@@ -3,12 +3,13 @@
 import shutil
 from collections.abc import Callable
 
+from sage_lib.backend import GRPOConfig  # first: Unsloth patches what is imported after it
+
 from datasets import Dataset
 from peft import PeftModel
 
 from sage_lib import data, layout, prompts
 from sage_lib import embedded_task as task
-from sage_lib.backend import GRPOConfig
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
 from sage_lib.files import read_json

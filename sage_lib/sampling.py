@@ -37,7 +37,7 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: li
     where the length limit cut a completion. Problems already in ``path`` are kept. ``progress`` is called after each
     problem with (problems done, problems, tokens per second of this call).
     """
-    rows = {(r["dataset"], r["problem"]): r for r in read_lines(path)}
+    rows = {(r["dataset"], r["problem"]): r for r in read_lines(path, repair=True)}
     config = generation_config(model, tokenizer, settings)
     model.eval()
     drawn, started = 0, time.perf_counter()

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+from sage_lib.backend import FastLanguageModel, SFTConfig, SFTTrainer  # first: Unsloth patches what is imported after it
+
 import numpy as np
 import torch
 from datasets import Dataset
@@ -10,7 +12,6 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib import data, embedded_model, prompts
-from sage_lib.backend import FastLanguageModel, SFTConfig, SFTTrainer
 from sage_lib.config import Profile
 from sage_lib.files import write_json
 from sage_lib.layout import Run

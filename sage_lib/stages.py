@@ -22,11 +22,15 @@ from tqdm import tqdm
 from sage_lib import config, layout, records
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
-from sage_lib.files import append_line, read_lines
+from sage_lib.files import append_line, read_lines, require_space
 from sage_lib.layout import Run
 
 #: Disk that a stage of the embedded model needs at most, GB; for a larger model twice its weights come on top.
 EMBEDDED_DISK_GB = 0.2
+
+
+#: Seconds between two lines of progress of one job.
+SHOW_EVERY = 8
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,12 @@ def run_evaluation(profile: Profile) -> dict[str, dict]:
 
 
 def _start(profile: Profile, jobs: list[Job]) -> None:
-    """Run the jobs that are not done, some at a time, showing a bar for each; SageError names the first that failed."""
+    """Run the jobs that are not done, some at a time, a line of progress for each; SageError names the first that failed."""
     waiting = [job for job in jobs if not job.run.done()]
     for job in jobs:
         if job not in waiting:
             print(f"{job.label}: already made from the same settings, kept", flush=True)
-    running: dict[Job, tuple[subprocess.Popen, tqdm]] = {}
+    running: dict[Job, tuple[subprocess.Popen, Progress]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < profile.compute.parallel:
@@ -81,36 +85,45 @@ def _start(profile: Profile, jobs: list[Job]) -> None:
                 process = subprocess.Popen([sys.executable, "-m", "sage_lib.stages", *job.arguments, "--profile", profile.path],
                                            stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment)
                 log.close()
-                bar = tqdm(total=job.steps, desc=job.label, mininterval=2, ncols=110, file=sys.stdout)
-                running[job] = process, bar
+                running[job] = process, Progress(job)
             time.sleep(0.5)
-            for job, (process, bar) in list(running.items()):
-                _show(job, bar)
-                if process.poll() is not None:
-                    _show(job, bar, last=True)
-                    bar.close()
+            for job, (process, progress) in list(running.items()):
+                ended = process.poll() is not None
+                progress.show(last=ended)
+                if ended:
                     del running[job]
                     if process.returncode or not job.run.done():
                         raise SageError(f"{job.label} failed: {_reason(job.run.build / 'log.txt')}")
     finally:
-        for process, bar in running.values():  # an interrupted notebook leaves no process behind; each resumes
+        for process, _ in running.values():  # an interrupted notebook leaves no process behind; each resumes
             process.terminate()
             process.wait()
-            bar.close()
 
 
-def _show(job: Job, bar: tqdm, last: bool = False) -> None:
-    rows = read_lines(job.run.live_steps)
-    if not rows or (rows[-1]["step"] == bar.n and not last):
-        return
-    if bar.n == 0 and len(rows) > 1:  # a resumed run: what was there before is not this session's speed
-        bar.initial = rows[0]["step"] - 1
-    row = rows[-1]
-    shown = {name: row[key] for name, key in (("loss", "loss"), ("reward", "reward"), ("entropy", "entropy"), ("tokens/s", "tokens_per_second")) if key in row}
-    bar.set_postfix({k: f"{v:.3g}" for k, v in shown.items()}, refresh=False)
-    bar.update(row["step"] - bar.n)
-    if last:
-        bar.refresh()
+class Progress:
+    """Prints where a job is, a line at a time: readable in a terminal, in a notebook and in a log, several jobs at once."""
+
+    def __init__(self, job: Job):
+        self.job, self.started = job, time.monotonic()
+        self.first: int | None = None  # the step at which this process was first seen: its speed counts from there
+        self.shown_at, self.shown_step = self.started, -1
+        print(f"{job.label}: starting", flush=True)
+
+    def show(self, last: bool = False) -> None:
+        """Print a line when SHOW_EVERY seconds have passed and something moved, and at the end."""
+        now = time.monotonic()
+        if not last and now - self.shown_at < SHOW_EVERY:
+            return
+        rows = read_lines(self.job.run.live_steps)
+        if not rows or (rows[-1]["step"] == self.shown_step and not last):
+            return
+        row = rows[-1]
+        if self.first is None:
+            self.first, self.started = (row["step"], now) if not last else (0, self.started)
+        shown = {name: f"{row[key]:.3g}" for name, key in (("loss", "loss"), ("reward", "reward"), ("entropy", "entropy"), ("tokens/s", "tokens_per_second")) if key in row}
+        print(tqdm.format_meter(row["step"], max(self.job.steps, row["step"]), now - self.started, prefix=self.job.label, ncols=112, ascii=True,
+                                initial=self.first, postfix=", ".join(f"{k}={v}" for k, v in shown.items())), flush=True)
+        self.shown_at, self.shown_step = now, row["step"]
 
 
 def _reason(log: Path) -> str:
@@ -121,8 +134,6 @@ def _reason(log: Path) -> str:
 
 def check_machine(profile: Profile) -> None:
     """SageError where the profile cannot run: no GPU, or no room for its checkpoints."""
-    from sage_lib.files import require_space
-
     if profile.compute.requires_gpu:
         import torch
 
@@ -171,6 +182,7 @@ def _run(options: argparse.Namespace, profile: Profile) -> None:
     else:
         from sage_lib import evaluate
 
+        run.live_steps.unlink(missing_ok=True)  # only shows progress: the samples are in a file of their own
         evaluate.evaluate(profile, run, trained, lambda done, total, rate: append_line(run.live_steps, {"step": done, "tokens_per_second": rate}))
 
 

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 
-import torch
+from sage_lib.backend import GRPOTrainer  # first: Unsloth patches what is imported after it
 
-from sage_lib.backend import GRPOTrainer
+import torch
+from peft import PeftModel
+
 from sage_lib.errors import SageError
 from sage_lib.guides import GuideInputs
 
@@ -136,6 +138,15 @@ class SageTrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
         folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         torch.save(self.guide_generator.get_state(), os.path.join(folder, f"guide_rng_{self.accelerator.process_index}.pt"))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        """Also load the trained adapter. TRL adds a second one, "ref"; transformers 5.17 then looks for adapters in the
+        checkpoint's subfolders only, where "default" is not, and would resume from an untrained one without a word."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        model = self.model if model is None else model
+        root = os.path.join(resume_from_checkpoint, "adapter_model.safetensors")
+        if isinstance(model, PeftModel) and len(model.peft_config) > 1 and os.path.isfile(root):
+            model.load_adapter(resume_from_checkpoint, model.active_adapters[0], is_trainable=True)
 
     def _load_rng_state(self, checkpoint):
         super()._load_rng_state(checkpoint)
