@@ -167,7 +167,7 @@ def load(name: str | Path) -> Profile:
 
     Raises SageError for an unknown profile, unreadable YAML, an unknown or missing key, or a value of the wrong type.
     """
-    path = Path(name) if str(name).endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    path = Path(name).expanduser().resolve() if str(name).endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     if not path.is_file():
         raise SageError(f"there is no profile {str(name)!r}: choose one of {', '.join(names())}, or give the path of a .yaml file")
     try:

@@ -11,14 +11,19 @@ REPORTED = ROOT / "data" / "reported"
 PROFILES = Path(__file__).resolve().parent / "profiles"
 
 
+def results() -> Path:
+    """Where data/measured and figures are kept: the checkout, unless the environment variable ``SAGE_RESULTS`` moves them."""
+    return Path(os.environ.get("SAGE_RESULTS", ROOT)).expanduser().resolve()
+
+
 def measured(profile: str) -> Path:
     """Folder of the numbers that runs of ``profile`` measured (data/measured/<profile>)."""
-    return ROOT / "data" / "measured" / profile
+    return results() / "data" / "measured" / profile
 
 
 def figures(profile: str) -> Path:
     """Folder of the figures drawn from the measured numbers of ``profile`` (figures/<profile>)."""
-    return ROOT / "figures" / profile
+    return results() / "figures" / profile
 
 
 def build(profile: str) -> Path:

@@ -55,7 +55,7 @@ def test_an_unknown_parameter_and_a_missing_tag_are_errors(tmp_path):
 @pytest.fixture
 def sandbox(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
     monkeypatch.setattr(reproduce, "NOTEBOOKS", (Notebook("99_trial", "a trial", measured=("made.csv",)),))
     return tmp_path

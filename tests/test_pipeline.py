@@ -1,0 +1,105 @@
+"""The three stages end to end on a model of a few thousand parameters: LoRA SFT that is merged, RL that is killed, samples."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sage_lib import config, counts, files, layout, records
+from sage_lib.paths import PROFILES
+
+SMALLER = [  # smoke, two orders of magnitude down
+    ("name: smoke", "name: tiny"), ("hidden_size: 128", "hidden_size: 32"), ("intermediate_size: 384", "intermediate_size: 32"), ("num_hidden_layers: 4", "num_hidden_layers: 1"),
+    ("num_attention_heads: 4", "num_attention_heads: 2"), ("num_key_value_heads: 4", "num_key_value_heads: 2"), ("rows: 15000", "rows: 64"), ("rows: 2000", "rows: 64"),
+    ("max_steps: 320", "max_steps: 6"), ("per_device_train_batch_size: 96", "per_device_train_batch_size: 8"), ("sft_lora: null", "sft_lora: {r: 4, lora_alpha: 8, target_modules: [q_proj, v_proj]}"),
+    ("max_steps: 30 ", "max_steps: 24 "), ("save_steps: 15", "save_steps: 4"), ("per_device_train_batch_size: 64", "per_device_train_batch_size: 16"), ("max_completion_length: 48", "max_completion_length: 12"),
+    ("samples: 256", "samples: 8"), ("ks: [1, 2, 4, 8, 16, 32, 64, 128, 256]", "ks: [1, 8]"), ("rows: 8,", "rows: 2,"), ("max_new_tokens: 48", "max_new_tokens: 12"),
+    ("threshold: null ", "threshold: 1.0 "), ("ratio: null ", "ratio: 0.2 "), ("threshold_quantile: 0.90 ", "threshold_quantile: null "), ("clamp_quantile: 0.999 ", "clamp_quantile: null "),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    text = (PROFILES / "smoke.yaml").read_text()
+    for old, new in SMALLER:
+        assert old in text, old
+        text = text.replace(old, new)
+    # An untrained policy earns nothing, and a run of equal rewards stops after 50 steps: 24 steps stay below that.
+    (folder / "tiny.yaml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAGE_BUILD", str(folder / "build"))
+        patch.setenv("SAGE_RESULTS", str(folder))
+        yield config.load(folder / "tiny.yaml")
+
+
+def start(profile, *words):
+    return subprocess.Popen([sys.executable, "-m", "sage_lib.stages", *words, "--profile", profile.path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ})
+
+
+def finish(profile, *words):
+    process = start(profile, *words)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output[-3000:]
+
+
+@pytest.fixture(scope="module")
+def base(tiny):
+    finish(tiny, "sft")
+    return layout.sft_run(tiny)
+
+
+def test_sft_merges_its_adapter_and_records_what_it_did(tiny, base):
+    assert base.done() and not list(base.model.glob("adapter*")), "RL's reference is one plain model"
+    record = records.load(base.record)
+    assert record["rows"] == 64 and record["seconds"] > 0 and record["settings"]["sft.max_steps"] == 6
+    assert json.loads((base.measured / "entropy.json").read_text())["tokens"] > 0
+
+
+def test_a_killed_run_resumes_to_the_very_same_weights(tiny, base):
+    words = ("rl", "--method", "grpo_branch", "--seed", "3407")
+    run = layout.rl_run(tiny, "grpo_branch", 3407)
+    process = start(tiny, *words)
+    deadline = time.monotonic() + 120
+    while not (run.build / "checkpoints" / "checkpoint-8" / "trainer_state.json").is_file():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0][-3000:]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not run.done()
+    finish(tiny, *words)
+    killed = records.load(run.record)["weights"]
+    assert [r["step"] for r in files.read_lines(run.measured / "steps.jsonl")] == list(range(1, 25)), "no step is lost or doubled"
+    with pytest.MonkeyPatch.context() as patch:  # the same run, undisturbed, elsewhere
+        elsewhere = run.build.parent.parent.parent.parent / "undisturbed"
+        patch.setenv("SAGE_RESULTS", str(elsewhere))
+        patch.setenv("SAGE_BUILD", str(elsewhere / "build"))
+        finish(tiny, "sft")
+        finish(tiny, *words)
+        whole = layout.rl_run(tiny, "grpo_branch", 3407)
+        assert records.load(whole.record)["reference"] == records.load(run.record)["reference"]
+        assert records.load(whole.record)["weights"] == killed
+
+
+def test_evaluation_counts_every_sample_and_resumes_problem_by_problem(tiny, base):
+    finish(tiny, "evaluate")
+    run = layout.evaluation_run(tiny, base)
+    table = counts.read(run.measured / "counts.csv")
+    assert len(table) == 6 and (table["n"] == 8).all()
+    whole = run.samples.read_text()
+    lines = whole.splitlines(keepends=True)
+    run.samples.write_text("".join(lines[:3]) + lines[3][:40])  # as a kill in the middle of a write leaves it
+    run.record.unlink()
+    finish(tiny, "evaluate")
+    assert run.samples.read_text() == whole
+
+
+def test_rl_without_its_reference_is_refused(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    process = start(tiny, "rl", "--method", "grpo", "--seed", "3407")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1 and output.strip().splitlines()[-1].startswith("error: RL starts from the SFT model")
