@@ -45,6 +45,7 @@ def save_figure(figure: Figure, name: str, profile: str) -> list[Path]:
         temporary = folder / f".{name}{ending}"
         figure.savefig(temporary, format=ending[1:], **extra)
         made.append(temporary.replace(folder / f"{name}{ending}"))
+    plt.close(figure)  # or a notebook would show it a second time at the end of the cell
     write_json(folder / f"{name}.json", {"figure": name, "profile": profile, "revision": records.revision(), "versions": records.versions()})
     return made
 

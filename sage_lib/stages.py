@@ -115,7 +115,7 @@ class Progress:
         if not last and now - self.shown_at < SHOW_EVERY:
             return
         rows = read_lines(self.job.run.live_steps)
-        if not rows or (rows[-1]["step"] == self.shown_step and not last):
+        if not rows or rows[-1]["step"] == self.shown_step:
             return
         row = rows[-1]
         if self.first is None:
