@@ -6,13 +6,12 @@ VENV    := .venv
 RUN     := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-gpu reproduce lab lock gpu clean
+.PHONY: help test reproduce lab lock gpu clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
 	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order (RESUME=1 goes on where a run stopped)"
 	@echo "make lab                       open JupyterLab on the notebooks"
-	@echo "make test-slow, make test-gpu  the tests that take minutes; those that need a GPU"
 	@echo "make gpu                       add what Unsloth wants on a GPU"
 	@echo "make lock                      write requirements.lock and environment.yml anew from what is installed"
 	@echo "make clean                     remove .venv (build/ and data/ stay)"
@@ -33,12 +32,6 @@ $(VENV)/installed: requirements.lock pyproject.toml
 
 test: $(VENV)/installed
 	$(RUN) -m pytest
-
-test-slow: $(VENV)/installed
-	$(RUN) -m pytest -m "slow and not gpu"
-
-test-gpu: $(VENV)/installed
-	$(RUN) -m pytest -m gpu
 
 reproduce: $(VENV)/installed
 	$(RUN) -m sage_lib.reproduce --profile $(PROFILE) $(if $(RESUME),--resume)
