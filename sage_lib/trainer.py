@@ -7,7 +7,6 @@ returns, the copy's reference log-probabilities become log pi_ref + log q. No fo
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 
 from sage_lib.backend import GRPOTrainer  # first: Unsloth patches what is imported after it
@@ -16,11 +15,7 @@ import torch
 from peft import PeftModel
 
 from sage_lib.errors import SageError
-from sage_lib.guides import GuideInputs
-
-#: A guide: q of shape (batch, time), positive, 1 outside the mask.
-GuideFunction = Callable[[GuideInputs], torch.Tensor]
-
+from sage_lib.guides import Guide, GuideInputs
 
 class SageTrainer(GRPOTrainer):
     """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning.
@@ -40,7 +35,7 @@ class SageTrainer(GRPOTrainer):
             the policy does not start at its reference (``kl_ref`` above 1e-3).
     """
 
-    def __init__(self, *args, guide: GuideFunction | None = None, **kwargs):
+    def __init__(self, *args, guide: Guide | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self.guide = guide
         self._shaping: dict | None = None
