@@ -2,7 +2,7 @@
 
 import pytest
 
-from sage_lib import config, layout, plan
+from sage_lib import config, data, layout, plan
 from sage_lib.errors import SageError
 from sage_lib.paths import PROFILES
 
@@ -68,6 +68,15 @@ def test_a_wrong_profile_gets_one_clear_sentence(edited, old, new, words):
     with pytest.raises(SageError, match=words) as caught:
         config.load(edited(old, new))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [n for n in config.names() if config.load(n).task])
+def test_the_embedded_profiles_data_can_be_made(name):
+    profile = config.load(name)
+    assert len(data.rl_items(profile)) == profile.rl_data.rows
+    assert len(data.sft_rows(profile, len)) == profile.sft_data.rows
+    held_out = {i.id for i in data.evaluation_items(profile)}
+    assert len(held_out) == sum(d.rows for d in profile.evaluation.data) and not held_out & {i.id for i in data.rl_items(profile)}
 
 
 def test_unknown_profile_names_the_choices():
