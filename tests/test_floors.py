@@ -10,8 +10,8 @@ from sage_lib.paths import ROOT
 
 FLOORS = [
     {"errors", "prompts", "__init__"},
-    {"paths", "metrics", "guides", "embedded_task", "verifier", "benchmarks"},
-    {"files", "config", "reported", "counts", "embedded_model", "backend"},
+    {"paths", "metrics", "guides", "embedded_task", "verifier", "benchmarks", "theory"},
+    {"files", "config", "reported", "counts", "embedded_model", "backend", "estimators"},
     {"records", "data", "guide_choice"},
     {"layout", "sampling"},
     {"tables", "training", "trainer"},

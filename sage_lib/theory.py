@@ -1,0 +1,186 @@
+"""Exact RLVR on small token trees: policies, anchors and their solutions by enumeration, in float64.
+
+A completion is a path from the root to a leaf. A policy is a distribution over the next token at every inner node, kept
+as one logit per edge; nothing here samples, and nothing knows of trainers. Arrays are torch tensors, so that autograd
+gives every gradient.
+
+Shapes: L leaves (completions), E edges (a state and a token), S states (inner nodes).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+
+from sage_lib.errors import SageError
+
+Completion = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All completions of one prompt. No completion may be the beginning of another: a leaf ends its path."""
+
+    completions: tuple[Completion, ...]
+
+    def __post_init__(self):
+        states = {c[:t] for c in self.completions for t in range(len(c))}
+        if not self.completions or len(set(self.completions)) < len(self.completions) or states & set(self.completions):
+            raise SageError("a tree needs distinct completions, none of them the beginning of another")
+
+    @classmethod
+    def full(cls, depth: int, branches: int) -> "Tree":
+        """The tree in which each of ``depth`` tokens is one of ``branches``."""
+        paths = [()]
+        for _ in range(depth):
+            paths = [(*p, str(b)) for p in paths for b in range(branches)]
+        return cls(tuple(paths))
+
+    @cached_property
+    def edges(self) -> tuple[tuple[Completion, str], ...]:
+        """(state, token) of every edge; the edges of a state stand together."""
+        return tuple(sorted({(c[:t], c[t]) for c in self.completions for t in range(len(c))}))
+
+    @cached_property
+    def states(self) -> tuple[Completion, ...]:
+        """Inner nodes in the order of their edges."""
+        return tuple(dict.fromkeys(state for state, _ in self.edges))
+
+    @cached_property
+    def state_of(self) -> torch.Tensor:
+        """Index of the state of every edge, shape (E,)."""
+        index = {state: i for i, state in enumerate(self.states)}
+        return torch.tensor([index[state] for state, _ in self.edges])
+
+    @cached_property
+    def paths(self) -> torch.Tensor:
+        """1 where an edge lies on a completion's path, shape (L, E)."""
+        index = {edge: i for i, edge in enumerate(self.edges)}
+        paths = torch.zeros(len(self.completions), len(self.edges), dtype=torch.float64)
+        for row, completion in enumerate(self.completions):
+            for t in range(len(completion)):
+                paths[row, index[completion[:t], completion[t]]] = 1
+        return paths
+
+    def log_policy(self, logits: torch.Tensor) -> torch.Tensor:
+        """log pi(token | state) of every edge from logits, both of shape (E,)."""
+        top = torch.full((len(self.states),), -torch.inf, dtype=logits.dtype).scatter_reduce(0, self.state_of, logits.detach(), "amax")
+        shifted = logits - top[self.state_of]
+        total = torch.zeros(len(self.states), dtype=logits.dtype).index_add(0, self.state_of, shifted.exp())
+        return shifted - total.log()[self.state_of]
+
+    def completion_probabilities(self, log_policy: torch.Tensor) -> torch.Tensor:
+        """pi(y) of every completion, shape (L,), from log pi(token | state), shape (E,)."""
+        return (self.paths @ log_policy).exp()
+
+    def conditionals(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """log pi(token | state) of every edge, shape (E,), of a distribution over completions, shape (L,)."""
+        mass = self.paths.T @ probabilities
+        at_state = torch.zeros(len(self.states), dtype=mass.dtype).index_add(0, self.state_of, mass)
+        return (mass / at_state[self.state_of]).log()
+
+    def visits(self, log_policy: torch.Tensor) -> torch.Tensor:
+        """Probability that a completion takes each edge, shape (E,)."""
+        return self.paths.T @ self.completion_probabilities(log_policy)
+
+    def entropies(self, log_policy: torch.Tensor) -> torch.Tensor:
+        """Token entropy H (nats, eq. 12) of every state, shape (S,)."""
+        return torch.zeros(len(self.states), dtype=log_policy.dtype).index_add(0, self.state_of, -log_policy.exp() * log_policy)
+
+
+def _normalised(log_weights: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(log_weights, dim=-1)
+
+
+def tilted(reference: torch.Tensor, reward: torch.Tensor, beta: float, guide: torch.Tensor | None = None) -> torch.Tensor:
+    """Eq. 2, and with a guide eq. 4: pi(y) ∝ q(y) pi_ref(y) exp(R(y)/beta). All of shape (L,), beta > 0."""
+    if not beta > 0:
+        raise SageError(f"beta must be positive, not {beta}: without a KL term there is no closed form")
+    return _normalised(reference.log() + reward / beta + (0 if guide is None else guide.log()))
+
+
+def entropy_bonus(reference: torch.Tensor, reward: torch.Tensor, beta: float, bonus: float) -> torch.Tensor:
+    """Eq. 21: pi ∝ pi_ref^(beta/(beta+lambda)) exp(R/(beta+lambda)), a temperature without a direction. Shape (L,)."""
+    return _normalised((beta * reference.log() + reward) / (beta + bonus))
+
+
+def forward_kl(reference: torch.Tensor, reward: torch.Tensor, beta: float) -> tuple[torch.Tensor, float]:
+    """Eq. 27: pi(y) = beta pi_ref(y)/(L - R(y)) and L > max R, the root that makes it sum to 1. Shape (L,)."""
+    ref, r = reference.numpy(), reward.numpy()
+    top = r[ref > 0].max()
+    # The sum falls from infinity at max R to at most 1 at max R + beta.
+    root = brentq(lambda lagrange: beta * np.sum(ref / (lagrange - r)) - 1, top + beta * ref[r == top].sum() * (1 - 1e-12), top + beta * (1 + 1e-12), xtol=1e-15, rtol=1e-15)
+    return torch.as_tensor(beta * ref / (root - r)), float(root)
+
+
+def pseudo_kl(policy: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """Eq. 5: sum_y pi(y) log(pi(y)/p(y)) for any positive p, normalised or not; it can be negative."""
+    return torch.special.xlogy(policy, policy / anchor).sum()
+
+
+def support(policy: torch.Tensor, reward: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Definition 4.1: which correct completions have probability above ``threshold``; bool of shape (L,)."""
+    return (reward == 1) & (policy > threshold)
+
+
+def theorem_4_3(rlvr: torch.Tensor, guide: torch.Tensor, threshold: float) -> torch.Tensor:
+    """The condition of Theorem 4.3 for every completion, q(y)/E_RLVR[q] > eps/pi_RLVR(y); bool of shape (L,).
+
+    ``rlvr`` is the tilted policy of eq. 2. With eq. 24 the two sides are pi_SAGE(y) and eps, divided by pi_RLVR(y): for a
+    correct completion the condition is not only sufficient but the same statement as y in supp_eps(pi_SAGE).
+    """
+    return guide / (rlvr * guide).sum() > threshold / rlvr
+
+
+def detection_probability(probability: torch.Tensor | float, rollouts: int) -> torch.Tensor:
+    """What a finite budget does in Theorem 4.2: the chance that a completion shows among ``rollouts`` samples."""
+    return 1 - (1 - torch.as_tensor(probability, dtype=torch.float64)) ** rollouts
+
+
+def product_guide(tree: Tree, log_q: torch.Tensor) -> torch.Tensor:
+    """Eq. 7: q(y) = prod_t q_t, shape (L,), from log q_t of every edge, shape (E,)."""
+    return (tree.paths @ log_q).exp()
+
+
+def ascend(tree: Tree, objective, logits: torch.Tensor, tolerance: float = 1e-10, steps: int = 500) -> torch.Tensor:
+    """Maximise ``objective(pi)`` (pi of shape (L,)) over policies by gradient (L-BFGS) from ``logits``; returns pi."""
+    logits = logits.clone().double().requires_grad_()
+    optimiser = torch.optim.LBFGS([logits], max_iter=steps, max_eval=4 * steps, tolerance_grad=tolerance, tolerance_change=1e-16, history_size=30, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimiser.zero_grad()
+        loss = -objective(tree.completion_probabilities(tree.log_policy(logits)))
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return tree.completion_probabilities(tree.log_policy(logits)).detach()
+
+
+def separation(guide: torch.Tensor, reward: torch.Tensor, beta: float, lagrange: float) -> tuple[bool, bool]:
+    """Eq. 30 and its sufficient condition eq. 32: (sup over wrong of w < inf over correct of w, the bound on q alone)."""
+    weight = guide * (reward / beta).exp() * (lagrange - reward)
+    right = reward == 1
+    if right.all() or not right.any():
+        raise SageError("the separation condition compares correct with wrong completions: both must be there")
+    exact = bool(weight[~right].max() < weight[right].min())
+    bound = np.exp(1 / beta) * (lagrange - 1) / lagrange
+    return exact, bool(guide[~right].max() / guide[right].min() < bound)
+
+
+def random_tree(rng: np.random.Generator, depth: int = 3, branches: int = 3, stop: float = 0.2) -> Tree:
+    """A random tree with at least one fork: paths end early with probability ``stop``."""
+    def grow(prefix: Completion) -> list[Completion]:
+        if len(prefix) == depth or (prefix and rng.random() < stop):
+            return [prefix]
+        return [leaf for b in range(rng.integers(2 if not prefix else 1, branches + 1)) for leaf in grow((*prefix, str(b)))]
+
+    return Tree(tuple(grow(())))
+
+
+def expected(values: Sequence[float] | torch.Tensor, policy: torch.Tensor) -> float:
+    """E_pi of a value per completion."""
+    return float((torch.as_tensor(values) * policy).sum())
