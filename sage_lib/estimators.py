@@ -85,7 +85,7 @@ def fixed_point(tree: Tree, estimator: Estimator, reward: torch.Tensor, log_refe
     to come near, then Powell's hybrid method. Raises SageError when it ends anywhere else.
     """
     logits = log_reference.clone()
-    for _ in range(400):
+    for _ in range(150):
         step = reward_gradient(tree, logits, reward) - beta * kl_gradient(tree, estimator, logits, log_reference, log_q)
         # By the visits: a rare state learns as fast as a common one, which moves no fixed point.
         logits = tree.log_policy(logits + step / (beta * tree.visits(logits).clamp(min=1e-12)).clamp(min=1e-9) * 0.1)

@@ -32,7 +32,11 @@ STYLE = {
 
 def look(profile: Profile, method: str) -> dict:
     """Colour, dash and marker of a method: the same in every figure."""
-    i = ["base", *profile.methods].index(method)
+    return series(["base", *profile.methods].index(method))
+
+
+def series(i: int) -> dict:
+    """Colour, dash and marker of the i-th series of a figure."""
     return {"color": _METHOD_COLOURS[i % 10], "linestyle": _DASHES[i % len(_DASHES)], "marker": _MARKERS[i % len(_MARKERS)]}
 
 

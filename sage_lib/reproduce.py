@@ -41,9 +41,10 @@ class Notebook:
                 *(paths.measured(profile) / m for m in self.measured)]
 
 
-#: Every notebook, in order. Numbers 01-04 are kept for theory and guides.
+#: Every notebook, in order. Numbers 01, 02 and 04 are kept for theory and guides.
 NOTEBOOKS = (
     Notebook("00_start_here", "what this is, the map, the machine, the settings"),
+    Notebook("03_what_the_trainer_optimises", "each KL estimator's gradient and fixed point, exactly", ("fixed_points", "distances", "branch_ratio")),
     Notebook("05_sft", "the base policy, and where its uncertainty lies", ("sft_loss",), ("sft/record.json", "sft/entropy.json")),
     Notebook("06_grpo_and_sage", "RL with and without the anchor, and with the guided one", ("entropy_thresholds", "training_curves")),
     Notebook("07_evaluate", "n samples a problem, verified and counted", ("mode_shares",), ("evaluation/sft/counts.csv", "modes.csv")),

@@ -12,16 +12,16 @@ FLOORS = [
     {"errors", "prompts", "__init__"},
     {"paths", "metrics", "guides", "embedded_task", "verifier", "benchmarks", "theory"},
     {"files", "config", "reported", "counts", "embedded_model", "backend", "estimators"},
-    {"records", "data", "guide_choice"},
+    {"records", "data", "guide_choice", "findings"},
     {"layout", "sampling"},
     {"tables", "training", "trainer"},
     {"figures", "plan", "sft"},
-    {"rl", "evaluate"},
+    {"rl", "evaluate", "theory_figures"},
     {"stages"},
     {"reproduce"},
 ]
 #: Libraries with one door each.
-DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "matplotlib": {"figures"}, "seaborn": {"figures"}}
+DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "matplotlib": {"figures", "theory_figures"}, "seaborn": {"figures"}}
 
 
 def imports(module):
