@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from scipy.stats import norm
 
-from sage_lib import estimators, theory
+from sage_lib import estimators, theory, two_path
 from sage_lib.errors import SageError
 from sage_lib.guides import HIGH, LOW
 from sage_lib.theory import Tree
@@ -125,24 +125,12 @@ def fixed_points(tree: Tree, log_reference: torch.Tensor, reward: torch.Tensor, 
     return pd.DataFrame(columns)
 
 
-def branch_tree(rare: float = 0.05, spread: int = 6) -> tuple[Tree, torch.Tensor, torch.Tensor]:
-    """The tree that the two-path example needs (finding 3): the common way is certain after its first token; the rare way
-    leads to a state with ``spread`` equally likely tokens, one of which ends correctly. Tree, log pi_ref, reward."""
-    completions = [("common", "on", "right"), ("common", "on", "wrong"), *(("rare", f"b{i}", "end") for i in range(spread))]
-    tree = Tree(tuple(completions))
-    conditional = {((), "common"): 1 - rare, ((), "rare"): rare, (("common", "on"), "right"): 0.9, (("common", "on"), "wrong"): 0.1,
-                   **{(("rare",), f"b{i}"): 1 / spread for i in range(spread)}}
-    log_reference = torch.tensor([conditional.get(edge, 1.0) for edge in tree.edges], dtype=torch.float64).log()
-    reward = torch.tensor([1.0 if c in (("common", "on", "right"), ("rare", "b0", "end")) else 0.0 for c in completions], dtype=torch.float64)
-    return tree, log_reference, reward
-
-
 def by_ratio(ratios: Iterable[float], beta: float, threshold: float, completion: tuple[str, ...], rare: float = 0.05, spread: int = 6) -> pd.DataFrame:
-    """Probability of ``completion`` on :func:`branch_tree` against the branch guide's ratio, q not clamped.
+    """Probability of ``completion`` on two_path.branch_tree against the branch guide's ratio, q not clamped.
 
     Columns: ratio, "eq. 4", k3, k3_corrected, sequence.
     """
-    tree, log_reference, reward = branch_tree(rare, spread)
+    tree, log_reference, reward = two_path.branch_tree(rare, spread)
     excess = (tree.entropies(log_reference) - threshold).clamp(min=0)[tree.state_of]
     row = tree.completions.index(completion)
     rows = []

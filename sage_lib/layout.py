@@ -89,6 +89,12 @@ def evaluation_run(profile: Profile, of: Run) -> Run:
                f"{of.fingerprint}/{of.weights}/{profile.fingerprint('evaluation')}")
 
 
+def trace_run(profile: Profile) -> Run:
+    """The token-by-token traces of the first method's policy."""
+    of = rl_runs(profile)[0][2]
+    return Run("trace", paths.build(profile.name) / "trace", paths.measured(profile.name) / "trace", f"{of.fingerprint}/{of.weights}/{profile.fingerprint('evaluation.data', 'guide')}")
+
+
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
     """(method, seed, run) of every RL run of the profile, seed by seed."""
     return [(method, seed, rl_run(profile, method, seed)) for seed in profile.seeds for method in profile.methods]

@@ -8,6 +8,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 #: Numbers copied from the papers. Never written by a run.
 REPORTED = ROOT / "data" / "reported"
+#: Results of tools/bench.py, kept with the code that made them.
+BENCHMARKS = ROOT / "data" / "measured" / "benchmarks"
 PROFILES = Path(__file__).resolve().parent / "profiles"
 
 

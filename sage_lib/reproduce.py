@@ -41,12 +41,15 @@ class Notebook:
                 *(paths.measured(profile) / m for m in self.measured)]
 
 
-#: Every notebook, in order. Numbers 01, 02 and 04 are kept for theory and guides.
+#: Every notebook, in the order in which they run.
 NOTEBOOKS = (
     Notebook("00_start_here", "what this is, the map, the machine, the settings"),
+    Notebook("01_toy_two_path", "Appendix C, as printed and on a tree that can have its entropies", ("two_path_printed", "two_path_tree", "two_path", "two_path_region")),
+    Notebook("02_closed_form_tilting", "every closed form against enumeration and optimisers, Figure 5", ("detection", "entropy_bonus", "separation", "figure5")),
     Notebook("03_what_the_trainer_optimises", "each KL estimator's gradient and fixed point, exactly", ("fixed_points", "distances", "branch_ratio")),
     Notebook("05_sft", "the base policy, and where its uncertainty lies", ("sft_loss",), ("sft/record.json", "sft/entropy.json")),
     Notebook("06_grpo_and_sage", "RL with and without the anchor, and with the guided one", ("entropy_thresholds", "training_curves")),
+    Notebook("04_guides", "what each guide does to real completions, Figure 1; after 06, whose policy it traces", ("figure1", "signals", "schedules"), ("trace/traces.json", "trace/signals.json")),
     Notebook("07_evaluate", "n samples a problem, verified and counted", ("mode_shares",), ("evaluation/sft/counts.csv", "modes.csv")),
     Notebook("08_main_results", "Table 1, Figure 2, Figure 3", ("figure2", "figure3"), ("table1.csv",)),
 )

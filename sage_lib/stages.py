@@ -2,9 +2,10 @@
 
     python -m sage_lib.stages sft --profile smoke
     python -m sage_lib.stages rl --profile smoke --method grpo_branch --seed 3407
+    python -m sage_lib.stages trace --profile smoke
     python -m sage_lib.stages evaluate --profile smoke [--method grpo_branch --seed 3407]
 
-A notebook never trains inside its kernel: it calls :func:`run_sft`, :func:`run_rl` or :func:`run_evaluation`, which
+A notebook never trains inside its kernel: it calls :func:`run_sft`, :func:`run_rl`, :func:`run_trace` or :func:`run_evaluation`, which
 start these commands, show their progress and raise when one fails. A stage that is finished from the same settings is
 not run again.
 """
@@ -56,6 +57,13 @@ def run_rl(profile: Profile) -> dict[str, dict]:
             for method, seed, run in layout.rl_runs(profile)]
     _start(profile, jobs)
     return {job.run.name: records.load(job.run.record) for job in jobs}
+
+
+def run_trace(profile: Profile) -> dict:
+    """Trace the guides on completions of the first method's policy; returns the run record."""
+    run = layout.trace_run(profile)
+    _start(profile, [Job(run, ("trace",), "traces", 1)])
+    return records.load(run.record)
 
 
 def run_evaluation(profile: Profile) -> dict[str, dict]:
@@ -145,7 +153,7 @@ def check_machine(profile: Profile) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("stage", choices=("sft", "rl", "evaluate"))
+    parser.add_argument("stage", choices=("sft", "rl", "trace", "evaluate"))
     parser.add_argument("--profile", required=True)
     parser.add_argument("--method")
     parser.add_argument("--seed", type=int)
@@ -162,7 +170,7 @@ def _run(options: argparse.Namespace, profile: Profile) -> None:
     check_machine(profile)
     sft_run = layout.sft_run(profile)
     trained = sft_run if options.method is None else layout.rl_run(profile, options.method, options.seed)
-    run = layout.evaluation_run(profile, trained) if options.stage == "evaluate" else trained
+    run = {"evaluate": lambda: layout.evaluation_run(profile, trained), "trace": lambda: layout.trace_run(profile)}.get(options.stage, lambda: trained)()
     if run.done():
         return
     run.prepare()
@@ -179,6 +187,10 @@ def _run(options: argparse.Namespace, profile: Profile) -> None:
         from sage_lib import rl
 
         rl.train(profile, run, options.method, options.seed)
+    elif options.stage == "trace":
+        from sage_lib import traces
+
+        traces.measure(profile, run)
     else:
         from sage_lib import evaluate
 

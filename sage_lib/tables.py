@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 
-from sage_lib import counts, layout, metrics, reported
+from sage_lib import counts, layout, metrics, paths, reported
 from sage_lib.config import Profile
+from sage_lib.errors import SageError
 from sage_lib.files import read_lines
 
 BASE_LABEL = "Base Model"
@@ -130,3 +131,11 @@ def differences(profile: Profile, against: str) -> pd.DataFrame:
             rows.append((f"{label(profile, method)} - {label(profile, against)}", f"pass@{k}", float(np.mean([p[:, column].mean() for p in paired])), low, high,
                          sum(len(p) for p in paired), frame[frame["method"] == method]["run"].nunique()))
     return pd.DataFrame(rows, columns=["row", "metric", "difference", "low", "high", "problems", "seeds"])
+
+
+def benchmark(name: str) -> pd.DataFrame:
+    """A result of tools/bench.py as it is kept in data/measured/benchmarks."""
+    path = paths.BENCHMARKS / f"{name}.csv"
+    if not path.is_file():
+        raise SageError(f"there is no benchmark {name!r} in data/measured/benchmarks: python tools/bench.py {name} makes it")
+    return pd.read_csv(path)

@@ -7,7 +7,7 @@ gives every gradient.
 Shapes: L leaves (completions), E edges (a state and a token), S states (inner nodes).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -111,9 +111,10 @@ def forward_kl(reference: torch.Tensor, reward: torch.Tensor, beta: float) -> tu
     """Eq. 27: pi(y) = beta pi_ref(y)/(L - R(y)) and L > max R, the root that makes it sum to 1. Shape (L,)."""
     ref, r = reference.numpy(), reward.numpy()
     top = r[ref > 0].max()
-    # The sum falls from infinity at max R to at most 1 at max R + beta.
-    root = brentq(lambda lagrange: beta * np.sum(ref / (lagrange - r)) - 1, top + beta * ref[r == top].sum() * (1 - 1e-12), top + beta * (1 + 1e-12), xtol=1e-15, rtol=1e-15)
-    return torch.as_tensor(beta * ref / (root - r)), float(root)
+    below, most = top - r, ref[r == top].sum()
+    # Solved for the gap L - max R, which can be tiny beside L. The sum falls from at least 1 at beta·most to at most 1 at beta.
+    gap = brentq(lambda g: beta * np.sum(ref / (g + below)) - 1, beta * most * (1 - 1e-12), beta * (1 + 1e-12), xtol=1e-300, rtol=1e-14)
+    return torch.as_tensor(beta * ref / (gap + below)), float(top + gap)
 
 
 def pseudo_kl(policy: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
@@ -145,19 +146,46 @@ def product_guide(tree: Tree, log_q: torch.Tensor) -> torch.Tensor:
     return (tree.paths @ log_q).exp()
 
 
-def ascend(tree: Tree, objective, logits: torch.Tensor, tolerance: float = 1e-10, steps: int = 500) -> torch.Tensor:
-    """Maximise ``objective(pi)`` (pi of shape (L,)) over policies by gradient (L-BFGS) from ``logits``; returns pi."""
-    logits = logits.clone().double().requires_grad_()
-    optimiser = torch.optim.LBFGS([logits], max_iter=steps, max_eval=4 * steps, tolerance_grad=tolerance, tolerance_change=1e-16, history_size=30, line_search_fn="strong_wolfe")
+def ascend(tree: Tree, objective: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor, tolerance: float = 1e-9) -> torch.Tensor:
+    """Maximise ``objective(pi)`` (pi of shape (L,)) over policies by gradient ascent from ``logits``; returns pi.
 
-    def closure():
-        optimiser.zero_grad()
-        loss = -objective(tree.completion_probabilities(tree.log_policy(logits)))
-        loss.backward()
-        return loss
+    First the natural gradient (each logit's gradient divided by its edge's visits, so that a rare completion learns as fast
+    as a common one and no plateau holds it up), then L-BFGS. Raises SageError when the gradient has not vanished.
+    """
+    logits, size = tree.log_policy(logits.detach().double()), 1.0
 
-    optimiser.step(closure)
-    return tree.completion_probabilities(tree.log_policy(logits)).detach()
+    def value(x: torch.Tensor) -> torch.Tensor:
+        return objective(tree.completion_probabilities(tree.log_policy(x)))
+
+    for _ in range(100):
+        logits.requires_grad_()
+        current = value(logits)
+        gradient = torch.autograd.grad(current, logits)[0]
+        if gradient.abs().max() < tolerance:
+            break
+        with torch.no_grad():
+            direction, size = gradient / tree.visits(tree.log_policy(logits)).clamp(min=1e-300), 2 * size
+            step = (size * direction).clamp(-5, 5)  # a factor of e^5 at a time
+            # Half of what the slope promises: a longer step would swing around the maximum.
+            while value(logits + step) < current + 0.5 * gradient @ step - 1e-15 and size > 1e-12:
+                size /= 2
+                step = (size * direction).clamp(-5, 5)
+            logits = tree.log_policy(logits + step)
+    logits = logits.detach().requires_grad_()
+    for _ in range(10):  # afresh where its line search gave up
+        optimiser = torch.optim.LBFGS([logits], max_iter=500, max_eval=2000, tolerance_grad=tolerance, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe")
+
+        def closure(optimiser: torch.optim.Optimizer = optimiser) -> torch.Tensor:
+            optimiser.zero_grad()
+            loss = -value(logits)
+            loss.backward()
+            return loss
+
+        optimiser.step(closure)
+        gradient = torch.autograd.grad(value(logits), logits)[0].abs().max()
+        if gradient < 50 * tolerance:  # what double precision leaves of it
+            return tree.completion_probabilities(tree.log_policy(logits)).detach()
+    raise SageError(f"ascent did not come to rest (largest gradient {gradient:.1e})")
 
 
 def separation(guide: torch.Tensor, reward: torch.Tensor, beta: float, lagrange: float) -> tuple[bool, bool]:
@@ -179,8 +207,3 @@ def random_tree(rng: np.random.Generator, depth: int = 3, branches: int = 3, sto
         return [leaf for b in range(rng.integers(2 if not prefix else 1, branches + 1)) for leaf in grow((*prefix, str(b)))]
 
     return Tree(tuple(grow(())))
-
-
-def expected(values: Sequence[float] | torch.Tensor, policy: torch.Tensor) -> float:
-    """E_pi of a value per completion."""
-    return float((torch.as_tensor(values) * policy).sum())

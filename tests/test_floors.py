@@ -11,17 +11,17 @@ from sage_lib.paths import ROOT
 FLOORS = [
     {"errors", "prompts", "__init__"},
     {"paths", "metrics", "guides", "embedded_task", "verifier", "benchmarks", "theory"},
-    {"files", "config", "reported", "counts", "embedded_model", "backend", "estimators"},
+    {"files", "config", "reported", "counts", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
     {"records", "data", "guide_choice", "findings"},
     {"layout", "sampling"},
     {"tables", "training", "trainer"},
     {"figures", "plan", "sft"},
-    {"rl", "evaluate", "theory_figures"},
+    {"rl", "evaluate", "traces", "theory_figures", "guide_figures"},
     {"stages"},
     {"reproduce"},
 ]
 #: Libraries with one door each.
-DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "matplotlib": {"figures", "theory_figures"}, "seaborn": {"figures"}}
+DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "matplotlib": {"figures", "theory_figures", "guide_figures"}, "seaborn": {"figures"}}
 
 
 def imports(module):

@@ -1,0 +1,82 @@
+"""What the guides do to real completions, token by token: Figure 1 from a trained policy instead of a drawing."""
+
+from sage_lib.sft import load_model  # first: Unsloth patches what is imported after it
+
+import numpy as np
+import torch
+
+from sage_lib import data, layout, prompts
+from sage_lib.config import Profile
+from sage_lib.errors import SageError
+from sage_lib.files import append_line, read_json, write_json
+from sage_lib.guide_choice import resolve_guide
+from sage_lib.guides import GuideInputs, RandomGuide, TokenGuide
+from sage_lib.layout import Run
+from sage_lib.records import Record
+from sage_lib.sampling import generation_config
+from sage_lib.sft import summarise
+from sage_lib.verifier import Verifier, last_answer
+
+#: Problems and completions of each that are traced.
+PROBLEMS, COMPLETIONS = 32, 8
+#: The thresholds of Table 6, nats.
+THRESHOLDS = (0.8, 1.2, 2.0)
+
+
+@torch.no_grad()
+def measure(profile: Profile, run: Run) -> dict:
+    """Trace completions of the first method's policy; returns the run record.
+
+    Writes traces.json, {"problem", "answer", "method", "progress", "tokens": [a row per token of one completion]} with
+    pi, pi_ref (probabilities of the sampled token), entropy (of pi, nats), surprisal (-log pi, nats) and q of each guide
+    at the start of a run, and signals.json: entropy and surprisal over all completions as ``sft.summarise`` has them, the share of tokens
+    "above" each threshold of Table 6 and above the branch guide's own.
+    """
+    method, seed, of = layout.rl_runs(profile)[0]
+    if not of.done():
+        raise SageError(f"the traces are of the policy {of.name}, which is not there: run the stage rl first")
+    record = Record("trace", profile.name, run.fingerprint, seed, {"method": method, "problems": PROBLEMS, "completions": COMPLETIONS})
+    model, tokenizer = load_model(profile, of.model, full=False)
+    reference, _ = load_model(profile, layout.sft_run(profile).model, full=False)
+    guides = {"random": RandomGuide(), "token": TokenGuide(), "branch": resolve_guide(profile.guide, read_json(layout.sft_run(profile).measured / "entropy.json"))}
+    config = generation_config(model, tokenizer, profile.evaluation)
+    config.temperature, config.top_p, config.min_p = profile.rl["temperature"], profile.rl["top_p"], profile.rl["min_p"]
+    run.samples.unlink(missing_ok=True)
+    verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
+    chosen, entropies, surprisals = None, [], []
+    for item in data.evaluation_items(profile)[:PROBLEMS]:
+        torch.manual_seed(seed)
+        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"].to(model.device)
+        out = model.generate(input_ids=prompt.expand(COMPLETIONS, -1), attention_mask=torch.ones_like(prompt).expand(COMPLETIONS, -1), generation_config=config)
+        new = out[:, prompt.shape[1]:]
+        ended = torch.isin(new, torch.as_tensor(config.eos_token_id, device=new.device)).long().cumsum(1)
+        mask = (ended - torch.isin(new, torch.as_tensor(config.eos_token_id, device=new.device)).long()) == 0
+        log_pi, log_ref = (_log_probabilities(m, out, prompt.shape[1], profile.rl["temperature"]) for m in (model, reference))
+        logps, ref = (x.gather(-1, new[..., None])[..., 0] for x in (log_pi, log_ref))
+        entropy = -(log_pi.exp() * log_pi).sum(-1)
+        q = {name: guide(GuideInputs(entropies=entropy, logps=logps, mask=mask, progress=0.0, generator=generator)) for name, guide in guides.items()}
+        texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(new, mask, strict=True)]
+        verdicts = verifier.verify_answers([item.gold] * len(texts), [last_answer(t) for t in texts])
+        entropies.append(entropy[mask].cpu().numpy())
+        surprisals.append(-logps[mask].cpu().numpy())
+        for row, (text, verdict) in enumerate(zip(texts, verdicts, strict=True)):
+            keep = mask[row]
+            tokens = [{"token": tokenizer.decode([t]), "pi": p, "pi_ref": r, "entropy": h, "surprisal": -s, **{name: float(q[name][row, i]) for name in q}}
+                      for i, (t, p, r, h, s) in enumerate(zip(new[row][keep].tolist(), logps[row][keep].exp().tolist(), ref[row][keep].exp().tolist(), entropy[row][keep].tolist(), logps[row][keep].tolist(), strict=True))]
+            append_line(run.samples, {"problem": item.id, "text": text, "correct": verdict.correct, "tokens": tokens})
+            # The one that is shown: among correct completions (all, if none is) the one with the most uncertain state.
+            rank = (verdict.correct, max(t["entropy"] for t in tokens))
+            if chosen is None or rank > chosen[0]:
+                chosen = rank, {"problem": item.question, "answer": text, "correct": verdict.correct, "method": method, "progress": 0.0, "tokens": tokens}
+    write_json(run.measured / "traces.json", chosen[1])
+    entropies, branch = np.concatenate(entropies), guides["branch"]
+    above = {str(t): float((entropies > t).mean()) for t in (*THRESHOLDS, branch.threshold)}
+    write_json(run.measured / "signals.json", {"entropy": summarise(entropies), "surprisal": summarise(np.concatenate(surprisals)), "above": above,
+                                               "branch": {"threshold": branch.threshold, "ratio": branch.ratio}})
+    return record.finish(run.record, of=of.name, completions=PROBLEMS * COMPLETIONS)
+
+
+def _log_probabilities(model: torch.nn.Module, out: torch.Tensor, start: int, temperature: float) -> torch.Tensor:
+    """log pi over the vocabulary at every completion token, at the sampling temperature: shape (batch, time, vocabulary)."""
+    logits = model(out, attention_mask=torch.ones_like(out)).logits[:, start - 1: -1].float()
+    return (logits / temperature).log_softmax(-1)
