@@ -53,12 +53,17 @@ def figure1(profile: Profile) -> Figure:
         for i, guide in enumerate(GUIDES):
             axes[2].plot(x, of(guide) * of("pi_ref"), **{**series(i + 1), "linestyle": "none"}, label=f"$q\\,\\pi_{{ref}}$, {guide}")
         axes[2].set(ylabel="of the sampled token", xlabel="token")
-        axes[2].set_xticks(x, [t["token"].strip() or "·" for t in tokens], rotation=90, fontsize=6)
+        axes[2].set_xticks(x, [_short(t["text"]) for t in tokens], rotation=90, fontsize=6)
         for axis in axes:
             axis.grid(axis="x", visible=False)
             axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         figure.suptitle(f"{profile.name}: one completion of “{traced['problem'][:60]}”, {'correct' if traced['correct'] else 'not correct'}; guides at the start of a run", fontsize=8)
     return figure
+
+
+def _short(text: str) -> str:
+    text = text.strip() or "·"
+    return text if len(text) <= 12 else f"{text[:11]}…"
 
 
 def schedules() -> Figure:
@@ -103,5 +108,5 @@ def coloured(profile: Profile, guide: str) -> str:
         q = t[guide]
         strength = (q - 1) / (HIGH - 1) if q > 1 else (1 - q) / (1 - LOW)
         colour = f"rgba({'222,143,5' if q > 1 else '1,115,178'},{0.75 * strength:.2f})"
-        parts.append(f'<span title="q = {q:.3f}, H = {t["entropy"]:.2f} nats, pi_ref = {t["pi_ref"]:.3f}" style="background:{colour};padding:1px 2px;margin:1px;font-family:monospace">{html.escape(t["token"].strip() or "·")}</span>')
+        parts.append(f'<span title="q = {q:.3f}, H = {t["entropy"]:.2f} nats, pi_ref = {t["pi_ref"]:.3f}" style="background:{colour};padding:1px 2px;margin:1px;font-family:monospace">{html.escape(t["text"].strip() or "·")}</span>')
     return f'<div style="line-height:1.9"><b>{guide}</b>: {" ".join(parts)}</div>'

@@ -13,7 +13,7 @@ from sage_lib.guide_choice import resolve_guide
 from sage_lib.guides import GuideInputs, RandomGuide, TokenGuide
 from sage_lib.layout import Run
 from sage_lib.records import Record
-from sage_lib.sampling import generation_config
+from sage_lib.sampling import generation_config, problem_seed
 from sage_lib.sft import summarise
 from sage_lib.verifier import Verifier, last_answer
 
@@ -27,10 +27,10 @@ THRESHOLDS = (0.8, 1.2, 2.0)
 def measure(profile: Profile, run: Run) -> dict:
     """Trace completions of the first method's policy; returns the run record.
 
-    Writes traces.json, {"problem", "answer", "method", "progress", "tokens": [a row per token of one completion]} with
+    Writes traces.json, {"problem", "answer", "method", "progress", "tokens": [a row per token of one completion]} with text,
     pi, pi_ref (probabilities of the sampled token), entropy (of pi, nats), surprisal (-log pi, nats) and q of each guide
     at the start of a run, and signals.json: entropy and surprisal over all completions as ``sft.summarise`` has them, the share of tokens
-    "above" each threshold of Table 6 and above the branch guide's own.
+    "above" each threshold of Table 6 and above the branch guide's own, and the "kept_mass" that min-p sampling leaves.
     """
     method, seed, of = layout.rl_runs(profile)[0]
     if not of.done():
@@ -43,9 +43,9 @@ def measure(profile: Profile, run: Run) -> dict:
     config.temperature, config.top_p, config.min_p = profile.rl["temperature"], profile.rl["top_p"], profile.rl["min_p"]
     run.samples.unlink(missing_ok=True)
     verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
-    chosen, entropies, surprisals = None, [], []
+    chosen, entropies, surprisals, kept = None, [], [], []
     for item in data.evaluation_items(profile)[:PROBLEMS]:
-        torch.manual_seed(seed)
+        torch.manual_seed(problem_seed(seed, item))
         prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"].to(model.device)
         out = model.generate(input_ids=prompt.expand(COMPLETIONS, -1), attention_mask=torch.ones_like(prompt).expand(COMPLETIONS, -1), generation_config=config)
         new = out[:, prompt.shape[1]:]
@@ -59,9 +59,10 @@ def measure(profile: Profile, run: Run) -> dict:
         verdicts = verifier.verify_answers([item.gold] * len(texts), [last_answer(t) for t in texts])
         entropies.append(entropy[mask].cpu().numpy())
         surprisals.append(-logps[mask].cpu().numpy())
+        kept.append(kept_mass(log_pi[mask], profile.rl["min_p"] or 0.0).cpu().numpy())
         for row, (text, verdict) in enumerate(zip(texts, verdicts, strict=True)):
             keep = mask[row]
-            tokens = [{"token": tokenizer.decode([t]), "pi": p, "pi_ref": r, "entropy": h, "surprisal": -s, **{name: float(q[name][row, i]) for name in q}}
+            tokens = [{"text": tokenizer.decode([t]), "pi": p, "pi_ref": r, "entropy": h, "surprisal": -s, **{name: float(q[name][row, i]) for name in q}}
                       for i, (t, p, r, h, s) in enumerate(zip(new[row][keep].tolist(), logps[row][keep].exp().tolist(), ref[row][keep].exp().tolist(), entropy[row][keep].tolist(), logps[row][keep].tolist(), strict=True))]
             append_line(run.samples, {"problem": item.id, "text": text, "correct": verdict.correct, "tokens": tokens})
             # The one that is shown: among correct completions (all, if none is) the one with the most uncertain state.
@@ -72,8 +73,19 @@ def measure(profile: Profile, run: Run) -> dict:
     entropies, branch = np.concatenate(entropies), guides["branch"]
     above = {str(t): float((entropies > t).mean()) for t in (*THRESHOLDS, branch.threshold)}
     write_json(run.measured / "signals.json", {"entropy": summarise(entropies), "surprisal": summarise(np.concatenate(surprisals)), "above": above,
+                                               "min_p": profile.rl["min_p"], "kept_mass": {"mean": float(np.mean(np.concatenate(kept))), "lowest": float(np.min(np.concatenate(kept)))},
                                                "branch": {"threshold": branch.threshold, "ratio": branch.ratio}})
     return record.finish(run.record, of=of.name, completions=PROBLEMS * COMPLETIONS)
+
+
+def kept_mass(log_pi: torch.Tensor, min_p: float) -> torch.Tensor:
+    """Probability of the tokens that min-p sampling can draw, those of at least ``min_p`` times the most likely one's.
+
+    ``log_pi``: shape (..., vocabulary); returns shape (...). Where it is below 1 the sampled distribution is not the one
+    that the loss scores.
+    """
+    pi = log_pi.exp()
+    return (pi * (pi >= min_p * pi.amax(-1, keepdim=True))).sum(-1)
 
 
 def _log_probabilities(model: torch.nn.Module, out: torch.Tensor, start: int, temperature: float) -> torch.Tensor:

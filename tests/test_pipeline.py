@@ -1,6 +1,7 @@
 """The three stages end to end on a model of a few thousand parameters: LoRA SFT that is merged, RL that is killed, samples."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -83,6 +84,21 @@ def test_a_killed_run_resumes_to_the_very_same_weights(tiny, base):
         whole = layout.rl_run(tiny, "grpo_branch", 3407)
         assert records.load(whole.record)["reference"] == records.load(run.record)["reference"]
         assert records.load(whole.record)["weights"] == killed
+
+
+def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, base):
+    finish(tiny, "rl", "--method", "grpo", "--seed", "3407")
+    finish(tiny, "trace")
+    run = layout.trace_run(tiny)
+    assert run.done()
+    shown, measured = (json.loads((run.measured / f"{name}.json").read_text()) for name in ("traces", "signals"))
+    for token in shown["tokens"]:  # eq. 11, by hand
+        assert token["branch"] == pytest.approx(min(1.4, 1 + 0.2 * max(0.0, token["entropy"] - 1.0)), abs=1e-6)
+        assert token["pi"] == pytest.approx(math.exp(-token["surprisal"]), rel=1e-5) and 0.6 <= token["random"] <= 1.4
+    rows = files.read_lines(run.samples)
+    assert len(rows) == 6 * 8 and measured["entropy"]["tokens"] == sum(len(r["tokens"]) for r in rows)
+    assert max(t["entropy"] for t in shown["tokens"]) == pytest.approx(max(t["entropy"] for r in rows for t in r["tokens"]))
+    assert 0 < measured["kept_mass"]["lowest"] <= measured["kept_mass"]["mean"] <= 1
 
 
 def test_evaluation_counts_every_sample_and_resumes_problem_by_problem(tiny, base):
