@@ -65,13 +65,23 @@ class Guide:
     high: float
 
 
+#: What the KL term is taken to and how: the paper's per-token k3, the bias-corrected one, the sequence-level objective of
+#: eq. 8, and the exact forward KL per token (Section A.4).
+ANCHORS = ("k3", "k3_corrected", "sequence", "forward_kl")
+REWARDS = ("accuracy", "random")
+
+
 @dataclass(frozen=True)
 class Method:
-    """A row of Table 1: what it changes in the ``rl`` section, and whether the anchor is guided."""
+    """A row of the tables: what sets one method apart from plain GRPO with the profile's ``rl`` section."""
 
-    label: str
-    rl: dict[str, Any]
-    guided: bool
+    label: str  # the paper's name, where the paper has it
+    rl: dict[str, Any] = dataclasses.field(default_factory=dict)  # changes of the ``rl`` section
+    guide: str | None = None  # a name of guide_choice.GUIDES
+    anchor: str = "k3"  # a name of ANCHORS; without meaning where beta is 0
+    reward: str = "accuracy"  # or "random": a coin, as a control
+    dynamic_sampling: int = 0  # DAPO: fresh batches at most, to replace groups without a spread of reward
+    lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class Evaluation:
     batch_size: int
     seed: int
     resamples: int  # of the bootstrap over problems
+    methods: tuple[str, ...] | None = None  # which of the profile's methods are evaluated; None is all of them
 
 
 @dataclass(frozen=True)
@@ -189,6 +200,7 @@ def load(name: str | Path) -> Profile:
     evaluation = _fields(Evaluation, data["evaluation"], f"{path.name}: evaluation")
     evaluation["data"] = tuple(Data(**_fields(Data, d, f"{path.name}: evaluation.data")) for d in evaluation["data"])
     evaluation["ks"] = tuple(evaluation["ks"])
+    evaluation["methods"] = None if evaluation.get("methods") is None else tuple(evaluation["methods"])
     data["evaluation"] = Evaluation(**evaluation)
     data["seeds"] = tuple(data["seeds"])
     profile = Profile(**data, sources=sources, path=str(path))
@@ -217,8 +229,13 @@ def _check(profile: Profile, path: Path) -> None:
     require((None not in fixed) != (None not in measured) and (fixed == (None, None) or measured == (None, None)),
             "the guide takes either threshold and ratio, or threshold_quantile and clamp_quantile")
     for key, method in profile.methods.items():
-        beta = {**profile.rl, **method.rl}["beta"]
-        require(not method.guided or beta > 0, f"method {key} guides the anchor, which needs beta > 0, not {beta}")
+        merged = {**profile.rl, **method.rl}
+        require(method.anchor in ANCHORS, f"method {key}: there is no anchor {method.anchor!r}; choose one of {', '.join(ANCHORS)}")
+        require(method.reward in REWARDS, f"method {key}: there is no reward {method.reward!r}; choose one of {', '.join(REWARDS)}")
+        require(method.guide is None or merged["beta"] > 0, f"method {key} guides the anchor, which needs beta > 0, not {merged['beta']}")
+        require(merged["use_bias_correction_kl"] is False, f"method {key}: choose the bias-corrected KL with anchor: k3_corrected, and leave use_bias_correction_kl at false")
+    for name in profile.evaluation.methods or ():
+        require(name in profile.methods, f"evaluation.methods names {name!r}, which is not among its methods")
 
 
 def _fields(cls: type, given: Any, where: str, skip: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
@@ -229,7 +246,7 @@ def _fields(cls: type, given: Any, where: str, skip: frozenset[str] | set[str] =
     unknown = sorted(set(given) - set(fields))
     if unknown:
         raise SageError(f"{where}: unknown key {unknown[0]!r}; known keys are {', '.join(fields)}")
-    missing = [n for n, f in fields.items() if n not in given and f.default is dataclasses.MISSING]
+    missing = [n for n, f in fields.items() if n not in given and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     if missing:
         raise SageError(f"{where}: the key {missing[0]!r} is missing")
     for name, value in given.items():

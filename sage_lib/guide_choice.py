@@ -1,11 +1,27 @@
-"""From a profile's guide section, and where it says so the base model's entropies, to the guide of eq. 11."""
+"""From a method's guide, a profile's guide section, and where it says so the base model's entropies, to a guide."""
 
 from sage_lib.config import Guide
 from sage_lib.errors import SageError
-from sage_lib.guides import BranchGuide
+from sage_lib.guides import BranchGuide, IdentityGuide, RandomGuide, ShuffledGuide, TokenGuide
+from sage_lib.guides import Guide as GuideFunction
+
+#: What a method's ``guide`` may be.
+GUIDES = ("branch", "random", "token", "token_rank", "token_zscore", "identity", "shuffled_branch")
 
 
-def resolve_guide(guide: Guide, entropy: dict) -> BranchGuide:
+def resolve_guide(name: str, guide: Guide, entropy: dict) -> GuideFunction:
+    """The guide called ``name`` with the profile's clamp; ``entropy`` is the SFT stage's entropy.json."""
+    clamp = {"low": guide.low, "high": guide.high}
+    makers = {
+        "branch": lambda: resolve_branch(guide, entropy), "shuffled_branch": lambda: ShuffledGuide(resolve_branch(guide, entropy)), "random": lambda: RandomGuide(**clamp),
+        "token": lambda: TokenGuide("minmax", **clamp), "token_rank": lambda: TokenGuide("rank", **clamp), "token_zscore": lambda: TokenGuide("zscore", **clamp), "identity": IdentityGuide,
+    }
+    if name not in makers:
+        raise SageError(f"there is no guide {name!r}: choose one of {', '.join(GUIDES)}")
+    return makers[name]()
+
+
+def resolve_branch(guide: Guide, entropy: dict) -> BranchGuide:
     """Eq. 11 with the profile's threshold and ratio, or with those that the base model's entropies give.
 
     From entropies: the threshold is their quantile ``threshold_quantile``, and the ratio lets q reach the upper clamp

@@ -68,6 +68,7 @@ class Run:
 
 
 _SFT = ("model", "task", "sft_data", "sft", "sft_lora", "evaluation.data")  # held-out problems are kept out of training
+_SAMPLING = tuple(f"evaluation.{name}" for name in ("data", "samples", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "batch_size", "seed"))
 
 
 def sft_run(profile: Profile) -> Run:
@@ -77,8 +78,9 @@ def sft_run(profile: Profile) -> Run:
 def rl_run(profile: Profile, method: str, seed: int) -> Run:
     """The run of one method (a key of ``profile.methods``) and seed."""
     name = f"{method}-s{seed}"
-    settings = profile.fingerprint(*_SFT, "rl_data", "rl", "rl_lora", *(("guide",) if profile.methods[method].guided else ()))
-    changes = "-".join(f"{k}={v}" for k, v in sorted(profile.methods[method].rl.items()))
+    chosen = profile.methods[method]
+    settings = profile.fingerprint(*_SFT, "rl_data", "rl", "rl_lora", *(("guide",) if chosen.guide else ()))
+    changes = "-".join(f"{k}={v}" for k, v in sorted(vars(chosen).items()) if k != "label")
     return Run(name, paths.build(profile.name) / "rl" / name, paths.measured(profile.name) / "rl" / name, f"{settings}/{sft_run(profile).weights}/{changes}/{seed}")
 
 
@@ -86,7 +88,7 @@ def evaluation_run(profile: Profile, of: Run) -> Run:
     """The evaluation of the model that ``of`` made."""
     name = f"eval-{of.name}"
     return Run(name, paths.build(profile.name) / "evaluation" / of.name, paths.measured(profile.name) / "evaluation" / of.name,
-               f"{of.fingerprint}/{of.weights}/{profile.fingerprint('evaluation')}")
+               f"{of.fingerprint}/{of.weights}/{profile.fingerprint(*_SAMPLING)}")
 
 
 def trace_run(profile: Profile) -> Run:
@@ -101,6 +103,11 @@ def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
 
 
 def evaluations(profile: Profile) -> list[tuple[str, int | None, Run, Run]]:
-    """(method, seed, evaluation, model) for the SFT model ("base", no seed) and every RL run."""
-    base = sft_run(profile)
-    return [(m, s, evaluation_run(profile, r), r) for m, s, r in [("base", None, base), *rl_runs(profile)]]
+    """(method, seed, evaluation, model) for the SFT model ("base", no seed) and every RL run that is evaluated."""
+    chosen = [("base", None, sft_run(profile)), *(r for r in rl_runs(profile) if r[0] in evaluated(profile))]
+    return [(m, s, evaluation_run(profile, r), r) for m, s, r in chosen]
+
+
+def evaluated(profile: Profile) -> tuple[str, ...]:
+    """Keys of the methods that the profile evaluates."""
+    return profile.evaluation.methods or tuple(profile.methods)

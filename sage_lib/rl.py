@@ -1,10 +1,12 @@
 """Stage 2: RL with verifiable rewards (Table 8), one run per method and seed, through SageTrainer."""
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 
 from sage_lib.backend import GRPOConfig  # first: Unsloth patches what is imported after it
 
+import torch
 from datasets import Dataset
 from peft import PeftModel
 
@@ -29,17 +31,18 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
         raise SageError(f"RL starts from the SFT model of profile {profile.name}, which is not there: run the stage sft first")
     chosen = profile.methods[method]
     settings = {**profile.rl, **chosen.rl, "seed": seed}
-    guide = resolve_guide(profile.guide, read_json(reference.measured / "entropy.json")) if chosen.guided else None
-    record = Record("rl", profile.name, run.fingerprint, seed, {"method": method, "rl": settings, "lora": profile.rl_lora, "guide": None if guide is None else vars(guide).copy()})
-    model, tokenizer = load_model(profile, reference.model, full=profile.rl_lora is None)
-    if profile.rl_lora is not None:
-        model = add_lora(model, profile.rl_lora, seed, profile.rl["gradient_checkpointing"])
+    guide = resolve_guide(chosen.guide, profile.guide, read_json(reference.measured / "entropy.json")) if chosen.guide else None
+    lora = profile.rl_lora if chosen.lora else None
+    record = Record("rl", profile.name, run.fingerprint, seed, {"method": method, **dataclasses.asdict(chosen), "rl": settings, "lora": lora, "q": repr(guide)})
+    model, tokenizer = load_model(profile, reference.model, full=lora is None)
+    if lora is not None:
+        model = add_lora(model, lora, seed, profile.rl["gradient_checkpointing"])
     items = data.rl_items(profile)
     checkpoints = run.build / "checkpoints"
     trainer = SageTrainer(
-        model=model, processing_class=tokenizer, reward_funcs=reward(items), guide=guide,
+        model=model, processing_class=tokenizer, reward_funcs=reward(items, chosen.reward), guide=guide, anchor=chosen.anchor if settings["beta"] else None, dynamic_sampling=chosen.dynamic_sampling,
         train_dataset=Dataset.from_list([{"prompt": prompts.messages(i.question), "answer": i.gold, "item": n} for n, i in enumerate(items)]),
-        args=arguments(GRPOConfig, settings, output_dir=str(checkpoints), report_to="none", disable_tqdm=True),
+        args=arguments(GRPOConfig, {"report_to": "none", **settings}, output_dir=str(checkpoints), disable_tqdm=True),
         callbacks=[StepLog(run.live_steps)],
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
@@ -54,8 +57,9 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
     return record.finish(run.record, reference=weights_hash(reference.model), weights=weights_hash(run.model))
 
 
-def reward(items: list[data.Item]) -> Callable:
-    """TRL's reward function: Math-Verify on the last answer. On the embedded task it also logs, as metrics that earn
+def reward(items: list[data.Item], kind: str = "accuracy") -> Callable:
+    """TRL's reward function: Math-Verify on the last answer, or with ``kind`` "random" a fair coin for every completion
+    (drawn from torch's global stream, which checkpoints keep), with the accuracy as the metric ``task/accuracy``. On the embedded task it also logs, as metrics that earn
     nothing, the share of valid work (``task/valid``), of rewarded work that is not valid (``task/unsound``), and of
     the rare way among all samples (``task/rare``)."""
 
@@ -66,6 +70,8 @@ def reward(items: list[data.Item]) -> Callable:
             log_metric("task/valid", sum(c.valid for c in checks) / len(checks))
             log_metric("task/rare", sum(c.way == "R" for c in checks) / len(checks))
             log_metric("task/unsound", sum(r > 0 and not c.valid for r, c in zip(rewards, checks, strict=True)) / len(checks))
-        return rewards
+        if log_metric is not None and kind == "random":
+            log_metric("task/accuracy", sum(rewards) / len(rewards))
+        return rewards if kind == "accuracy" else (torch.rand(len(rewards)) < 0.5).float().tolist()
 
     return accuracy

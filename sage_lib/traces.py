@@ -9,7 +9,7 @@ from sage_lib import data, layout, prompts
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
 from sage_lib.files import append_line, read_json, write_json
-from sage_lib.guide_choice import resolve_guide
+from sage_lib.guide_choice import resolve_branch
 from sage_lib.guides import GuideInputs, RandomGuide, TokenGuide
 from sage_lib.layout import Run
 from sage_lib.records import Record
@@ -38,7 +38,7 @@ def measure(profile: Profile, run: Run) -> dict:
     record = Record("trace", profile.name, run.fingerprint, seed, {"method": method, "problems": PROBLEMS, "completions": COMPLETIONS})
     model, tokenizer = load_model(profile, of.model, full=False)
     reference, _ = load_model(profile, layout.sft_run(profile).model, full=False)
-    guides = {"random": RandomGuide(), "token": TokenGuide(), "branch": resolve_guide(profile.guide, read_json(layout.sft_run(profile).measured / "entropy.json"))}
+    guides = {"random": RandomGuide(), "token": TokenGuide(), "branch": resolve_branch(profile.guide, read_json(layout.sft_run(profile).measured / "entropy.json"))}
     config = generation_config(model, tokenizer, profile.evaluation)
     config.temperature, config.top_p, config.min_p = profile.rl["temperature"], profile.rl["top_p"], profile.rl["min_p"]
     run.samples.unlink(missing_ok=True)

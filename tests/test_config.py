@@ -57,9 +57,12 @@ def edited(tmp_path):
     ("  digits: 4", "  digits: four", "digits must be int"),
     ("seeds: [3407]", "seeds: ['3407']", "seeds are whole numbers"),
     ("seeds: [3407]", "seeds: [3407, 3407]", "each once"),
-    ("  samples: 256", "  samples: 64", "pass@256 needs"),
+    ("  samples: 128", "  samples: 64", "pass@128 needs"),
     ("name: smoke", "name: smoker", "make them agree"),
-    ("rl: {}, guided: true", "rl: {beta: 0.0}, guided: true", "needs beta > 0"),
+    ("{label: GRPO + Branch, guide: branch}", "{label: GRPO + Branch, guide: branch, rl: {beta: 0.0}}", "needs beta > 0"),
+    ("anchor: forward_kl", "anchor: k4", "no anchor 'k4'"),
+    ("reward: random", "reward: luck", "no reward 'luck'"),
+    ("[grpo, grpo_no_kl,", "[grpoo, grpo_no_kl,", "names 'grpoo', which is not among"),
     ("  threshold: null", "  threshold: 1.2", "either threshold and ratio"),
     ("seeds: [3407]", "seeds: [3407", "not valid YAML"),
     ("seeds: [3407]", "seedz: [3407]", "unknown key 'seedz'"),
@@ -93,11 +96,11 @@ def test_a_setting_unknown_to_trl_is_refused(edited):
 
 def test_fingerprints_change_with_what_made_a_stage_and_with_nothing_else(edited):
     smoke = config.load("smoke")
-    other = config.load(edited("  samples: 256 ", "  samples: 512 "))
+    other = config.load(edited("  samples: 128 ", "  samples: 512 "))
     assert layout.sft_run(other).fingerprint == layout.sft_run(smoke).fingerprint
     assert layout.evaluation_run(other, layout.sft_run(other)).fingerprint != layout.evaluation_run(smoke, layout.sft_run(smoke)).fingerprint
     other = config.load(edited("rare_share: 0.03", "rare_share: 0.05"))
     assert all(a.fingerprint != b.fingerprint for (_, _, a), (_, _, b) in zip(layout.rl_runs(other), layout.rl_runs(smoke), strict=True))
     guided = config.load(edited("threshold_quantile: 0.90", "threshold_quantile: 0.95"))
     changed = {m for (m, _, a), (_, _, b) in zip(layout.rl_runs(guided), layout.rl_runs(smoke), strict=True) if a.fingerprint != b.fingerprint}
-    assert changed == {"grpo_branch"}
+    assert changed == {m for m, chosen in smoke.methods.items() if chosen.guide}

@@ -10,7 +10,7 @@ from sage_lib.paths import ROOT
 
 FLOORS = [
     {"errors", "prompts", "__init__"},
-    {"paths", "metrics", "guides", "embedded_task", "verifier", "benchmarks", "theory"},
+    {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "benchmarks", "theory"},
     {"files", "config", "reported", "counts", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
     {"records", "data", "guide_choice", "findings"},
     {"layout", "sampling"},
