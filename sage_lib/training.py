@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
@@ -15,6 +14,8 @@ from sage_lib.files import append_line, read_lines, rewrite_lines
 
 #: Stop a run whose every group earns one and the same reward for this many steps: it trains nothing and says nothing.
 FLAT_STEPS = 50
+#: File that marks a checkpoint as whole; written last.
+WHOLE = "whole"
 
 
 def check_sections(profile: Profile) -> None:
@@ -53,6 +54,9 @@ class StepLog(TrainerCallback):
         rewrite_lines(self.path, [row for row in read_lines(self.path) if row["step"] <= state.global_step])
         self.flat, self.clock = 0, time.perf_counter()
 
+    def on_save(self, args, state, control, **kwargs):
+        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not logs or "train_runtime" in logs:
             return
@@ -67,8 +71,9 @@ class StepLog(TrainerCallback):
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint to resume from, or None."""
-    return get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    """The newest whole checkpoint to resume from, or None: a kill can leave one half-written, without its mark."""
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}")]
+    return str(max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]))) if whole else None
 
 
 def weights_hash(folder: Path) -> str:

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import time
 
 import pytest
 
-from sage_lib import config, counts, files, layout, records
+from sage_lib import config, counts, files, layout, records, training
 from sage_lib.paths import PROFILES
 
 SMALLER = [  # smoke, two orders of magnitude down
@@ -61,29 +63,42 @@ def test_sft_merges_its_adapter_and_records_what_it_did(tiny, base):
     assert json.loads((base.measured / "entropy.json").read_text())["tokens"] > 0
 
 
-def test_a_killed_run_resumes_to_the_very_same_weights(tiny, base):
-    words = ("rl", "--method", "grpo_branch", "--seed", "3407")
-    run = layout.rl_run(tiny, "grpo_branch", 3407)
-    process = start(tiny, *words)
-    deadline = time.monotonic() + 120
-    while not (run.build / "checkpoints" / "checkpoint-8" / "trainer_state.json").is_file():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0][-3000:]
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not run.done()
+@pytest.mark.parametrize("method", ["grpo_token", "dapo_branch"])
+def test_a_run_killed_at_random_points_ends_at_the_very_same_weights(tiny, base, method, tmp_path):
+    """Noise of a guide, fresh prompts of dynamic sampling, optimiser, schedule, reference: all survive kill -9, thrice."""
+    words = ("rl", "--method", method, "--seed", "3407")
+    run = layout.rl_run(tiny, method, 3407)
+    rng = random.Random(method)
+    for step in sorted(rng.sample(range(2, 23), 3)):
+        process = start(tiny, *words)
+        deadline = time.monotonic() + 120
+        while len(files.read_lines(run.live_steps)) < step:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0][-3000:]
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not run.done()
     finish(tiny, *words)
-    killed = records.load(run.record)["weights"]
+    killed = records.load(run.record)
     assert [r["step"] for r in files.read_lines(run.measured / "steps.jsonl")] == list(range(1, 25)), "no step is lost or doubled"
-    with pytest.MonkeyPatch.context() as patch:  # the same run, undisturbed, elsewhere
-        elsewhere = run.build.parent.parent.parent.parent / "undisturbed"
-        patch.setenv("SAGE_RESULTS", str(elsewhere))
-        patch.setenv("SAGE_BUILD", str(elsewhere / "build"))
-        finish(tiny, "sft")
+    with pytest.MonkeyPatch.context() as patch:  # the same run from the same base, undisturbed, elsewhere
+        shutil.copytree(base.build, tmp_path / "build" / tiny.name / "sft")
+        shutil.copytree(base.measured, tmp_path / "data" / "measured" / tiny.name / "sft")
+        patch.setenv("SAGE_RESULTS", str(tmp_path))
+        patch.setenv("SAGE_BUILD", str(tmp_path / "build"))
         finish(tiny, *words)
-        whole = layout.rl_run(tiny, "grpo_branch", 3407)
-        assert records.load(whole.record)["reference"] == records.load(run.record)["reference"]
-        assert records.load(whole.record)["weights"] == killed
+        whole = records.load(layout.rl_run(tiny, method, 3407).record)
+    assert killed["reference"] == whole["reference"] and killed["weights"] == whole["weights"]
+
+
+def test_a_half_written_checkpoint_is_passed_over(tmp_path):
+    for step, whole in ((4, True), (8, True), (12, False)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if whole:
+            (tmp_path / f"checkpoint-{step}" / training.WHOLE).touch()
+    assert training.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
+    assert training.last_checkpoint(tmp_path / "none") is None
 
 
 def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, base):

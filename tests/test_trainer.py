@@ -260,3 +260,16 @@ def test_resume_is_bit_for_bit(make, tmp_path):
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert [r["loss"] for r in whole.state.log_history if r["step"] > 2 and "loss" in r] == [r["loss"] for r in again.state.log_history if r["step"] > 2 and "loss" in r]
     assert torch.equal(weights(whole), weights(again))
+
+
+def test_a_resume_far_from_the_reference_goes_on_and_another_reference_is_refused(make, tmp_path):
+    settings = dict(max_steps=6, learning_rate=0.3, save_strategy="steps", save_steps=3, output_dir=str(tmp_path))
+    first = trained(make(None, **settings))
+    assert first.state.log_history[3]["kl_ref"] > 1e-3, "the policy has left its reference"
+    checkpoint = str(tmp_path / "checkpoint-3")
+    again = make(None, **settings)
+    again.train(resume_from_checkpoint=checkpoint)
+    assert torch.equal(weights(first), weights(again))
+    torch.save({k: v if k != "reference" else "another" for k, v in torch.load(f"{checkpoint}/sage_state_0.pt").items()}, f"{checkpoint}/sage_state_0.pt")
+    with pytest.raises(SageError, match="reference policy is not the one"):
+        make(None, **settings).train(resume_from_checkpoint=checkpoint)
