@@ -6,10 +6,12 @@ VENV    := .venv
 RUN     := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test reproduce lab lock gpu clean
+.PHONY: help test test-gpu bench reproduce lab lock gpu clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
+	@echo "make test-gpu                  the tests that need a CUDA GPU, after make gpu (SAGE_GPU_MODEL names a small model's folder)"
+	@echo "make bench                     measure again what data/measured/benchmarks holds"
 	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order (RESUME=1 goes on where a run stopped)"
 	@echo "make lab                       open JupyterLab on the notebooks"
 	@echo "make gpu                       add what Unsloth wants on a GPU"
@@ -32,6 +34,12 @@ $(VENV)/installed: requirements.lock pyproject.toml
 
 test: $(VENV)/installed
 	$(RUN) -m pytest
+
+test-gpu: $(VENV)/installed
+	$(RUN) -m pytest -m gpu -rs -s
+
+bench: $(VENV)/installed
+	for name in guides trainer; do $(RUN) tools/bench.py $$name || exit 1; done
 
 reproduce: $(VENV)/installed
 	$(RUN) -m sage_lib.reproduce --profile $(PROFILE) $(if $(RESUME),--resume)

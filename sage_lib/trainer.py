@@ -55,6 +55,9 @@ class SageTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         self.guide, self.dynamic_sampling = guide, dynamic_sampling
         self.anchor: Anchor | None = anchor or ("k3" if guide is not None else None)
+        # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no entropies: there the anchor is
+        # shaped where the reference is scored, at the price of one forward pass without a gradient.
+        self._seam: Literal["loss", "scoring"] = "scoring" if any("unsloth" in f"{c.__module__}.{c.__qualname__}".lower() for c in type(self).__mro__) else "loss"
         self._require_usable()
         if self.anchor is not None and self.args.use_bias_correction_kl != (self.anchor == "k3_corrected"):
             if anchor is None:
@@ -84,6 +87,7 @@ class SageTrainer(GRPOTrainer):
         refuse(self.anchor == "sequence" and self.importance_sampling_level != "token", "the anchor 'sequence' credits tokens one by one: set importance_sampling_level to token")
         refuse(self.anchor == "forward_kl" and self.guide is not None, "the exact forward KL has no sampled token for a guide to act on: use the anchor k3 with it, or no guide")
         refuse(self.anchor == "forward_kl" and (self.is_fsdp_enabled or self.is_deepspeed_enabled), "the exact forward KL needs whole weights on every process: use data parallelism without FSDP or ZeRO")
+        refuse(self._seam == "scoring" and self.anchor not in (None, "k3"), f"Unsloth's GPU trainer has the loss of the anchor 'k3' only, not of {self.anchor!r}: use plain TRL for it")
         local = self.args.per_device_train_batch_size * self.args.steps_per_generation
         refuse(bool(self.dynamic_sampling) and local % self.num_generations != 0,
                f"dynamic sampling needs whole groups on every process: {local} completions are not a multiple of num_generations {self.num_generations}")
@@ -92,7 +96,7 @@ class SageTrainer(GRPOTrainer):
     # -- the seam ------------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model, inputs):
-        if not self.model.training or "ref_per_token_logps" not in inputs:
+        if not self.model.training or "ref_per_token_logps" not in inputs or self._seam == "scoring":
             with self._timed("loss"):
                 return super()._compute_loss(model, inputs)
         self._shaping = dict(inputs)  # shallow: TRL keeps the batch for further iterations, and it must stay as it was
@@ -146,16 +150,18 @@ class SageTrainer(GRPOTrainer):
         slot = self._step % self.args.steps_per_generation
         first = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
         if first or slot not in self._q:
-            log_q = None
-            if self.guide is not None:
-                progress = self.state.global_step / max(self.state.max_steps, 1)
-                q = self.guide(GuideInputs(entropies=entropies, logps=logps, mask=mask, progress=progress, generator=self.guide_generator))
-                if q.shape != logps.shape or not torch.isfinite(q).all() or (q <= 0).any():
-                    raise SageError(f"the guide must return positive finite values of shape {tuple(logps.shape)}, one for each token")
-                log_q = q.detach().to(logps.dtype).log()
-                self._log_guide_metrics(q.detach(), mask)
+            log_q = None if self.guide is None else self._log_q(logps, entropies, mask)
             self._q[slot] = log_q, anchors.return_credit(logps, reference, log_q, mask) if self.anchor == "sequence" else None
         return self._q[slot]
+
+    def _log_q(self, logps: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Ask the guide, check and log what it says: log q, shape (batch, time)."""
+        progress = self.state.global_step / max(self.state.max_steps, 1)
+        q = self.guide(GuideInputs(entropies=entropies, logps=logps, mask=mask, progress=progress, generator=self.guide_generator))
+        if q.shape != logps.shape or not torch.isfinite(q).all() or (q <= 0).any():
+            raise SageError(f"the guide must return positive finite values of shape {tuple(logps.shape)}, one for each token")
+        self._log_guide_metrics(q.detach(), mask)
+        return q.detach().to(logps.dtype).log()
 
     def _reduce(self, per_token: torch.Tensor, batch: dict) -> torch.Tensor:
         return anchors.reduce(per_token, _mask(batch), self.loss_type, self.max_completion_length, batch.get("num_items_in_batch"), self.accelerator.num_processes,
@@ -218,9 +224,27 @@ class SageTrainer(GRPOTrainer):
             width = batch["completion_ids"].shape[1]
             batch["ref_hidden"] = torch.cat(self._hidden)[:, -width - 1: -1].detach()
         self._hidden = None
+        if self._seam == "scoring" and self.model.training and "ref_per_token_logps" in batch:
+            self._shape_scored(batch)
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["time/scoring"].append(time.perf_counter() - started - metrics["time/generation"][-1] - metrics["time/reward"][-1])
         return batch
+
+    @torch.no_grad()
+    def _shape_scored(self, batch: dict) -> None:
+        """The seam "scoring": q from a pass of its own, put into the reference log-probabilities of the whole batch."""
+        mask, reference, parts = _mask(batch), batch["ref_per_token_logps"], []
+        if reference.shape != mask.shape:
+            raise SageError(f"the reference is scored in shape {tuple(reference.shape)}, the completions have {tuple(mask.shape)}: this version of Unsloth packs them differently; use plain TRL")
+        ids, attention = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1), torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        size = self.args.per_device_train_batch_size
+        for rows, seen, drawn in zip(ids.split(size), attention.split(size), batch["completion_ids"].split(size), strict=True):
+            log_pi = (self.model(input_ids=rows, attention_mask=seen).logits[:, -drawn.shape[1] - 1: -1].float() / self.temperature).log_softmax(-1)
+            parts.append((log_pi.gather(-1, drawn[..., None])[..., 0], -(log_pi.exp() * log_pi).sum(-1)))
+        logps, entropies = (torch.cat(p) for p in zip(*parts, strict=True))
+        self._metrics["train"]["kl_ref"].append(self._mean(anchors.k3(reference, logps), mask))
+        if self.guide is not None:
+            batch["ref_per_token_logps"] = reference + self._log_q(logps, entropies, mask)
 
     def _generate(self, prompts):
         with self._timed("generation"):

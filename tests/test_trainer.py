@@ -273,3 +273,21 @@ def test_a_resume_far_from_the_reference_goes_on_and_another_reference_is_refuse
     torch.save({k: v if k != "reference" else "another" for k, v in torch.load(f"{checkpoint}/sage_state_0.pt").items()}, f"{checkpoint}/sage_state_0.pt")
     with pytest.raises(SageError, match="reference policy is not the one"):
         make(None, **settings).train(resume_from_checkpoint=checkpoint)
+
+
+def test_shaping_at_scoring_as_on_unsloths_gpu_trainer_trains_alike(make):
+    guide = BranchGuide(threshold=0.5)
+    at_loss, trainer = trained(make(guide)), make(guide)
+    trainer._seam = "scoring"
+    trainer.train()
+    assert torch.allclose(weights(at_loss), weights(trainer), atol=1e-5)
+    for a, b in zip(at_loss.state.log_history[:3], trainer.state.log_history[:3], strict=True):
+        assert all(a[k] == pytest.approx(b[k], abs=1e-4) for k in ("kl", "kl_ref", "guide/mean", "guide/acting"))
+    assert (weights(trained(make(None))) - weights(trainer)).abs().max() > 1e-4, "and not as without a guide"
+
+
+def test_on_unsloths_trainer_other_anchors_are_refused(make):
+    trainer = make(BranchGuide())
+    trainer._seam, trainer.anchor = "scoring", "sequence"
+    with pytest.raises(SageError, match="anchor 'k3' only"):
+        trainer._require_usable()

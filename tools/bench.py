@@ -1,4 +1,4 @@
-"""Benchmarks whose results are kept: python tools/bench.py guides
+"""Benchmarks whose results are kept: python tools/bench.py guides, or trainer
 
 Each writes data/measured/benchmarks/<name>.csv and a record of machine, revision and versions beside it. Compare ratios,
 never seconds of two runs: what is compared alternates within one process.
@@ -6,8 +6,10 @@ never seconds of two runs: what is compared alternates within one process.
 
 import argparse
 import statistics
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import torch
@@ -50,13 +52,86 @@ def guides() -> pd.DataFrame:
                           "largest share": max(a / b for a, b in zip(t, forward, strict=True)), "rounds": len(t)} for name, t in times.items()])
 
 
-BENCHMARKS = {"guides": guides}
+class _Turns:
+    """Several trainers in threads of one process, a step each in turn; notes how long every step took."""
+
+    def __init__(self, names: list[str]):
+        self.order, self.turn, self.seconds = names, names[0], {name: [] for name in names}
+        self.condition = threading.Condition()
+
+    def callback(self, name: str):
+        from transformers import TrainerCallback
+
+        turns = self
+
+        class Turn(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                with turns.condition:
+                    turns.condition.wait_for(lambda: turns.turn == name)
+                torch.manual_seed(state.global_step)  # every trainer draws the same rollouts
+                self.started = time.perf_counter()
+
+            def on_step_end(self, args, state, control, **kwargs):
+                turns.seconds[name].append(time.perf_counter() - self.started)
+                turns.pass_on(name)
+
+        return Turn()
+
+    def pass_on(self, name: str) -> None:
+        with self.condition:
+            self.turn = self.order[(self.order.index(name) + 1) % len(self.order)]
+            self.condition.notify_all()
+
+
+def trainer() -> pd.DataFrame:
+    """A step of 64 rollouts (LoRA, the smoke profile's model) of SageTrainer against stock GRPOTrainer, taking turns.
+
+    The learning rate is 0, so that all of them draw the very same completions in the same step.
+    """
+    from sage_lib.backend import GRPOConfig, GRPOTrainer  # first
+    from sage_lib.trainer import SageTrainer
+
+    import datasets
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from sage_lib import data, prompts
+
+    steps, profile = 40, config.load("smoke")
+    folder = paths.build("benchmarks") / "rl_model"
+    embedded_model.create(folder, profile.model.architecture, profile.task.limit, profile.model.max_seq_length, seed=0)
+    rows = datasets.Dataset.from_list([{"prompt": prompts.messages(i.question), "answer": i.gold} for i in data.rl_items(profile)])
+    cases = {"stock GRPOTrainer": None, "SageTrainer, no guide": {}, "Branch": {"guide": BranchGuide(0.3, 0.14)}, "Random": {"guide": RandomGuide()}, "Token": {"guide": TokenGuide()},
+             "Branch, sequence": {"guide": BranchGuide(0.3, 0.14), "anchor": "sequence"}, "exact forward KL": {"anchor": "forward_kl"}}
+    turns = _Turns(list(cases))
+    settings = {**profile.rl, "max_steps": steps, "learning_rate": 0.0, "save_strategy": "no", "seed": 0}
+
+    def make(name: str, extra: dict | None):
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), LoraConfig(r=8, lora_alpha=16, target_modules=list(profile.rl_lora["target_modules"]), task_type="CAUSAL_LM"))
+        return (GRPOTrainer if extra is None else SageTrainer)(
+            model=model, processing_class=embedded_model.load_tokenizer(folder), reward_funcs=lambda completions, **_: [len(c[0]["content"]) % 7 / 7 for c in completions], train_dataset=rows,
+            args=GRPOConfig(**settings, output_dir=str(folder.parent / name), report_to="none", disable_tqdm=True), callbacks=[turns.callback(name)], **(extra or {}))
+
+    trainers = [make(*case) for case in cases.items()]  # loading a model is not safe beside another's
+    with ThreadPoolExecutor(len(trainers)) as pool:
+        for done in [pool.submit(t.train) for t in trainers]:
+            done.result()
+    stock = turns.seconds["stock GRPOTrainer"]
+    rows = []
+    for name, times in turns.seconds.items():
+        ratios = sorted(a / b for a, b in zip(times[2:], stock[2:], strict=True))  # the first two steps warm up
+        rows.append({"trainer": name, "seconds": statistics.median(times[2:]), "ratio": statistics.median(ratios), "ratio 10 %": ratios[len(ratios) // 10], "ratio 90 %": ratios[-len(ratios) // 10], "steps": len(ratios)})
+    return pd.DataFrame(rows)
+
+
+BENCHMARKS = {"guides": guides, "trainer": trainer}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("name", choices=BENCHMARKS)
     name = parser.parse_args().name
+    torch.set_num_threads(2)
     table = BENCHMARKS[name]()
     folder = paths.BENCHMARKS
     write_text(folder / f"{name}.csv", table.to_csv(index=False))
