@@ -4,6 +4,7 @@ One style: colours that the colour-blind tell apart, and a marker and dash of it
 print reads as well. Every figure states n, and shows intervals wherever something was sampled.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from sage_lib import metrics, paths, records, tables
 from sage_lib.config import Profile
 from sage_lib.files import read_lines, write_json
-from sage_lib.layout import sft_run
+from sage_lib.layout import evaluated, sft_run
 
 #: Columns of a two-column page and of one column, inches.
 WIDE, NARROW = 6.75, 3.25
@@ -92,25 +93,41 @@ def entropy_thresholds(profile: Profile, threshold: float, ratio: float) -> Figu
     return figure
 
 
-def training_curves(profile: Profile) -> Figure:
-    """Reward, token entropy, KL to the reference and share of the rare way by RL step; bands span the seeds."""
-    frame = tables.training(profile)
-    panels = [("reward", "reward"), ("entropy", "token entropy (nats)"), ("kl_ref", "KL to $\\pi_{ref}$ (k3, nats)"), ("task/rare", "share of the rare way")]
+def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
+    """Reward, token entropy, KL to the reference, gradient norm and share of the rare way by RL step; bands span the seeds."""
+    frame, methods = tables.training(profile), [m for m in methods if m in profile.methods]
+    panels = [("reward", "reward"), ("entropy", "token entropy (nats)"), ("kl_ref", "KL to $\\pi_{ref}$ (k3, nats)"), ("grad_norm", "gradient norm"), ("task/rare", "share of the rare way")]
     panels = [(key, name) for key, name in panels if key in frame]
     window = max(1, profile.rl["max_steps"] // 10)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, len(panels), figsize=(WIDE, 2.2))
-        for axis, (key, name) in zip(np.atleast_1d(axes), panels, strict=True):
-            for method, of_method in frame.groupby("method", sort=False):
-                runs = [_smooth(g[key].to_numpy(), window) for _, g in of_method.groupby("seed") if g[key].notna().all()]
+        figure, axes = plt.subplots(2, 3, figsize=(WIDE, 3.9), sharex=True)
+        for axis, (key, name) in zip(axes.flat, panels, strict=False):
+            for method in methods:
+                runs = [_smooth(g[key].to_numpy(), window) for _, g in frame[frame["method"] == method].groupby("seed") if g[key].notna().all()]
                 if runs:
                     runs, steps = np.stack(runs), np.arange(1, len(runs[0]) + 1)
                     axis.plot(steps, runs.mean(0), label=tables.label(profile, method), markevery=max(1, len(steps) // 6), **look(profile, method))
                     axis.fill_between(steps, runs.min(0), runs.max(0), color=look(profile, method)["color"], alpha=0.15, linewidth=0)
             axis.set(xlabel="RL step", ylabel=name)
+        handles = axes.flat[0].get_legend_handles_labels()
+        for axis in axes.flat[len(panels):]:
+            axis.axis("off")
+        axes.flat[-1].legend(*handles, loc="center")
         rollouts = profile.rl["per_device_train_batch_size"] * profile.rl["gradient_accumulation_steps"]
         figure.suptitle(f"{profile.name}: {rollouts} rollouts a step, mean over {window} steps; {len(profile.seeds)} seed(s), bands: all seeds", fontsize=8)
-        figure.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(profile.methods))
+    return figure
+
+
+def guide_effects(profile: Profile) -> Figure:
+    """What the branch guide adds to the expected gradient of each anchor on the embedded model; bars: standard errors over prompts."""
+    frame = tables.effects(profile)
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(NARROW + 0.4, 2.3))
+        for i, row in enumerate(frame.itertuples()):
+            axis.errorbar(i, row.along, yerr=row.along_se, capsize=3, **{**series(i + 3), "linestyle": "none"})
+        axis.axhline(0, color="0.3", linewidth=0.8)
+        axis.set(xticks=range(len(frame)), xticklabels=["k3 (the paper's)", "k3, corrected", "sequence (eq. 8)"], xlim=(-0.5, len(frame) - 0.5), ylabel="change of the KL pull\nby the branch guide",
+                 title="expected gradients, exact over the next token")
     return figure
 
 
@@ -162,7 +179,7 @@ def figure3(profile: Profile, methods: tuple[str, ...] = ("base", "grpo", "grpo_
 def mode_shares(profile: Profile) -> Figure:
     """The rare way's share of samples and the share of problems solved validly both ways, by method."""
     frame = tables.modes(profile)
-    keys = ["base", *profile.methods]
+    keys = ["base", *evaluated(profile)]
     panels = [("rare_share", "rare_low", "rare_high", "rare way, share of samples"), ("both_ways", "both_ways_low", "both_ways_high", "problems solved both ways")]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(WIDE, 2.3))
@@ -171,6 +188,6 @@ def mode_shares(profile: Profile) -> Figure:
                 axis.errorbar(position, row[mean], yerr=[[max(row[mean] - row[low], 0)], [max(row[high] - row[mean], 0)]], capsize=3, **{**look(profile, method), "linestyle": "none"})
             top = max(frame[high].max() * 1.1, 0.01)  # a row of zeros still needs an axis
             axis.set(xticks=range(len(keys)), xticklabels=frame["row"], ylabel=name, ylim=(-0.03 * top, top), xlim=(-0.5, len(keys) - 0.5))
-            axis.tick_params(axis="x", rotation=15)
+            axis.tick_params(axis="x", rotation=15 if len(keys) < 5 else 60)
         figure.suptitle(f"{profile.name}: {profile.evaluation.samples} samples a problem, {len(profile.seeds)} seed(s); bars: 95 % over problems", fontsize=8)
     return figure

@@ -97,6 +97,11 @@ def trace_run(profile: Profile) -> Run:
     return Run("trace", paths.build(profile.name) / "trace", paths.measured(profile.name) / "trace", f"{of.fingerprint}/{of.weights}/{profile.fingerprint('evaluation.data', 'guide')}")
 
 
+def effects_run(profile: Profile) -> Run:
+    """What the branch guide adds to the expected gradient of each anchor."""
+    return Run("effects", paths.build(profile.name) / "effects", paths.measured(profile.name) / "effects", f"{sft_run(profile).fingerprint}/{sft_run(profile).weights}/{profile.fingerprint('rl_data', 'rl', 'guide')}")
+
+
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
     """(method, seed, run) of every RL run of the profile, seed by seed."""
     return [(method, seed, rl_run(profile, method, seed)) for seed in profile.seeds for method in profile.methods]

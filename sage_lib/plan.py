@@ -100,7 +100,7 @@ def text(frame: pd.DataFrame) -> str:
 
 def notebook_map(profile: Profile, notebooks: Sequence) -> pd.DataFrame:
     """What each notebook is about and makes: columns notebook, about, figures, measured."""
-    return pd.DataFrame([(n.name, n.about, ", ".join(n.figures) or "-", ", ".join(n.measured) or "-") for n in notebooks],
+    return pd.DataFrame([(n.name, n.about, ", ".join(n.figures + n.task_figures) or "-", ", ".join(n.measured + n.task_measured) or "-") for n in notebooks],
                         columns=["notebook", "about", f"figures/{profile.name}", f"data/measured/{profile.name}"])
 
 

@@ -25,20 +25,25 @@ KERNEL = "python3"
 
 @dataclass(frozen=True)
 class Notebook:
-    """One notebook: its number and name, what it is about, and what it leaves in figures/<profile> and data/measured/<profile>."""
+    """One notebook: its number and name, what it is about, and what it leaves in figures/<profile> and data/measured/<profile>.
+
+    ``task_figures`` and ``task_measured`` are made where the profile has the embedded task.
+    """
 
     name: str
     about: str
     figures: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
+    task_figures: tuple[str, ...] = ()
+    task_measured: tuple[str, ...] = ()
 
     @property
     def number(self) -> str:
         return self.name[:2]
 
-    def artefacts(self, profile: str) -> list[Path]:
-        return [*(paths.figures(profile) / f"{f}{ending}" for f in self.figures for ending in (".pdf", ".png")),
-                *(paths.measured(profile) / m for m in self.measured)]
+    def artefacts(self, profile: Profile) -> list[Path]:
+        figures, measured = (self.figures, self.measured) if profile.task is None else (self.figures + self.task_figures, self.measured + self.task_measured)
+        return [*(paths.figures(profile.name) / f"{f}{ending}" for f in figures for ending in (".pdf", ".png")), *(paths.measured(profile.name) / m for m in measured)]
 
 
 #: Every notebook, in the order in which they run.
@@ -48,9 +53,9 @@ NOTEBOOKS = (
     Notebook("02_closed_form_tilting", "every closed form against enumeration and optimisers, Figure 5", ("detection", "entropy_bonus", "separation", "figure5")),
     Notebook("03_what_the_trainer_optimises", "each KL estimator's gradient and fixed point, exactly", ("fixed_points", "distances", "branch_ratio")),
     Notebook("05_sft", "the base policy, and where its uncertainty lies", ("sft_loss",), ("sft/record.json", "sft/entropy.json")),
-    Notebook("06_grpo_and_sage", "RL with and without the anchor, and with the guided one", ("entropy_thresholds", "training_curves")),
+    Notebook("06_grpo_and_sage", "RL with every method, the same seeds and budget; Table 5", ("entropy_thresholds", "training_curves", "training_losses", "training_controls"), ("table5.csv",), ("guide_effects",), ("effects/effects.json",)),
     Notebook("04_guides", "what each guide does to real completions, Figure 1; after 06, whose policy it traces", ("figure1", "signals", "schedules"), ("trace/traces.json", "trace/signals.json")),
-    Notebook("07_evaluate", "n samples a problem, verified and counted", ("mode_shares",), ("evaluation/sft/counts.csv", "modes.csv")),
+    Notebook("07_evaluate", "n samples a problem, verified and counted", (), ("evaluation/sft/counts.csv",), ("mode_shares",), ("modes.csv",)),
     Notebook("08_main_results", "Table 1, Figure 2, Figure 3", ("figure2", "figure3"), ("table1.csv",)),
 )
 
@@ -118,14 +123,14 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
         started, wall = time.perf_counter(), time.time()
         try:
             run_notebook(paths.NOTEBOOKS / f"{notebook.name}.ipynb", output, {"profile": profile.path if profile.name not in config.names() else profile.name})
-            missing = [a for a in notebook.artefacts(profile.name) if not a.is_file() or (a.suffix in (".pdf", ".png") and a.stat().st_mtime < wall)]
+            missing = [a for a in notebook.artefacts(profile) if not a.is_file() or (a.suffix in (".pdf", ".png") and a.stat().st_mtime < wall)]
             if missing:
                 raise SageError(f"notebook {notebook.name} ended without making {missing[0].parent.name}/{missing[0].name}; executed copy: {output}")
             state = "ok"
         except SageError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             state, ok = "failed", False
-        rows.append((notebook.name, time.perf_counter() - started, sum(a.is_file() for a in notebook.artefacts(profile.name)), state))
+        rows.append((notebook.name, time.perf_counter() - started, sum(a.is_file() for a in notebook.artefacts(profile)), state))
         if not ok:
             break
     rows += [(n.name, 0.0, 0, "not run") for n in chosen[len(rows):]]

@@ -3,9 +3,10 @@
     python -m sage_lib.stages sft --profile smoke
     python -m sage_lib.stages rl --profile smoke --method grpo_branch --seed 3407
     python -m sage_lib.stages trace --profile smoke
+    python -m sage_lib.stages effects --profile smoke
     python -m sage_lib.stages evaluate --profile smoke [--method grpo_branch --seed 3407]
 
-A notebook never trains inside its kernel: it calls :func:`run_sft`, :func:`run_rl`, :func:`run_trace` or :func:`run_evaluation`, which
+A notebook never trains inside its kernel: it calls :func:`run_sft`, :func:`run_rl`, :func:`run_trace`, :func:`run_effects` or :func:`run_evaluation`, which
 start these commands, show their progress and raise when one fails. A stage that is finished from the same settings is
 not run again.
 """
@@ -63,6 +64,13 @@ def run_trace(profile: Profile) -> dict:
     """Trace the guides on completions of the first method's policy; returns the run record."""
     run = layout.trace_run(profile)
     _start(profile, [Job(run, ("trace",), "traces", 1)])
+    return records.load(run.record)
+
+
+def run_effects(profile: Profile) -> dict:
+    """Measure what the branch guide adds to each anchor's expected gradient; returns the run record."""
+    run = layout.effects_run(profile)
+    _start(profile, [Job(run, ("effects",), "expected gradients", 16)])
     return records.load(run.record)
 
 
@@ -153,7 +161,7 @@ def check_machine(profile: Profile) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("stage", choices=("sft", "rl", "trace", "evaluate"))
+    parser.add_argument("stage", choices=("sft", "rl", "trace", "effects", "evaluate"))
     parser.add_argument("--profile", required=True)
     parser.add_argument("--method")
     parser.add_argument("--seed", type=int)
@@ -170,15 +178,15 @@ def _run(options: argparse.Namespace, profile: Profile) -> None:
     check_machine(profile)
     sft_run = layout.sft_run(profile)
     trained = sft_run if options.method is None else layout.rl_run(profile, options.method, options.seed)
-    run = {"evaluate": lambda: layout.evaluation_run(profile, trained), "trace": lambda: layout.trace_run(profile)}.get(options.stage, lambda: trained)()
+    run = {"evaluate": lambda: layout.evaluation_run(profile, trained), "trace": lambda: layout.trace_run(profile), "effects": lambda: layout.effects_run(profile)}.get(options.stage, lambda: trained)()
     if run.done():
         return
     run.prepare()
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(run.build / "unsloth_cache")  # one run's compiled code never meets another's
     import torch
 
-    # Fine-tuning runs alone, so it takes the threads of all the processes that may run beside each other.
-    torch.set_num_threads(profile.compute.threads * (profile.compute.parallel if options.stage == "sft" else 1))
+    # What runs alone takes the threads of all the processes that may run beside each other.
+    torch.set_num_threads(profile.compute.threads * (profile.compute.parallel if options.stage in ("sft", "trace", "effects") else 1))
     if options.stage == "sft":
         from sage_lib import sft
 
@@ -191,6 +199,10 @@ def _run(options: argparse.Namespace, profile: Profile) -> None:
         from sage_lib import traces
 
         traces.measure(profile, run)
+    elif options.stage == "effects":
+        from sage_lib import guide_effects
+
+        guide_effects.measure(profile, run)
     else:
         from sage_lib import evaluate
 

@@ -8,9 +8,15 @@ import pandas as pd
 from sage_lib import counts, layout, metrics, paths, reported
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
-from sage_lib.files import read_lines
+from sage_lib.files import read_json, read_lines
 
 BASE_LABEL = "Base Model"
+#: The methods in groups that are drawn together: Table 1, Table 3, and the anchors and controls of this companion.
+FAMILIES = {
+    "training_curves": ("grpo", "grpo_no_kl", "grpo_forward_kl", "grpo_random", "grpo_token", "grpo_branch"),
+    "training_losses": ("grpo", "bnpo_no_kl", "bnpo_branch", "dapo_no_kl", "dapo_branch"),
+    "training_controls": ("grpo", "grpo_branch", "branch_corrected", "branch_sequence", "identity", "shuffled_branch", "random_reward", "grpo_entropy"),
+}
 
 
 def label(profile: Profile, method: str) -> str:
@@ -131,6 +137,24 @@ def differences(profile: Profile, against: str) -> pd.DataFrame:
             rows.append((f"{label(profile, method)} - {label(profile, against)}", f"pass@{k}", float(np.mean([p[:, column].mean() for p in paired])), low, high,
                          sum(len(p) for p in paired), frame[frame["method"] == method]["run"].nunique()))
     return pd.DataFrame(rows, columns=["row", "metric", "difference", "low", "high", "problems", "seeds"])
+
+
+def table5(profile: Profile) -> pd.DataFrame:
+    """Table 5, measured: mean gradient norm of the first, middle and last third of the steps. Columns row, early, mid, late
+    (means over seeds), and each with _std over seeds (NaN for one), seeds. The norm is that before clipping."""
+    rows = []
+    for method, group in training(profile).groupby("method", sort=False):
+        thirds = np.stack([[part["grad_norm"].mean() for part in np.array_split(run.sort_values("step"), 3)] for _, run in group.groupby("seed")])
+        row = {"row": label(profile, method)}
+        for i, name in enumerate(("early", "mid", "late")):
+            row[name], row[f"{name}_std"] = metrics.mean_std(thirds[:, i])
+        rows.append({**row, "seeds": len(thirds)})
+    return pd.DataFrame(rows)
+
+
+def effects(profile: Profile) -> pd.DataFrame:
+    """What the branch guide adds to each anchor's expected gradient, as the stage effects measured it."""
+    return pd.DataFrame(read_json(layout.effects_run(profile).measured / "effects.json")["anchors"])
 
 
 def benchmark(name: str) -> pd.DataFrame:

@@ -16,7 +16,7 @@ FLOORS = [
     {"layout", "sampling"},
     {"tables", "training", "trainer"},
     {"figures", "plan", "sft"},
-    {"rl", "evaluate", "traces", "theory_figures", "guide_figures"},
+    {"rl", "evaluate", "traces", "guide_effects", "theory_figures", "guide_figures"},
     {"stages"},
     {"reproduce"},
 ]
