@@ -37,8 +37,10 @@ def look(profile: Profile, method: str) -> dict:
 
 
 def series(i: int) -> dict:
-    """Colour, dash and marker of the i-th series of a figure."""
-    return {"color": _METHOD_COLOURS[i % 10], "linestyle": _DASHES[i % len(_DASHES)], "marker": _MARKERS[i % len(_MARKERS)]}
+    """Colour, dash and marker of the i-th series of a figure. Past ten the colours repeat, but not those of GRPO and
+    GRPO + Branch (1 and 6), which stand in every figure."""
+    colour = i if i < 10 else {1: 0, 6: 7}.get(i % 10, i % 10)
+    return {"color": _METHOD_COLOURS[colour], "linestyle": _DASHES[i % len(_DASHES)], "marker": _MARKERS[i % len(_MARKERS)]}
 
 
 def save_figure(figure: Figure, name: str, profile: str) -> list[Path]:

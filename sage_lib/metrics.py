@@ -1,6 +1,14 @@
-"""pass@k and its uncertainty, as functions of counts: n samples per problem, c of them correct."""
+"""The metrics of both papers as pure functions: pass@k and its uncertainty, votes, diversity, unsolvable sets, token signals.
+
+Nothing here knows of models or files: counts, answers, tokens and probabilities in, numbers out.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 import numpy as np
+from scipy.special import softmax
+from scipy.stats import norm
 
 from sage_lib.errors import SageError
 
@@ -76,3 +84,121 @@ def mean_std(values: list[float]) -> tuple[float, float]:
     """Mean and standard deviation over seeds (ddof = 1; NaN for a single seed, which has no spread)."""
     values = np.asarray(values, dtype=np.float64)
     return float(values.mean()), float(values.std(ddof=1)) if values.size > 1 else float("nan")
+
+
+def minimum_detectable_effect(differences: np.ndarray, power: float = 0.8, level: float = 0.95) -> np.ndarray:
+    """The smallest mean difference that a paired comparison of this size would find with ``power``, by column.
+
+    Normal approximation from the spread of the per-problem ``differences``, shape (problems, columns): (z_level + z_power)
+    standard errors. A measured difference below it is not evidence of no difference.
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    if len(differences) < 2:
+        raise SageError("a minimum detectable effect needs at least two problems")
+    factor = norm.ppf(0.5 + level / 2) + norm.ppf(power)
+    return factor * differences.reshape(len(differences), -1).std(axis=0, ddof=1) / np.sqrt(len(differences))
+
+
+def crossing_interval(a: np.ndarray, b: np.ndarray, ks: tuple[int, ...], resamples: int, seed: int, level: float = 0.95) -> dict[str, float]:
+    """Where curve b passes curve a for the first time as k grows, on a log2 axis of k, with its bootstrap interval.
+
+    Args:
+        a, b: pass@k of the same problems, shape (problems, len(ks)).
+    Returns:
+        ``k`` (of the means; NaN when b never comes from at or below to above a), ``low`` and ``high`` (percentiles among the
+        resamples that cross) and ``crosses``, the share of resamples that do: an interval without that share says nothing.
+    """
+    a, b = np.asarray(a), np.asarray(b)
+    if a.shape != b.shape or a.shape[1] != len(ks):
+        raise SageError(f"a crossing needs two curves of the same problems over {len(ks)} values of k, not shapes {a.shape} and {b.shape}")
+    means = bootstrap_means(b - a, resamples, seed)
+    found = np.array([_first_crossing(m, ks) for m in means])
+    crossed = found[~np.isnan(found)]
+    tail = (1 - level) / 2
+    low, high = np.quantile(crossed, [tail, 1 - tail]) if len(crossed) else (np.nan, np.nan)
+    return {"k": _first_crossing((b - a).mean(0), ks), "low": float(low), "high": float(high), "crosses": len(crossed) / resamples}
+
+
+def _first_crossing(difference: np.ndarray, ks: tuple[int, ...]) -> float:
+    """k at which ``difference`` goes from at most 0 to above 0, interpolated in log2 k; NaN when it does not."""
+    for i in range(1, len(ks)):
+        if difference[i - 1] <= 0 < difference[i]:
+            share = -difference[i - 1] / (difference[i] - difference[i - 1])
+            return float(2 ** (np.log2(ks[i - 1]) + share * np.log2(ks[i] / ks[i - 1])))
+    return float("nan")
+
+
+def majority_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int, draws: int, seed: int) -> float:
+    """maj@k of one problem: how often the most frequent answer among k samples, drawn without replacement, is correct.
+
+    Samples without an answer (None) do not vote; a tie is broken at random, and k samples without any answer are wrong.
+    Estimated from ``draws`` seeded draws; exact for k equal to the number of samples, up to ties.
+    """
+    if not 1 <= k <= len(answers) or len(answers) != len(correct):
+        raise SageError(f"maj@{k} needs at least {k} samples with a verdict each, not {len(answers)} and {len(correct)}")
+    right = {}
+    for answer, ok in zip(answers, correct, strict=True):
+        if right.setdefault(answer, bool(ok)) != bool(ok):
+            raise SageError(f"the answer {answer!r} is correct once and wrong once: verify answers before counting votes")
+    values = list(right)
+    index = np.array([values.index(a) for a in answers])
+    rng, wins = np.random.default_rng(seed), 0.0
+    votable = np.array([v is not None for v in values])
+    for _ in range(draws):
+        votes = np.bincount(rng.permutation(index)[:k], minlength=len(values)) * votable
+        if votes.max() > 0:
+            leaders = np.flatnonzero(votes == votes.max())
+            wins += right[values[rng.choice(leaders)]]
+    return wins / draws
+
+
+def unsolvable(problems: Sequence[str], c: np.ndarray) -> set[str]:
+    """The k-rollout unsolvable set (exploration report, Section 2.1), k the samples drawn: problems with none correct."""
+    return {p for p, correct in zip(problems, c, strict=True) if correct == 0}
+
+
+def exclusive_regions(sets: dict[str, set[str]]) -> dict[tuple[str, ...], int]:
+    """How many elements lie in exactly these sets, for every combination that occurs: what a Venn diagram or an UpSet plot shows."""
+    members = sorted(set().union(*sets.values()))
+    return dict(Counter(tuple(name for name, s in sets.items() if m in s) for m in members))
+
+
+def distinct_answers(answers: Sequence[Hashable | None]) -> int:
+    """Answer diversity of one problem: how many different answers its samples gave; None is no answer."""
+    return len({a for a in answers if a is not None})
+
+
+def ngram_redundancy(tokens: Sequence[Hashable], n: int = 3) -> float:
+    """Share of n-grams that repeat an earlier one, 1 - distinct/all; 0 for a text shorter than n (exploration report, 4.4)."""
+    grams = [tuple(tokens[i: i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def gradient_norm(weight: np.ndarray, logits: np.ndarray, drawn: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """G_t of the exploration report (eq. 4, 14): |alpha_t| · ‖e(o_t) - pi‖ · ‖h_t‖, the Frobenius norm of a token's
+    gradient in the output matrix, without building it.
+
+    Args:
+        weight: alpha_t, shape (tokens,).
+        logits: shape (tokens, vocabulary).
+        drawn: index of the sampled token, shape (tokens,).
+        hidden: last hidden state, shape (tokens, width).
+    """
+    difference = -softmax(np.asarray(logits, dtype=np.float64), axis=-1)
+    difference[np.arange(len(drawn)), drawn] += 1
+    return np.abs(weight) * np.linalg.norm(difference, axis=-1) * np.linalg.norm(hidden, axis=-1)
+
+
+def branching_factor(probabilities: np.ndarray, mass: float = 0.95) -> np.ndarray:
+    """Rollout branching factor: the fewest tokens whose probability reaches ``mass``, for every state.
+
+    ``probabilities``: shape (..., vocabulary); returns whole numbers of shape (...).
+    """
+    ordered = -np.sort(-np.asarray(probabilities, dtype=np.float64), axis=-1)
+    return (np.cumsum(ordered, axis=-1) < mass - 1e-12).sum(axis=-1) + 1
+
+
+def perplexity(log_probabilities: np.ndarray) -> float:
+    """Eq. 39 of one completion: exp of minus the mean log-probability of its tokens; NaN without tokens."""
+    values = np.asarray(log_probabilities, dtype=np.float64)
+    return float(np.exp(-values.mean())) if values.size else float("nan")

@@ -144,7 +144,7 @@ def table5(profile: Profile) -> pd.DataFrame:
     (means over seeds), and each with _std over seeds (NaN for one), seeds. The norm is that before clipping."""
     rows = []
     for method, group in training(profile).groupby("method", sort=False):
-        thirds = np.stack([[part["grad_norm"].mean() for part in np.array_split(run.sort_values("step"), 3)] for _, run in group.groupby("seed")])
+        thirds = np.stack([[part.mean() for part in np.array_split(run.sort_values("step")["grad_norm"].to_numpy(), 3)] for _, run in group.groupby("seed")])
         row = {"row": label(profile, method)}
         for i, name in enumerate(("early", "mid", "late")):
             row[name], row[f"{name}_std"] = metrics.mean_std(thirds[:, i])

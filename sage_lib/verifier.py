@@ -1,17 +1,22 @@
 """The one verifier, for the reward and for evaluation: Math-Verify on the last answer, gold first.
 
-Math-Verify's own time limits use signals, which fail in threads and cancel an outer alarm. It is called without them,
-in a worker process that is killed when one pair takes too long; the process also has a memory limit. Identical (gold,
-answer) pairs are verified once.
+Math-Verify's own time limits use signals, which fail in threads and cancel an outer alarm. It is called without them, in
+worker processes with limits of their own: processor time (a busy machine changes no verdict), memory, and as a last resort
+the clock, after which a worker is killed. Identical (gold, answer) pairs are verified once, and two plain integers are
+compared on the spot.
 """
 
 import atexit
 import logging
 import multiprocessing
+import re
+import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as PairTimeout
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,64 +25,91 @@ from pebble import ProcessExpired, ProcessPool
 from sage_lib.errors import SageError
 from sage_lib.prompts import SOLUTION_END, SOLUTION_START
 
-#: One pair may take this long (seconds; an ordinary one takes about 0.01), and a worker this much memory beyond its start.
-TIME_LIMIT, MEMORY_LIMIT_BYTES = 5.0, 2_000_000_000
+#: One pair may take this much processor time (whole seconds; an ordinary one takes about 0.01), a worker this much memory
+#: beyond its start, and a pair at most this many times its processor time by the clock.
+TIME_LIMIT, MEMORY_LIMIT_BYTES, CLOCK = 3, 2_000_000_000, 10
 #: A longer answer is refused unread (characters).
 LENGTH_LIMIT = 400
+#: What is compared without Math-Verify. Never \\d, which matches the digits of every script.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``correct``, and why: "verified", "no answer", "too long", "timeout" or "worker died"."""
+    """``correct``, and why: "verified", "no answer", "too long", "timeout", "out of memory",
+    "not understood" or "worker died"."""
 
     correct: bool
     reason: str
 
 
 def last_answer(text: str) -> str | None:
-    """The text between the last complete pair of solution markers, stripped; None when there is none."""
-    head, closing, _ = text.rpartition(SOLUTION_END)
-    _, opening, answer = head.rpartition(SOLUTION_START)
-    return answer.strip() if closing and opening else None
+    """The answer in the last pair of solution markers, stripped: from the last opening marker that is closed to the first
+    closing one after it, without a full stop at its end. None when there is none."""
+    opening = text.rfind(SOLUTION_START, 0, max(text.rfind(SOLUTION_END), 0))
+    if opening < 0:
+        return None
+    return text[opening + len(SOLUTION_START):].partition(SOLUTION_END)[0].strip().removesuffix(".").rstrip()
 
 
-def _limit_worker() -> None:
-    import resource
+def _start_worker() -> None:
+    """Limit the memory and load Math-Verify, before the first pair's time runs."""
+    import math_verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of every call without its own time limit
+    math_verify.parse("$1$", parsing_timeout=None)
     try:
+        import resource
+
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT_BYTES,) * 2)
-    except (OSError, ValueError):
+    except (ImportError, OSError, ValueError):
         pass  # no such limit on this platform: time and length still hold
+
+
+def _limit_time(seconds: int) -> None:
+    """Let the kernel end this process (SIGXCPU) once it has used so much more processor time."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    except (ImportError, OSError, ValueError):
+        pass  # the clock's limit holds
+
+
+def _parse(text: str) -> list:
+    from math_verify import LatexExtractionConfig, parse
+
+    # The whole text is one formula. Without this, Math-Verify would pick a number out of any text that is none.
+    return parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
 
 
 @lru_cache(maxsize=4096)
 def _parse_gold(gold: str) -> list:
-    from math_verify import parse
-
-    parsed = parse(f"${gold}$", parsing_timeout=None)
+    parsed = _parse(gold)
     return parsed if any(not isinstance(p, str) for p in parsed) else []  # bare text means that nothing was understood
 
 
-def _verify(pair: tuple[str, str]) -> bool | None:
+def _verify(task: tuple[str, str, int]) -> bool | None:
     """In the worker: None for a gold that does not parse, otherwise Math-Verify's verdict."""
-    from math_verify import parse, verify
+    from math_verify import verify
 
-    gold = _parse_gold(pair[0])
-    if not gold:
+    gold, answer, seconds = task
+    _limit_time(seconds)
+    parsed = _parse_gold(gold)
+    if not parsed:
         return None
-    return bool(verify(gold, parse(f"${pair[1]}$", parsing_timeout=None), timeout_seconds=None))
+    return bool(verify(parsed, _parse(answer), timeout_seconds=None))
 
 
 class Verifier:
     """Verifies pairs in ``workers`` killable processes, started at the first pair that needs one.
 
     ``counts`` says what happened to every pair asked about: "asked", "cached" and each reason of :class:`Verdict`.
-    Safe to call from threads, notebooks and TRL's reward call.
+    Safe to call from threads, notebooks and TRL's reward call. ``time_limit`` is in whole seconds of processor time.
     """
 
-    def __init__(self, workers: int = 1, time_limit: float = TIME_LIMIT):
+    def __init__(self, workers: int = 1, time_limit: int = TIME_LIMIT):
         try:
             import math_verify  # noqa: F401
         except ImportError as error:
@@ -106,22 +138,34 @@ class Verifier:
         self.counts["distinct"] += len(pairs)
         hard = []
         for pair in pairs:
-            if pair[1] is None:
+            gold, answer = pair
+            if answer is None:
                 self._known[pair] = Verdict(False, "no answer")
-            elif len(pair[1]) > LENGTH_LIMIT:
+            elif len(answer) > LENGTH_LIMIT:
                 self._known[pair] = Verdict(False, "too long")
+            elif _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
+                self._known[pair] = Verdict(int(gold) == int(answer), "verified")
             else:
                 hard.append(pair)
         if not hard:
             return
-        results = self._workers().map(_verify, hard, timeout=self.time_limit, chunksize=1).result()
+        results = self._workers().map(_verify, [(*pair, self.time_limit) for pair in hard], timeout=CLOCK * self.time_limit, chunksize=1).result()
         for pair in hard:
             try:
                 correct = next(results)
             except PairTimeout:
                 self._known[pair] = Verdict(False, "timeout")
-            except (ProcessExpired, MemoryError, RecursionError):
-                self._known[pair] = Verdict(False, "worker died")
+            except ProcessExpired as error:
+                self._known[pair] = Verdict(False, "timeout" if error.exitcode == -signal.SIGXCPU else "worker died")
+            except (MemoryError, RecursionError):
+                self._known[pair] = Verdict(False, "out of memory")
+            except BrokenProcessPool as error:
+                self.close()
+                raise SageError("the verifier's processes could not start: in a script of your own, put what runs under if __name__ == '__main__':") from error
+            except SageError:
+                raise
+            except Exception:  # whatever Math-Verify or sympy trips over is an answer they do not understand
+                self._known[pair] = Verdict(False, "not understood")
             else:
                 if correct is None:
                     raise SageError(f"the gold answer {pair[0]!r} cannot be parsed: correct or drop its problem")
@@ -130,7 +174,7 @@ class Verifier:
     def _workers(self) -> ProcessPool:
         if self._pool is None:
             # spawn: a fork of a process that runs torch threads may hang.
-            self._pool = ProcessPool(self.workers, initializer=_limit_worker, context=multiprocessing.get_context("spawn"))
+            self._pool = ProcessPool(self.workers, initializer=_start_worker, context=multiprocessing.get_context("spawn"))
             atexit.register(self.close)
         return self._pool
 

@@ -1,5 +1,7 @@
 """Metrics against enumeration, hand-computed cases and simulation."""
 
+import itertools
+from collections import Counter
 from itertools import combinations
 
 import numpy as np
@@ -71,3 +73,71 @@ def test_paired_difference_cancels_what_problems_share():
 def test_one_seed_has_no_spread():
     assert metrics.mean_std([0.5])[0] == 0.5 and np.isnan(metrics.mean_std([0.5])[1])
     assert metrics.mean_std([0.2, 0.4])[1] == pytest.approx(np.sqrt(0.02))
+
+
+def test_minimum_detectable_effect_is_found_with_its_power():
+    rng = np.random.default_rng(0)
+    effect = metrics.minimum_detectable_effect(rng.normal(0, 1, (4000, 1)))[0] * np.sqrt(4000 / 50)  # of 50 problems, sd 1
+    found = [abs(d.mean()) > 1.96 * d.std(ddof=1) / np.sqrt(50) for d in rng.normal(effect, 1, (4000, 50))]
+    assert np.mean(found) == pytest.approx(0.8, abs=0.03)
+    with pytest.raises(SageError, match="at least two"):
+        metrics.minimum_detectable_effect(np.zeros((1, 2)))
+
+
+def test_crossing_of_two_curves_and_its_certainty():
+    ks = (1, 4, 16)
+    a, b = np.tile([0.5, 0.6, 0.7], (40, 1)), np.tile([0.3, 0.6 + 1e-9, 0.9], (40, 1))
+    found = metrics.crossing_interval(a, b, ks, 200, 0)
+    assert found["k"] == pytest.approx(4, rel=1e-6) and found["crosses"] == 1 and found["low"] == pytest.approx(found["high"])
+    never = metrics.crossing_interval(b, a, ks, 200, 0)
+    assert np.isnan(never["k"]) and never["crosses"] == 0 and np.isnan(never["low"])
+    halfway = metrics.crossing_interval(np.tile([0.5, 0.5, 0.5], (2, 1)), np.tile([0.4, 0.4, 0.6], (2, 1)), ks, 10, 0)
+    assert halfway["k"] == pytest.approx(8), "halfway between 4 and 16 on a log axis"
+    with pytest.raises(SageError, match="same problems"):
+        metrics.crossing_interval(a, b[:3], ks, 10, 0)
+
+
+def test_majority_vote_against_every_subset():
+    answers, correct = ["4", "4", "5", None, "5", "5"], [True, True, False, False, False, False]
+    for k in (1, 2, 3, 5):
+        exact = []
+        for subset in itertools.combinations(range(6), k):
+            votes = Counter(answers[i] for i in subset if answers[i] is not None)
+            best = [a for a, n in votes.items() if n == max(votes.values())] if votes else []
+            exact.append(np.mean([a == "4" for a in best]) if best else 0.0)
+        assert metrics.majority_at_k(answers, correct, k, 20_000, 1) == pytest.approx(np.mean(exact), abs=0.015)
+    assert metrics.majority_at_k([None, None], [False, False], 2, 10, 0) == 0
+    with pytest.raises(SageError, match="maj@7"):
+        metrics.majority_at_k(answers, correct, 7, 10, 0)
+    with pytest.raises(SageError, match="correct once and wrong once"):
+        metrics.majority_at_k(["1", "1"], [True, False], 1, 10, 0)
+
+
+def test_unsolvable_sets_and_their_regions():
+    sets = {"base": metrics.unsolvable(["a", "b", "c"], np.array([0, 0, 3])), "grpo": metrics.unsolvable(["a", "b", "c"], np.array([0, 1, 0]))}
+    assert sets == {"base": {"a", "b"}, "grpo": {"a", "c"}}
+    assert metrics.exclusive_regions(sets) == {("base", "grpo"): 1, ("base",): 1, ("grpo",): 1}
+
+
+def test_diversity_and_redundancy_by_hand():
+    assert metrics.distinct_answers(["1", "1", None, "2"]) == 2 and metrics.distinct_answers([None]) == 0
+    assert metrics.ngram_redundancy("a b c a b c a".split()) == pytest.approx(1 - 3 / 5)
+    assert metrics.ngram_redundancy(["a", "b"]) == 0
+
+
+def test_gradient_norm_is_that_of_autograd():
+    import torch
+
+    rng = torch.Generator().manual_seed(0)
+    matrix, hidden = (torch.randn(*shape, dtype=torch.float64, generator=rng) for shape in ((7, 5), (3, 5)))
+    matrix.requires_grad_()
+    drawn, weight = torch.tensor([0, 6, 2]), torch.tensor([1.5, -0.3, 2.0], dtype=torch.float64)
+    logits = hidden @ matrix.T
+    expected = [torch.autograd.grad(w * row.log_softmax(-1)[o], matrix, retain_graph=True)[0].norm().item() for w, row, o in zip(weight, logits, drawn, strict=True)]
+    assert metrics.gradient_norm(weight.numpy(), logits.detach().numpy(), drawn.numpy(), hidden.numpy()) == pytest.approx(expected)
+
+
+def test_branching_factor_and_perplexity_by_hand():
+    assert metrics.branching_factor([[0.5, 0.3, 0.15, 0.05], [0.96, 0.02, 0.01, 0.01], [0.25] * 4]).tolist() == [3, 1, 4]
+    assert metrics.perplexity(np.log([0.5, 0.125])) == pytest.approx(4.0)
+    assert np.isnan(metrics.perplexity(np.array([])))

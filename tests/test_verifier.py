@@ -1,12 +1,18 @@
 """The verifier on answers whose verdict is known, and on answers that try to hang or crash it."""
 
+import os
+import random
+import subprocess
+import sys
 import threading
-import time
+from pathlib import Path
 
+import hostile
 import pytest
 
 from sage_lib.errors import SageError
-from sage_lib.verifier import LENGTH_LIMIT, Verifier, accuracy_reward, last_answer
+from sage_lib.paths import ROOT
+from sage_lib.verifier import Verdict, Verifier, accuracy_reward, last_answer
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +42,56 @@ def test_verdicts(verifier, gold, answer, correct):
 def test_the_last_complete_answer_counts():
     assert last_answer("<SOLUTION> 1 </SOLUTION> no: <SOLUTION> 2 </SOLUTION>") == "2"
     assert last_answer("<SOLUTION> 1 </SOLUTION> then <SOLUTION> 2") == "1"
+    assert last_answer("<SOLUTION>2<SOLUTION> 1. </SOLUTION></SOLUTION>") == "1"
     assert last_answer("<SOLUTION> 1") is None
     assert last_answer("1 </SOLUTION>") is None
     assert last_answer("") is None
 
 
-def test_hostile_answers_neither_hang_nor_crash_nor_score(verifier):
-    hostile = ["9^{9^{9^{9^{9}}}}", "(" * 150 + "1" + ")" * 150, r"\sqrt{" * 60 + "2" + "}" * 60, "1" * (LENGTH_LIMIT + 1), "\x00", "10000000!"]
-    started = time.perf_counter()
-    verdicts = verifier.verify_answers(["7"] * len(hostile), hostile)
-    assert not any(v.correct for v in verdicts)
-    assert verdicts[3].reason == "too long"
-    assert time.perf_counter() - started < 3 * len(hostile) + 10
-    assert verifier.verify_answers(["7"], ["8 - 1"])[0].correct, "the pool works on after a killed worker"
+def test_no_hostile_completion_hangs_crashes_or_scores_and_what_is_right_stays_right():
+    cases = list(hostile.cases())
+    assert len(cases) >= 300 and len({name for name, *_ in cases}) == len(cases)
+    strict = Verifier(workers=2, time_limit=1)
+    verdicts = strict.verify_answers([gold for _, gold, _, _ in cases], [last_answer(text) for _, _, text, _ in cases])
+    wrong = [(name, v) for (name, _, _, correct), v in zip(cases, verdicts, strict=True) if v.correct is not correct]
+    assert not wrong
+    assert strict.counts["timeout"] > 20 and strict.counts["too long"] > 20 and strict.counts["no answer"] > 5, "every limit was met, and counted"
+    assert strict.counts["asked"] == len(cases) == sum(n for reason, n in strict.counts.items() if reason not in ("asked", "distinct"))
+    assert strict.verify_answers(["7"], ["8 - 1"])[0].correct, "the pool works on after killed workers"
+    assert not Path("/tmp/sage_hostile").exists(), "nothing in an answer is run"
+    strict.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_short_cut_for_integers_agrees_with_math_verify(seed):
+    from math_verify import parse, verify
+
+    rng = random.Random(seed)
+    shapes = [str, lambda n: f"+{n}" if n >= 0 else str(n), lambda n: f"{n:05d}", lambda n: str(n * 10**9)]
+    for _ in range(60):
+        a = rng.randint(-50, 50)
+        gold, answer = rng.choice(shapes)(a), rng.choice(shapes)(rng.choice([a, a + 1, -a]))
+        assert Verifier().verify_answers([gold], [answer])[0].correct == verify(parse(f"${gold}$"), parse(f"${answer}$"))
+
+
+def test_a_busy_machine_changes_no_verdict():
+    """The limit is processor time: an answer that needs little of it is verified however long that takes by the clock."""
+    slow = Verifier(time_limit=1)
+    slow.verify_answers(["1"], ["2 - 1"])
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+    try:
+        verdicts = slow.verify_answers(["7"] * 12, [f"{n} - {n - 7}" for n in range(100, 112)])
+    finally:
+        for burner in burners:
+            burner.kill()
+    assert all(v == Verdict(True, "verified") for v in verdicts)
+    slow.close()
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    (tmp_path / "script.py").write_text("from sage_lib.verifier import Verifier\nVerifier().verify_answers(['7'], ['8 - 1'])\n")
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode != 0 and "put what runs under if __name__ == '__main__'" in done.stderr
 
 
 def test_equal_pairs_are_verified_once():

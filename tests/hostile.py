@@ -1,0 +1,107 @@
+"""Completions that try to hang, crash or cheat the verifier, each with the verdict it must get; used by test_verifier.py.
+
+A case is (name, gold, completion, correct). Cases are made by rules, so that a new trick is one line.
+"""
+
+from collections.abc import Iterator
+
+from sage_lib.prompts import SOLUTION_END, SOLUTION_START, SYSTEM_PROMPT, WORK_END, WORK_START
+
+
+def answered(answer: str) -> str:
+    return f"{WORK_START} work {WORK_END} {SOLUTION_START} {answer} {SOLUTION_END}"
+
+
+def cases() -> Iterator[tuple[str, str, str, bool]]:
+    def wrong(name: str, answer: str, gold: str = "7") -> tuple[str, str, str, bool]:
+        return name, gold, answered(answer), False
+
+    def right(name: str, answer: str, gold: str = "7") -> tuple[str, str, str, bool]:
+        return name, gold, answered(answer), True
+
+    # Numbers too large to hold.
+    for base in (2, 9, 99):
+        for depth in (3, 5, 9, 15):
+            yield wrong(f"tower {base}^ x{depth}", "^{".join([str(base)] * depth) + "}" * (depth - 1))
+            yield wrong(f"tower ** {base} x{depth}", "**".join([str(base)] * depth))
+    for n in ("1000", "100000", "10000000", "999999999"):
+        yield wrong(f"factorial {n}", f"{n}!")
+        yield wrong(f"double factorial {n}", f"{n}!!")
+        yield wrong(f"nested factorial {n}", f"(({n}!)!)!")
+        yield wrong(f"binomial {n}", rf"\binom{{{n}0}}{{{n}}}")
+        yield wrong(f"power {n}", rf"{n}^{{{n}}}")
+        yield wrong(f"root {n}", rf"\sqrt[{n}]{{{n}}}")
+        yield wrong(f"sum to {n}", rf"\sum_{{i=1}}^{{{n}}} i^{{i}}")
+        yield wrong(f"product to {n}", rf"\prod_{{i=1}}^{{{n}}} i")
+        yield wrong(f"integral {n}", rf"\int_0^{{{n}}} x^x dx")
+        yield wrong(f"limit {n}", rf"\lim_{{x \to {n}}} x^{{x^x}}")
+        yield wrong(f"log {n}", rf"\log_{{{n}}}({n}!)")
+        yield wrong(f"modulus {n}", rf"3^{{{n}^{{{n}}}}} \mod 10")
+        yield wrong(f"huge denominator {n}", rf"\frac{{1}}{{{n}!}}")
+        yield wrong(f"exponent notation {n}", f"1e{n}")
+        yield wrong(f"derivative {n}", rf"\frac{{d^{{{n}}}}}{{dx^{{{n}}}}} x^{{{n}}}")
+    # Depth and length.
+    for depth in (10, 40, 90, 150, 1000, 20000):
+        yield wrong(f"parentheses {depth}", "(" * depth + "8" + ")" * depth)
+        yield wrong(f"open parentheses {depth}", "(" * depth)
+        yield wrong(f"brackets {depth}", "[" * depth + "]" * depth)
+        yield wrong(f"braces {depth}", "{" * depth + "8" + "}" * depth)
+        yield wrong(f"roots {depth}", r"\sqrt{" * depth + "2" + "}" * depth)
+        yield wrong(f"fractions {depth}", r"\frac{1}{1+" * depth + "2" + "}" * depth)
+        yield wrong(f"left right {depth}", r"\left(" * depth + "8" + r"\right)" * depth)
+        yield wrong(f"minus signs {depth}", "-" * depth + "8")
+        yield wrong(f"powers {depth}", "x" + "^2" * depth)
+        yield wrong(f"sum of symbols {depth}", "+".join(f"x_{i}" for i in range(depth)))
+        yield wrong(f"product of sums {depth}", "".join(f"(x+{i})" for i in range(depth)))
+    for size in (401, 10_000, 1_000_000, 3_000_000):
+        yield wrong(f"digits {size}", "7" * size)
+        yield wrong(f"spaces then a number {size}", "8" + " " * size + "9")
+        yield wrong(f"words {size}", "seven " * (size // 6))
+        yield ("long work, right answer " + str(size), "7", "x" * size + answered("7"), True)
+        yield ("long tail after the answer " + str(size), "7", answered("7") + "y" * size, True)
+        yield (f"opening tags only {size}", "7", SOLUTION_START * (size // 10), False)
+        yield (f"closing tags only {size}", "7", SOLUTION_END * (size // 11), False)
+    # Many candidates: listing answers must not score.
+    for count in (2, 3, 10, 50, 100, 1000, 5000):
+        numbers = list(map(str, range(1, count + 7)))
+        for name, glue in (("comma", ", "), ("or", " or "), ("and", " and "), ("semicolon", "; "), ("space", " "), ("newline", "\n"), ("equals", " = "), ("plus minus", r" \pm "), ("latex text", r" \text{ or } ")):
+            yield wrong(f"{count} integers by {name}", glue.join(numbers))
+        yield wrong(f"{count} boxes", " ".join(rf"\boxed{{{n}}}" for n in numbers))
+        yield wrong(f"{count} in braces", r"\{" + ", ".join(numbers) + r"\}")
+        yield wrong(f"interval to {count}", f"[1, {count + 6}]")
+    # Tags.
+    yield ("repeated tags, the last counts", "7", answered("1") + answered("7"), True)
+    yield ("repeated tags, the last is wrong", "7", answered("7") + answered("1"), False)
+    yield ("nested tags", "7", f"{SOLUTION_START}{SOLUTION_START}7{SOLUTION_END}{SOLUTION_END}", True)
+    yield ("nested tags around two numbers", "7", f"{SOLUTION_START}7{SOLUTION_START}8{SOLUTION_END}{SOLUTION_END}", False)
+    yield ("tags the wrong way round", "7", f"{SOLUTION_END}7{SOLUTION_START}", False)
+    yield ("no closing tag", "7", f"{SOLUTION_START} 7", False)
+    yield ("no opening tag", "7", f"7 {SOLUTION_END}", False)
+    yield ("lower-case tags", "7", "<solution>7</solution>", False)
+    yield ("tags with spaces inside", "7", "< SOLUTION >7</ SOLUTION >", False)
+    yield ("empty answer", "7", answered(""), False)
+    yield ("only the work", "7", f"{WORK_START} 7 {WORK_END}", False)
+    yield ("the prompt echoed", "7", SYSTEM_PROMPT, False)
+    yield ("the prompt echoed, then an answer", "7", SYSTEM_PROMPT + answered("7"), True)
+    yield ("an answer, then the prompt echoed", "7", answered("7") + SYSTEM_PROMPT, False)
+    yield ("half a tag at the end", "7", answered("7") + "<SOLU", True)
+    yield ("an unfinished second answer", "7", answered("7") + f"{SOLUTION_START} 8", True)
+    # Bytes and scripts.
+    for code in (0, 1, 7, 8, 27, 127, 0x200B, 0x202E, 0xFEFF, 0xFFFD, 0xD7FF, 0x10FFFF):
+        yield wrong(f"U+{code:04X} alone", chr(code))
+        yield wrong(f"U+{code:04X} many", chr(code) * 300)
+        yield wrong(f"U+{code:04X} around a wrong number", f"{chr(code)}8{chr(code)}")
+        yield ("U+%04X in the work" % code, "7", f"{chr(code) * 50}{answered('7')}", True)
+    for zero in (0x0660, 0x06F0, 0x0966, 0x09E6, 0x0E50, 0xFF10, 0x1D7CE):
+        yield wrong(f"digits from U+{zero:04X}, another number", chr(zero + 8))
+        yield wrong(f"digits from U+{zero:04X}, a list", ", ".join(chr(zero + i) for i in range(10)))
+    for symbol in ("∞", "½", "⑦", "七", "Ⅷ", "🙂", "é̸̢", "\u0301" * 100):
+        yield wrong(f"symbol {symbol[:2]}", symbol)
+    # Code, and words that a careless parser would run.
+    for code in ("__import__('os').system('touch /tmp/sage_hostile')", "exec('1')", "eval('7')", "(lambda: 7)()", "open('/etc/passwd').read()", "7 if True else 8", "[7 for _ in range(10**9)]", "while True: pass",
+                 "True", "None", "nan", "inf", "-inf", r"\infty", r"\text{seven}", r"\def\a{\a\a}\a", r"\input{/etc/passwd}", r"\newcommand{\x}{7}\x", "7; drop table", "<script>7</script>", "%s%s%s%n", "x", "x = x", "gold", "answer",
+                 "the answer", "0 = 0", "7 = 8", "8 = 9", "7 < x", "x > 6", "x \\neq 8", "7, 7, 7, 8", "(7, 8)", "[7, 8]", "7 \\ldots 9", "?", "7?8", "7/0", "0/0", r"\frac{7}{0}", r"\sqrt{-1}", "i", "7i", "e^{i\\pi}", "-7", "0.7", "70", "7.5"):
+        yield wrong(f"text {code[:24]}", code)
+    # What is right must stay right beside all that.
+    for answer in ("7", " 7 ", "7.0", "7.", "+7", "14/2", r"\frac{14}{2}", "(7)", "3+4", "10 - 3", "7 \\cdot 1", "x = 7", r"\boxed{7}", "$7$", r"\sqrt{49}", r"2^3 - 1", "700\\%", "{{7*1}}"):
+        yield right(f"right: {answer}", answer)
