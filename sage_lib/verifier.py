@@ -32,6 +32,7 @@ TIME_LIMIT, MEMORY_LIMIT_BYTES, CLOCK = 3, 2_000_000_000, 10
 LENGTH_LIMIT = 400
 #: What is compared without Math-Verify. Never \\d, which matches the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_ARITHMETIC = re.compile(r"[-+*/^(). 0-9]+")
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,23 @@ def _limit_time(seconds: int) -> None:
         pass  # the clock's limit holds
 
 
-def _parse(text: str) -> list:
+def _parse(text: str, trusted: bool = False) -> list:
+    """What Math-Verify makes of a text that is one formula; [] when it is none.
+
+    Left to itself Math-Verify would pick a number out of any text. That is done for golds (``trusted``), and for answers
+    that are arithmetic on plain numbers, such as -3./2.
+    """
     from math_verify import LatexExtractionConfig, parse
 
-    # The whole text is one formula. Without this, Math-Verify would pick a number out of any text that is none.
-    return parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
+    parsed = parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
+    if not any(not isinstance(p, str) for p in parsed) and (trusted or _ARITHMETIC.fullmatch(text)):
+        parsed = parse(f"${text}$", parsing_timeout=None)
+    return parsed
 
 
 @lru_cache(maxsize=4096)
 def _parse_gold(gold: str) -> list:
-    parsed = _parse(gold)
+    parsed = _parse(gold, trusted=True)
     return parsed if any(not isinstance(p, str) for p in parsed) else []  # bare text means that nothing was understood
 
 
