@@ -11,7 +11,7 @@ from sage_lib.paths import ROOT
 FLOORS = [
     {"errors", "prompts", "__init__"},
     {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "benchmarks", "theory"},
-    {"files", "config", "reported", "counts", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
+    {"files", "config", "reported", "counts", "texts", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
     {"records", "data", "guide_choice", "findings"},
     {"layout", "sampling"},
     {"tables", "training", "trainer"},

@@ -1,0 +1,49 @@
+"""The keyword detectors on texts labelled by hand, and eq. 13 on counts worked out by hand."""
+
+import math
+
+import pytest
+
+from sage_lib import texts
+from sage_lib.prompts import answer_turn
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("Let $x$ be the number of apples.", {"constraint setup"}),
+    ("We denote the sum by S.", {"constraint setup"}),
+    ("Let me think about it.", set()),
+    ("Every such number is of the form 6k + 1.", {"structural reasoning"}),
+    ("Assume for contradiction that n is even. This leads to a contradiction.", {"contradiction"}),
+    ("let a = 3; the number can be written as a product, which contradicts n < 2", {"constraint setup", "structural reasoning", "contradiction"}),
+    ("2 + 2 = 4", set()),
+    ("The outlet is lettered.", set()),
+])
+def test_patterns(text, expected):
+    assert texts.patterns(text) == expected
+
+
+def test_eq_13_by_hand():
+    found = texts.pattern_frequencies([["Let $x$ be 1", "nothing"], ["a contradiction, let y = 2"], [], ["plain", "plain", "denote z"]])
+    assert found["constraint setup"].frequency == pytest.approx((1 / 2 + 1 + 1 / 3) / 3)
+    assert found["contradiction"].frequency == pytest.approx(1 / 3)
+    assert (found["contradiction"].problems, found["contradiction"].dropped) == (3, 1)
+    assert math.isnan(texts.pattern_frequencies([[]])["contradiction"].frequency)
+
+
+def test_categories_by_hand():
+    counts = texts.categories("Therefore x = 3 + \\pi , let's check the apples")
+    assert counts == {"logical": 1, "formal": 5, "metacognitive": 1, "semantic": 2}
+    assert texts.categories("") == {}
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    (answer_turn("L 1 + 2 = 3", "1 + 2"), set()),
+    ("no marks at all", {"format"}),
+    (answer_turn("work", "1") + answer_turn("work", "2"), {"format"}),
+    (answer_turn("so it is so it is so it is so it is so it is", "1"), {"repetition"}),
+    (answer_turn("the answer is 七 apples", "7"), {"language"}),
+    (answer_turn("π and é and ∑ are fine", "7"), set()),
+])
+def test_defects(text, expected):
+    assert texts.defects(text) == expected
+    assert texts.defects(text, finished=False) == expected | {"truncated"}
