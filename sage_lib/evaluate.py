@@ -1,9 +1,13 @@
 """Stage 3: n samples per problem of one model, verified and counted; tables are made from the counts alone."""
 
 import gzip
+import json
 from collections.abc import Callable
 
+from sage_lib.sft import load_model  # first: Unsloth patches what is imported after it
+
 import pandas as pd
+from accelerate import PartialState
 
 from sage_lib import data
 from sage_lib import embedded_task as task
@@ -13,23 +17,32 @@ from sage_lib.errors import SageError
 from sage_lib.files import write_bytes, write_text
 from sage_lib.layout import Run
 from sage_lib.records import Record
-from sage_lib.sampling import sample
-from sage_lib.sft import load_model
+from sage_lib.sampling import collect, sample
 from sage_lib.verifier import Verifier, last_answer
 
 
 def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, float], None]) -> dict:
-    """Sample the model that ``of`` made and write counts.csv and samples.jsonl.gz; returns the run record."""
+    """Sample the model that ``of`` made and write counts.csv and samples.jsonl.gz; returns the run record.
+
+    Under ``accelerate launch`` the processes share the work; the main one collects, verifies and writes.
+    """
     if not of.done():
         raise SageError(f"there is no finished model of {of.name} in profile {profile.name}: train it first")
     record = Record("evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat())
     model, tokenizer = load_model(profile, of.model, full=False)
     items = data.evaluation_items(profile)
-    rows = sample(model, tokenizer, items, profile.evaluation, run.samples, progress)
+    state = PartialState()  # one process, or those of accelerate launch
+    path = run.samples if state.is_main_process else run.samples.with_name(f"samples.{state.process_index}.jsonl")
+    others = [p for p in run.build.glob("samples*.jsonl") if p != path]
+    sample(model, tokenizer, items, profile.evaluation, path, progress if state.is_main_process else lambda *_: None, state.process_index, state.num_processes, others)
+    state.wait_for_everyone()
+    if not state.is_main_process:
+        return {}
+    rows = collect(sorted(run.build.glob("samples*.jsonl")), items, profile.evaluation.samples)
     verifier = Verifier()
     table = pd.DataFrame([_count(item, row, verifier) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)
     write_text(run.measured / "counts.csv", table.to_csv(index=False))
-    write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(run.samples.read_bytes(), mtime=0))
+    write_bytes(run.measured / "samples.jsonl.gz", gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
     tokens = sum(sum(r["tokens"]) for r in rows)
     return record.finish(run.record, of=of.name, tokens=tokens, verifier=dict(verifier.counts))
 

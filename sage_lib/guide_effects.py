@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from sage_lib import data, layout, prompts
+from sage_lib import data, layout
 from sage_lib.anchors import return_credit
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
@@ -24,6 +24,7 @@ from sage_lib.guide_choice import resolve_branch
 from sage_lib.guides import GuideInputs
 from sage_lib.layout import Run
 from sage_lib.records import Record
+from sage_lib.sampling import rollouts
 
 PROMPTS, BATCHES, COMPLETIONS = 4, 4, 64
 #: Standard deviation of the noise that moves the policy off its reference, relative to each weight tensor's own.
@@ -74,19 +75,15 @@ def measure(profile: Profile, run: Run) -> dict:
     run.live_steps.unlink(missing_ok=True)
     run.samples.unlink(missing_ok=True)
     found, kl, acting = [], [], []
+    untruncated = {**profile.rl, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}  # the expectation is under pi itself
     for number, item in enumerate(items):
         gradients: dict[tuple[str, str], list[np.ndarray]] = {key: [] for key in itertools.product(ANCHORS, ("pull", "added"))}
-        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
         for batch in range(BATCHES):
-            torch.manual_seed(profile.rl["seed"] + number * BATCHES + batch)
-            with torch.no_grad():  # untruncated: the expectation is under pi itself
-                out = model.generate(input_ids=prompt.expand(COMPLETIONS, -1), attention_mask=torch.ones_like(prompt).expand(COMPLETIONS, -1), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                                     min_p=None, max_new_tokens=profile.rl["max_completion_length"], pad_token_id=tokenizer.pad_token_id)
-                log_ref = reference(out, attention_mask=torch.ones_like(out)).logits[:, prompt.shape[1] - 1: -1].float().log_softmax(-1)
-            log_pi = model(out, attention_mask=torch.ones_like(out)).logits[:, prompt.shape[1] - 1: -1].float().log_softmax(-1)
-            new, fixed = out[:, prompt.shape[1]:], log_pi.detach()
-            ended = (new == tokenizer.eos_token_id).long()
-            mask = ((ended.cumsum(1) - ended) == 0).float()
+            out, start, mask = rollouts(model, tokenizer, item, COMPLETIONS, untruncated, profile.rl["seed"] + number * BATCHES + batch)
+            log_pi = model(out, attention_mask=torch.ones_like(out)).logits[:, start - 1: -1].float().log_softmax(-1)
+            with torch.no_grad():
+                log_ref = reference(out, attention_mask=torch.ones_like(out)).logits[:, start - 1: -1].float().log_softmax(-1)
+            new, fixed, mask = out[:, start:], log_pi.detach(), mask.float()
             logps, refs = (x.gather(-1, new[..., None])[..., 0] for x in (fixed, log_ref))
             entropy = -(fixed.exp() * fixed).sum(-1)
             log_q = guide(GuideInputs(entropies=entropy, logps=logps, mask=mask, progress=0.0, generator=torch.Generator())).log()

@@ -54,10 +54,15 @@ class Run:
         """Keep the finished step log beside the record."""
         write_bytes(self.measured / "steps.jsonl", self.live_steps.read_bytes())
 
+    def prepared(self) -> bool:
+        """True once the folder holds work of these very settings, or nothing yet."""
+        stamp = self.build / "fingerprint"
+        return stamp.is_file() and stamp.read_text() == self.fingerprint
+
     def prepare(self) -> None:
         """Make the folders; put aside what other settings left there, so that nothing is mixed and nothing lost."""
         stamp = self.build / "fingerprint"
-        if self.build.is_dir() and (not stamp.is_file() or stamp.read_text() != self.fingerprint):
+        if self.build.is_dir() and not self.prepared():
             n = 1
             while (old := self.build.with_name(f"{self.build.name}.old{n}")).exists():
                 n += 1
@@ -68,7 +73,7 @@ class Run:
 
 
 _SFT = ("model", "task", "sft_data", "sft", "sft_lora", "evaluation.data")  # held-out problems are kept out of training
-_SAMPLING = tuple(f"evaluation.{name}" for name in ("data", "samples", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "batch_size", "seed"))
+_SAMPLING = tuple(f"evaluation.{name}" for name in ("data", "samples", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"))  # not the batch size: samples do not depend on it
 
 
 def sft_run(profile: Profile) -> Run:

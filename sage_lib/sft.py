@@ -16,6 +16,7 @@ from sage_lib.config import Profile
 from sage_lib.files import write_json
 from sage_lib.layout import Run
 from sage_lib.records import Record
+from sage_lib.sampling import rollouts
 from sage_lib.training import StepLog, arguments, last_checkpoint, weights_hash
 
 #: Prompts and completions a prompt over which the base model's token entropies are measured.
@@ -75,25 +76,14 @@ def train(profile: Profile, run: Run) -> dict:
 def token_entropies(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, profile: Profile) -> np.ndarray:
     """Entropies (nats, eq. 12) of the model's own completion tokens, up to and with the end token: shape (tokens,).
 
-    Drawn on RL prompts at RL's temperature, top-p and top-k, entropies at that temperature over the whole vocabulary.
+    Drawn on RL prompts as RL samples, entropies at RL's temperature over the whole vocabulary.
     """
-    model.eval()
-    torch.manual_seed(profile.rl["seed"])
     found = []
-    for item in data.rl_items(profile)[:ENTROPY_PROMPTS]:
-        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        ids = prompt["input_ids"].to(model.device).expand(ENTROPY_COMPLETIONS, -1)
-        out = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=profile.rl["temperature"], top_p=profile.rl["top_p"],
-            top_k=profile.rl["top_k"], min_p=profile.rl["min_p"], max_new_tokens=profile.rl["max_completion_length"],
-            pad_token_id=tokenizer.pad_token_id, use_cache=True,
-        )
-        new = out[:, ids.shape[1]:]
-        logits = model(out, attention_mask=(out != tokenizer.pad_token_id).long()).logits[:, ids.shape[1] - 1: -1].float()
+    for number, item in enumerate(data.rl_items(profile)[:ENTROPY_PROMPTS]):
+        out, start, mask = rollouts(model, tokenizer, item, ENTROPY_COMPLETIONS, profile.rl, profile.rl["seed"] + number)
+        logits = model(out, attention_mask=torch.ones_like(out)).logits[:, start - 1: -1].float()
         entropy = torch.distributions.Categorical(logits=logits / profile.rl["temperature"]).entropy()
-        ended = (new == tokenizer.eos_token_id).cumsum(1)
-        counted = (ended == 0) | ((ended == 1) & (new == tokenizer.eos_token_id))
-        found.append(entropy[counted].cpu().numpy())
+        found.append(entropy[mask.bool()].cpu().numpy())
     return np.concatenate(found)
 
 

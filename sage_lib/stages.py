@@ -76,9 +76,9 @@ def run_effects(profile: Profile) -> dict:
 
 def run_evaluation(profile: Profile) -> dict[str, dict]:
     """Sample and verify the base and every trained policy; returns run name -> run record."""
-    problems = sum(d.rows for d in profile.evaluation.data)
+    samples = sum(d.rows for d in profile.evaluation.data) * profile.evaluation.samples
     jobs = [Job(run, ("evaluate",) if seed is None else ("evaluate", "--method", method, "--seed", str(seed)),
-                "base" if seed is None else f"{profile.methods[method].label}, seed {seed}", problems)
+                "base" if seed is None else f"{profile.methods[method].label}, seed {seed}", samples)
             for method, seed, run, _ in layout.evaluations(profile)]
     _start(profile, jobs)
     return {job.run.name: records.load(job.run.record) for job in jobs}
@@ -181,7 +181,11 @@ def _run(options: argparse.Namespace, profile: Profile) -> None:
     run = {"evaluate": lambda: layout.evaluation_run(profile, trained), "trace": lambda: layout.trace_run(profile), "effects": lambda: layout.effects_run(profile)}.get(options.stage, lambda: trained)()
     if run.done():
         return
-    run.prepare()
+    if int(os.environ.get("RANK", 0)) == 0:
+        run.prepare()
+    else:  # of several processes the first one makes the folder
+        while not run.prepared():
+            time.sleep(0.1)
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(run.build / "unsloth_cache")  # one run's compiled code never meets another's
     import torch
 
@@ -206,7 +210,8 @@ def _run(options: argparse.Namespace, profile: Profile) -> None:
     else:
         from sage_lib import evaluate
 
-        run.live_steps.unlink(missing_ok=True)  # only shows progress: the samples are in a file of their own
+        if int(os.environ.get("RANK", 0)) == 0:
+            run.live_steps.unlink(missing_ok=True)  # only shows progress: the samples are in a file of their own
         evaluate.evaluate(profile, run, trained, lambda done, total, rate: append_line(run.live_steps, {"step": done, "tokens_per_second": rate}))
 
 

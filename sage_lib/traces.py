@@ -5,7 +5,7 @@ from sage_lib.sft import load_model  # first: Unsloth patches what is imported a
 import numpy as np
 import torch
 
-from sage_lib import data, layout, prompts
+from sage_lib import data, layout
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
 from sage_lib.files import append_line, read_json, write_json
@@ -13,7 +13,7 @@ from sage_lib.guide_choice import resolve_branch
 from sage_lib.guides import GuideInputs, RandomGuide, TokenGuide
 from sage_lib.layout import Run
 from sage_lib.records import Record
-from sage_lib.sampling import generation_config, problem_seed
+from sage_lib.sampling import rollouts, sample_seed
 from sage_lib.sft import summarise
 from sage_lib.verifier import Verifier, last_answer
 
@@ -39,19 +39,13 @@ def measure(profile: Profile, run: Run) -> dict:
     model, tokenizer = load_model(profile, of.model, full=False)
     reference, _ = load_model(profile, layout.sft_run(profile).model, full=False)
     guides = {"random": RandomGuide(), "token": TokenGuide(), "branch": resolve_branch(profile.guide, read_json(layout.sft_run(profile).measured / "entropy.json"))}
-    config = generation_config(model, tokenizer, profile.evaluation)
-    config.temperature, config.top_p, config.min_p = profile.rl["temperature"], profile.rl["top_p"], profile.rl["min_p"]
     run.samples.unlink(missing_ok=True)
     verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
     chosen, entropies, surprisals, kept = None, [], [], []
     for item in data.evaluation_items(profile)[:PROBLEMS]:
-        torch.manual_seed(problem_seed(seed, item))
-        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"].to(model.device)
-        out = model.generate(input_ids=prompt.expand(COMPLETIONS, -1), attention_mask=torch.ones_like(prompt).expand(COMPLETIONS, -1), generation_config=config)
-        new = out[:, prompt.shape[1]:]
-        ended = torch.isin(new, torch.as_tensor(config.eos_token_id, device=new.device)).long().cumsum(1)
-        mask = (ended - torch.isin(new, torch.as_tensor(config.eos_token_id, device=new.device)).long()) == 0
-        log_pi, log_ref = (_log_probabilities(m, out, prompt.shape[1], profile.rl["temperature"]) for m in (model, reference))
+        out, start, mask = rollouts(model, tokenizer, item, COMPLETIONS, profile.rl, sample_seed(seed, item, 0))
+        new, mask = out[:, start:], mask.bool()
+        log_pi, log_ref = (_log_probabilities(m, out, start, profile.rl["temperature"]) for m in (model, reference))
         logps, ref = (x.gather(-1, new[..., None])[..., 0] for x in (log_pi, log_ref))
         entropy = -(log_pi.exp() * log_pi).sum(-1)
         q = {name: guide(GuideInputs(entropies=entropy, logps=logps, mask=mask, progress=0.0, generator=generator)) for name, guide in guides.items()}

@@ -13,14 +13,14 @@ import time
 import pytest
 
 from sage_lib import config, counts, files, layout, records, training
-from sage_lib.paths import PROFILES
+from sage_lib.paths import PROFILES, ROOT
 
 SMALLER = [  # smoke, two orders of magnitude down
     ("name: smoke", "name: tiny"), ("hidden_size: 128", "hidden_size: 32"), ("intermediate_size: 384", "intermediate_size: 32"), ("num_hidden_layers: 4", "num_hidden_layers: 1"),
     ("num_attention_heads: 4", "num_attention_heads: 2"), ("num_key_value_heads: 4", "num_key_value_heads: 2"), ("rows: 15000", "rows: 64"), ("rows: 2000", "rows: 64"),
     ("max_steps: 320", "max_steps: 6"), ("per_device_train_batch_size: 96", "per_device_train_batch_size: 8"), ("sft_lora: null", "sft_lora: {r: 4, lora_alpha: 8, target_modules: [q_proj, v_proj]}"),
     ("max_steps: 12 ", "max_steps: 24 "), ("save_steps: 6", "save_steps: 4"), ("per_device_train_batch_size: 64", "per_device_train_batch_size: 16"), ("max_completion_length: 48", "max_completion_length: 12"),
-    ("samples: 128", "samples: 8"), ("ks: [1, 2, 4, 8, 16, 32, 64, 128]", "ks: [1, 8]"), ("rows: 8,", "rows: 2,"), ("max_new_tokens: 48", "max_new_tokens: 12"),
+    ("samples: 128", "samples: 8"), ("batch_size: 512", "batch_size: 16"), ("ks: [1, 2, 4, 8, 16, 32, 64, 128]", "ks: [1, 8]"), ("rows: 8,", "rows: 2,"), ("max_new_tokens: 48", "max_new_tokens: 12"),
     ("threshold: null ", "threshold: 1.0 "), ("ratio: null ", "ratio: 0.2 "), ("threshold_quantile: 0.90 ", "threshold_quantile: null "), ("clamp_quantile: 0.999 ", "clamp_quantile: null "),
 ]
 
@@ -116,17 +116,34 @@ def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, base):
     assert 0 < measured["kept_mass"]["lowest"] <= measured["kept_mass"]["mean"] <= 1
 
 
-def test_evaluation_counts_every_sample_and_resumes_problem_by_problem(tiny, base):
+def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, base):
     finish(tiny, "evaluate")
     run = layout.evaluation_run(tiny, base)
     table = counts.read(run.measured / "counts.csv")
     assert len(table) == 6 and (table["n"] == 8).all()
-    whole = run.samples.read_text()
+    whole, kept = run.samples.read_text(), (run.measured / "samples.jsonl.gz").read_bytes()
     lines = whole.splitlines(keepends=True)
-    run.samples.write_text("".join(lines[:3]) + lines[3][:40])  # as a kill in the middle of a write leaves it
+    assert len(lines) == 48
+    run.samples.write_text("".join(lines[:19]) + lines[19][:40])  # as a kill in the middle of a write leaves it
     run.record.unlink()
     finish(tiny, "evaluate")
-    assert run.samples.read_text() == whole
+    assert run.samples.read_text() == whole and (run.measured / "samples.jsonl.gz").read_bytes() == kept
+
+
+def test_two_processes_evaluate_to_the_same_samples(tiny, base, tmp_path):
+    run = layout.evaluation_run(tiny, base)
+    if not run.done():
+        finish(tiny, "evaluate")
+    kept = (run.measured / "samples.jsonl.gz").read_bytes()
+    shutil.copytree(base.build, tmp_path / "build" / tiny.name / "sft")
+    shutil.copytree(base.measured, tmp_path / "data" / "measured" / tiny.name / "sft")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate" / "cpu_gloo.yaml"), "--main_process_port", "0", "-m", "sage_lib.stages", "evaluate", "--profile", tiny.path]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, env={**os.environ, "SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)})
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    evaluation = tmp_path / "data" / "measured" / tiny.name / "evaluation" / "sft"
+    assert (evaluation / "samples.jsonl.gz").read_bytes() == kept
+    drawn = [len(files.read_lines(p)) for p in (tmp_path / "build" / tiny.name / "evaluation" / "sft").glob("samples*.jsonl")]
+    assert sorted(drawn) == [16, 32], "each process drew its share and nothing twice"
 
 
 def test_rl_without_its_reference_is_refused(tiny, tmp_path, monkeypatch):

@@ -1,0 +1,97 @@
+"""Samples: their distribution, and that batch, process and interruption change none of them."""
+
+import dataclasses
+import json
+import random
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM
+
+from sage_lib import config, embedded_model, sampling
+from sage_lib.data import Item
+from sage_lib.errors import SageError
+
+ITEMS = [Item("a", "both", "reach 9 from 1 2 3 4", "9"), Item("b", "both", "reach 17 from 1 2", "17"), Item("c", "forward", "reach 5 from 4 4 4 1 2 9 9", "5")]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return AutoModelForCausalLM.from_pretrained(tiny_model), embedded_model.load_tokenizer(tiny_model)
+
+
+def settings(**changes):
+    return dataclasses.replace(config.load("smoke").evaluation, **{"samples": 10, "max_new_tokens": 12, "batch_size": 7} | changes)
+
+
+def drawn(model, path, chosen, **more):
+    sampling.sample(*model, ITEMS, chosen, path, **more)
+    return sampling.collect([path], ITEMS, chosen.samples)
+
+
+def test_the_batch_changes_no_sample(model, tmp_path):
+    """Prompts of different lengths, padded left, alone and together, in fp32."""
+    together = drawn(model, tmp_path / "a", settings(batch_size=64))
+    assert together == drawn(model, tmp_path / "b", settings(batch_size=1)) == drawn(model, tmp_path / "c", settings(batch_size=7))
+    assert len({text for row in together for text in row["completions"]}) > 20, "and they are samples, not one text"
+    assert together != drawn(model, tmp_path / "d", settings(batch_size=64, seed=12))
+
+
+def test_processes_share_the_work_and_draw_the_same(model, tmp_path):
+    whole = drawn(model, tmp_path / "whole", settings())
+    paths = [tmp_path / f"part{p}" for p in range(3)]
+    for p, path in enumerate(paths):
+        sampling.sample(*model, ITEMS, settings(), path, process=p, processes=3)
+    assert sampling.collect(paths, ITEMS, 10) == whole
+    assert sum(len(path.read_text().splitlines()) for path in paths) == 30, "no sample twice"
+
+
+def test_what_a_kill_left_is_kept_and_the_rest_is_drawn(model, tmp_path):
+    whole = drawn(model, tmp_path / "whole", settings())
+    lines = (tmp_path / "whole").read_text().splitlines(keepends=True)
+    rest = random.Random(0).sample(lines, 11)
+    (tmp_path / "part").write_text("".join(rest) + lines[0][:30])
+    seen = []
+    assert drawn(model, tmp_path / "part", settings(), progress=lambda done, total, rate: seen.append((done, total))) == whole
+    assert seen[0][0] > 11 and seen[-1] == (30, 30)
+    assert len((tmp_path / "part").read_text().splitlines()) == 30
+
+
+def test_samples_follow_the_models_distribution(model, tmp_path):
+    network, tokenizer = model
+    chosen = settings(samples=4000, max_new_tokens=1, batch_size=4000, temperature=0.7, top_p=0.9, min_p=0.05)
+    uniform = torch.rand(4000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = 3 * torch.randn(1, 30, generator=torch.Generator().manual_seed(1))
+    scores = logits.expand(4000, -1)
+    for warper in sampling.warpers(chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p):
+        scores = warper(None, scores)
+    picked = sampling.InverseTransform(uniform, 5)(torch.zeros(4000, 5), scores).argmax(-1)
+    p = (logits[0].double() / 0.7).softmax(-1)  # by hand: nucleus, then min-p
+    order = p.argsort(descending=True)
+    inside = order[: int((p[order].cumsum(0) < 0.9).sum()) + 1]
+    kept = torch.zeros_like(p)
+    kept[inside] = p[inside]
+    kept[kept < 0.05 * kept.max()] = 0
+    kept /= kept.sum()
+    counts = torch.bincount(picked, minlength=30).double()
+    assert (counts[kept == 0] == 0).all()
+    assert chisquare(counts[kept > 0].numpy(), (4000 * kept[kept > 0]).numpy()).pvalue > 1e-4
+
+
+def test_the_ends_of_the_uniform_interval_pick_tokens_that_are_possible():
+    scores = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]] * 2)
+    picked = sampling.InverseTransform(torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64), 3)(torch.zeros(2, 3), scores).argmax(-1)
+    assert picked.tolist() == [1, 2]
+
+
+def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
+    row = {"dataset": "both", "problem": "a", "number": 0, "completion": "x", "tokens": 1, "finished": True}
+    for change, words in (({"number": 10}, "sample 10 of both/a, which these settings do not ask for"), ({"problem": "z"}, "both/z, which these settings"), ({"number": None}, "without 'number'")):
+        bad = {k: v for k, v in {**row, **change}.items() if v is not None}
+        (tmp_path / "bad").write_text(json.dumps(bad) + "\n")
+        with pytest.raises(SageError, match=words):
+            drawn(model, tmp_path / "bad", settings())
+    (tmp_path / "few").write_text(json.dumps(row) + "\n")
+    with pytest.raises(SageError, match="1 of 10 samples"):
+        sampling.collect([tmp_path / "few"], ITEMS, 10)
