@@ -37,12 +37,13 @@ class Model:
 class Data:
     """Where problems come from: the embedded task (``digits``, ``limit``) or named data sets."""
 
-    name: str  # "embedded", or a data set that sage_lib.benchmarks knows
+    name: str  # "embedded", "knights_knaves", or a data set that sage_lib.benchmarks knows
     revision: str | None
     rows: int  # training rows, or held-out problems
     seed: int
     kinds: dict[str, float] | None = None  # embedded: share of each kind of problem
     rare_share: float | None = None  # embedded, SFT: share of demonstrations that take the rare way
+    people: int | None = None  # knights_knaves: people in a puzzle, 2 to 8
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sage_lib import benchmarks, prompts
+from sage_lib import benchmarks, knights_knaves, prompts
 from sage_lib import embedded_task as task
 from sage_lib.config import Data, Profile
 from sage_lib.errors import SageError
@@ -13,13 +13,15 @@ from sage_lib.errors import SageError
 
 @dataclass(frozen=True)
 class Item:
-    """One problem. ``problem`` is there for the embedded task alone, whose steps can be checked."""
+    """One problem. ``problem`` is there for the embedded task alone, whose steps can be checked; ``judge`` says what decides
+    about an answer, "math" (Math-Verify) or "knights_knaves"."""
 
     id: str
     dataset: str
     question: str
     gold: str
     problem: task.Problem | None = None
+    judge: str = "math"
 
 
 def evaluation_items(profile: Profile) -> list[Item]:
@@ -56,6 +58,8 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict]
 
 
 def _items(profile: Profile, data: Data, exclude: frozenset[str]) -> list[Item]:
+    if data.name == "knights_knaves":
+        return [Item(p.id, f"knights_knaves_{data.people}", p.question, p.answer, judge="knights_knaves") for p in knights_knaves.puzzles(data.people, data.rows, data.seed)]
     if profile.task is None:
         return [Item(i.id, data.name, i.question, i.gold) for i in benchmarks.load(data.name, data.revision)[: data.rows]]
     stream = task.problems(data.seed, profile.task.digits, profile.task.limit, data.kinds, set(exclude))

@@ -9,7 +9,7 @@ from sage_lib.sft import load_model  # first: Unsloth patches what is imported a
 import pandas as pd
 from accelerate import PartialState
 
-from sage_lib import data
+from sage_lib import data, knights_knaves
 from sage_lib import embedded_task as task
 from sage_lib.config import Profile
 from sage_lib.counts import COLUMNS
@@ -49,7 +49,11 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
 
 def _count(item: data.Item, row: dict, verifier: Verifier) -> list:
     texts = row["completions"]
-    correct = sum(v.correct for v in verifier.verify_answers([item.gold] * len(texts), [last_answer(t) for t in texts]))
+    answers = [last_answer(t) for t in texts]
+    if item.judge == "knights_knaves":
+        correct = sum(knights_knaves.correct(item.gold, answer) for answer in answers)
+    else:
+        correct = sum(v.correct for v in verifier.verify_answers([item.gold] * len(texts), answers))
     counts = [item.dataset, item.id, len(texts), correct, row["finished"].count(False)]
     if item.problem is None:
         return [*counts, None, None, None]

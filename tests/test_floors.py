@@ -10,7 +10,7 @@ from sage_lib.paths import ROOT
 
 FLOORS = [
     {"errors", "prompts", "__init__"},
-    {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "benchmarks", "theory"},
+    {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "benchmarks", "knights_knaves", "theory"},
     {"files", "config", "reported", "counts", "texts", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
     {"records", "data", "guide_choice", "findings"},
     {"layout", "sampling"},
@@ -21,7 +21,7 @@ FLOORS = [
     {"reproduce"},
 ]
 #: Libraries with one door each.
-DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "matplotlib": {"figures", "theory_figures", "guide_figures"}, "seaborn": {"figures"}}
+DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "reasoning_gym": {"knights_knaves"}, "matplotlib": {"figures", "theory_figures", "guide_figures"}, "seaborn": {"figures"}}
 
 
 def imports(module):
