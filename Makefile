@@ -6,7 +6,7 @@ VENV    := .venv
 RUN     := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-gpu bench reproduce lab lock gpu clean
+.PHONY: help test test-gpu bench reproduce lab lock gpu smollm clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
@@ -15,6 +15,7 @@ help:
 	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order (RESUME=1 goes on where a run stopped)"
 	@echo "make lab                       open JupyterLab on the notebooks"
 	@echo "make gpu                       add what Unsloth wants on a GPU"
+	@echo "make smollm                    add the weights that the profile smollm trains (98 MB)"
 	@echo "make lock                      write requirements.lock and environment.yml anew from what is installed"
 	@echo "make clean                     remove .venv (build/ and data/ stay)"
 
@@ -52,6 +53,9 @@ lock: $(VENV)/installed
 
 gpu: $(VENV)/installed
 	$(RUN) -m pip install --disable-pip-version-check --constraint requirements.lock --no-deps $$($(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["gpu"])')
+
+smollm: $(VENV)/installed
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps $$($(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["smollm"])')
 
 clean:
 	rm -rf $(VENV)

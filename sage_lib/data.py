@@ -5,10 +5,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sage_lib import benchmarks, knights_knaves, prompts
+from sage_lib import benchmarks, knights_knaves, prompts, word_problems
 from sage_lib import embedded_task as task
 from sage_lib.config import Data, Profile
 from sage_lib.errors import SageError
+
+
+#: Characters of the longest working of a generated word problem, so that it fits a small model's completion.
+LONGEST_WORKING = 300
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,16 @@ class Item:
 
 
 def evaluation_items(profile: Profile) -> list[Item]:
-    """The held-out problems, data set after data set; ids are unique within a data set."""
-    items = [item for data in profile.evaluation.data for item in _items(profile, data, frozenset())]
+    """The held-out problems, data set after data set; ids are unique within a data set. A data set that is marked optional and
+    does not load is left out, with a line that says why."""
+    items = []
+    for data in profile.evaluation.data:
+        try:
+            items += _items(profile, data, frozenset())
+        except SageError as error:
+            if not data.optional:
+                raise
+            print(f"{data.name} is left out: {error}", flush=True)
     ids = [(item.dataset, item.id) for item in items]
     if len(set(ids)) < len(ids):
         raise SageError("the evaluation data hold a problem twice: give each data set its own seed or name")
@@ -44,7 +56,10 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict]
     ``count_tokens`` measures a text for Appendix E.2: "restricted to samples whose prompt length does not exceed half
     of the maximum sequence length" (the public loader measures the whole solution).
     """
-    if profile.task is None:
+    if profile.sft_data.name == "gsm_symbolic":
+        chosen = itertools.islice(word_problems.problems(profile.sft_data.seed, LONGEST_WORKING, _held_out(profile)), profile.sft_data.rows)
+        pairs = [(p.question, p.working, p.answer) for p in chosen]
+    elif profile.task is None:
         pairs = benchmarks.load_sft(profile.sft_data.name, profile.sft_data.revision, profile.model.max_seq_length, count_tokens)
         pairs = pairs[: profile.sft_data.rows]
     else:
@@ -58,6 +73,8 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict]
 
 
 def _items(profile: Profile, data: Data, exclude: frozenset[str]) -> list[Item]:
+    if data.name == "gsm_symbolic":
+        return [Item(p.id, data.name, p.question, p.answer) for p in itertools.islice(word_problems.problems(data.seed, LONGEST_WORKING, exclude), data.rows)]
     if data.name == "knights_knaves":
         return [Item(p.id, f"knights_knaves_{data.people}", p.question, p.answer, judge="knights_knaves") for p in knights_knaves.puzzles(data.people, data.rows, data.seed)]
     if profile.task is None:
@@ -68,4 +85,7 @@ def _items(profile: Profile, data: Data, exclude: frozenset[str]) -> list[Item]:
 
 
 def _held_out(profile: Profile) -> frozenset[str]:
-    return frozenset(item.id for item in evaluation_items(profile)) if profile.task is not None else frozenset()
+    """What generated training data must not contain: ids of the embedded task, questions of word problems."""
+    if profile.task is not None:
+        return frozenset(item.id for item in evaluation_items(profile))
+    return frozenset(item.question for data in profile.evaluation.data if data.name == "gsm_symbolic" for item in _items(profile, data, frozenset()))

@@ -9,7 +9,7 @@ from sage_lib.sft import load_model  # first: Unsloth patches what is imported a
 import pandas as pd
 from accelerate import PartialState
 
-from sage_lib import data, knights_knaves
+from sage_lib import data, knights_knaves, layout
 from sage_lib import embedded_task as task
 from sage_lib.config import Profile
 from sage_lib.counts import COLUMNS
@@ -18,11 +18,12 @@ from sage_lib.files import write_bytes, write_text
 from sage_lib.layout import Run
 from sage_lib.records import Record
 from sage_lib.sampling import collect, sample
+from sage_lib.scoring import score
 from sage_lib.verifier import Verifier, last_answer
 
 
 def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, float], None]) -> dict:
-    """Sample the model that ``of`` made and write counts.csv and samples.jsonl.gz; returns the run record.
+    """Sample the model that ``of`` made and write counts.csv, samples.jsonl.gz and scores.csv; returns the run record.
 
     Under ``accelerate launch`` the processes share the work; the main one collects, verifies and writes.
     """
@@ -40,21 +41,26 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
         return {}
     rows = collect(sorted(run.build.glob("samples*.jsonl")), items, profile.evaluation.samples)
     verifier = Verifier()
-    table = pd.DataFrame([_count(item, row, verifier) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)
+    for item, row in zip(items, rows, strict=True):
+        row["correct"] = _judge(item, [last_answer(text) for text in row["completions"]], verifier)
+    table = pd.DataFrame([_count(item, row) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)
+    base = model if of.name == "sft" else load_model(profile, layout.sft_run(profile).model, full=False)[0]
+    write_text(run.measured / "scores.csv", score(model, base, tokenizer, items, rows, profile.evaluation.scored).to_csv(index=False, float_format="%.6g"))
     write_text(run.measured / "counts.csv", table.to_csv(index=False))
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
     tokens = sum(sum(r["tokens"]) for r in rows)
     return record.finish(run.record, of=of.name, tokens=tokens, verifier=dict(verifier.counts))
 
 
-def _count(item: data.Item, row: dict, verifier: Verifier) -> list:
-    texts = row["completions"]
-    answers = [last_answer(t) for t in texts]
+def _judge(item: data.Item, answers: list[str | None], verifier: Verifier) -> list[bool]:
     if item.judge == "knights_knaves":
-        correct = sum(knights_knaves.correct(item.gold, answer) for answer in answers)
-    else:
-        correct = sum(v.correct for v in verifier.verify_answers([item.gold] * len(texts), answers))
-    counts = [item.dataset, item.id, len(texts), correct, row["finished"].count(False)]
+        return [knights_knaves.correct(item.gold, answer) for answer in answers]
+    return [v.correct for v in verifier.verify_answers([item.gold] * len(answers), answers)]
+
+
+def _count(item: data.Item, row: dict) -> list:
+    texts = row["completions"]
+    counts = [item.dataset, item.id, len(texts), sum(row["correct"]), row["finished"].count(False)]
     if item.problem is None:
         return [*counts, None, None, None]
     checks = [task.check(item.problem, t) for t in texts]

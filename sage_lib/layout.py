@@ -73,7 +73,7 @@ class Run:
 
 
 _SFT = ("model", "task", "sft_data", "sft", "sft_lora", "evaluation.data")  # held-out problems are kept out of training
-_SAMPLING = tuple(f"evaluation.{name}" for name in ("data", "samples", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"))  # not the batch size: samples do not depend on it
+_SAMPLING = tuple(f"evaluation.{name}" for name in ("data", "samples", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "scored"))  # not the batch size: samples do not depend on it
 
 
 def sft_run(profile: Profile) -> Run:

@@ -57,6 +57,9 @@ NOTEBOOKS = (
     Notebook("04_guides", "what each guide does to real completions, Figure 1; after 06, whose policy it traces", ("figure1", "signals", "schedules"), ("trace/traces.json", "trace/signals.json")),
     Notebook("07_evaluate", "n samples a problem, verified and counted", (), ("evaluation/sft/counts.csv",), ("mode_shares",), ("modes.csv",)),
     Notebook("08_main_results", "Table 1, Figure 2, Figure 3", ("figure2", "figure3"), ("table1.csv",)),
+    Notebook("10_reasoning_patterns", "Table 2, response defects, three solutions side by side", (), ("table2.csv",)),
+    Notebook("11_perplexity", "Figure 7: samples under the base model", ("figure7",)),
+    Notebook("12_exploration_metrics", "Figure 1 of the exploration report: diversity, votes, unsolvable sets, branching", ("exploration", "unsolvable_venn", "unsolvable_upset"), ("votes.csv",)),
 )
 
 

@@ -11,7 +11,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib import data, embedded_model, prompts
+from sage_lib import data, embedded_model, prompts, smollm
 from sage_lib.config import Profile
 from sage_lib.files import write_json
 from sage_lib.layout import Run
@@ -49,7 +49,7 @@ def train(profile: Profile, run: Run) -> dict:
         start = run.build / "base"
         embedded_model.create(start, profile.model.architecture, profile.task.limit, profile.model.max_seq_length, profile.model.seed)
     else:
-        start = profile.model.name
+        start = smollm.convert() if profile.model.name == smollm.NAME else profile.model.name
     model, tokenizer = load_model(profile, start, full=profile.sft_lora is None)
     if profile.sft_lora is not None:
         model = add_lora(model, profile.sft_lora, profile.sft["seed"], profile.sft["gradient_checkpointing"])

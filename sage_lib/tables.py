@@ -1,14 +1,18 @@
 """Tables made from measured files alone, in the paper's layout."""
 
+import gzip
 import json
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from sage_lib import counts, layout, metrics, paths, reported
+from sage_lib import counts, layout, metrics, paths, reported, texts
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
 from sage_lib.files import read_json, read_lines
+from sage_lib.verifier import last_answer
 
 BASE_LABEL = "Base Model"
 #: The methods in groups that are drawn together: Table 1, Table 3, and the anchors and controls of this companion.
@@ -163,3 +167,105 @@ def benchmark(name: str) -> pd.DataFrame:
     if not path.is_file():
         raise SageError(f"there is no benchmark {name!r} in data/measured/benchmarks: python tools/bench.py {name} makes it")
     return pd.read_csv(path)
+
+
+def scores(profile: Profile) -> pd.DataFrame:
+    """Scored samples of every finished evaluation: columns method, seed and scoring's (perplexity under the base, entropy, ...)."""
+    frames = [pd.read_csv(run.measured / "scores.csv").assign(method=method, seed=seed) for method, seed, run, _ in layout.evaluations(profile)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def samples(profile: Profile, method: str) -> list[dict]:
+    """Every saved sample of a method, a row per problem (and seed): dataset, problem, completions, tokens, finished, correct."""
+    runs = [run for m, _, run, _ in layout.evaluations(profile) if m == method]
+    if not runs:
+        raise SageError(f"profile {profile.name} does not evaluate {method!r}: choose one of base, {', '.join(layout.evaluated(profile))}")
+    return [json.loads(line) for run in runs for line in gzip.decompress((run.measured / "samples.jsonl.gz").read_bytes()).decode().splitlines()]
+
+
+def votes(profile: Profile) -> pd.DataFrame:
+    """Per method and problem: columns method, dataset, problem, avg (avg@n), maj (maj@k), distinct (answer diversity), n, k.
+
+    k of maj@k is a quarter of the samples: a vote of all of them would have no spread. Equal answers are equal texts.
+    """
+    k, rows = max(1, profile.evaluation.samples // 4), []
+    for method in ("base", *layout.evaluated(profile)):
+        for row in samples(profile, method):
+            answers = [" ".join(a.split()) if a else None for a in map(last_answer, row["completions"])]
+            rows.append({"method": method, "dataset": row["dataset"], "problem": row["problem"], "avg": float(np.mean(row["correct"])), "maj": metrics.majority_at_k(answers, row["correct"], k, 100, profile.evaluation.seed),
+                         "distinct": metrics.distinct_answers(answers), "n": len(answers), "k": k})
+    return pd.DataFrame(rows)
+
+
+def means_with_intervals(profile: Profile, frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Mean of each column by method with its 95 % bootstrap interval over problems: columns row, metric, mean, low, high, problems."""
+    rows = []
+    for method, group in frame.groupby("method", sort=False):
+        by_problem = group.groupby(["dataset", "problem"])[columns].mean()
+        low, high = metrics.bootstrap_interval(by_problem.to_numpy(), profile.evaluation.resamples, profile.evaluation.seed)
+        rows += [(label(profile, method), c, by_problem[c].mean(), low[i], high[i], len(by_problem)) for i, c in enumerate(columns)]
+    return pd.DataFrame(rows, columns=["row", "metric", "mean", "low", "high", "problems"])
+
+
+def unsolvable(profile: Profile, methods: Sequence[str]) -> dict[str, set[str]]:
+    """The unsolvable set of each method with as many rollouts as were drawn (all seeds together): label -> problems."""
+    frame = evaluations(profile)
+    found = {}
+    for method in methods:
+        total = frame[frame["method"] == method].groupby(["dataset", "problem"])["c"].sum()
+        found[label(profile, method)] = metrics.unsolvable([f"{d}/{p}" for d, p in total.index], total.to_numpy())
+    return found
+
+
+def crossings(profile: Profile, against: str = "grpo") -> pd.DataFrame:
+    """Where each method's pass@k curve passes that of ``against``, and the smallest effect this evaluation can see.
+
+    Columns: row, k, low, high, crosses (share of bootstrap resamples that cross), detectable at 1 and at the largest k (80 %
+    power), problems.
+    """
+    frame, settings = evaluations(profile), profile.evaluation
+
+    def curves(method: str) -> np.ndarray:
+        one = frame[frame["method"] == method]
+        return np.mean([metrics.pass_at_k_curve(g["n"], g["c"], settings.ks) for _, g in one.groupby("run", sort=False)], axis=0)
+
+    rows, reference = [], curves(against)
+    for method in dict.fromkeys(frame["method"]):
+        if method != against:
+            ours = curves(method)
+            found, effect = metrics.crossing_interval(reference, ours, settings.ks, settings.resamples, settings.seed), metrics.minimum_detectable_effect(ours - reference)
+            rows.append({"row": f"{label(profile, method)} over {label(profile, against)}", **found, "detectable at 1": effect[0], f"detectable at {max(settings.ks)}": effect[-1], "problems": len(ours)})
+    return pd.DataFrame(rows)
+
+
+def patterns(profile: Profile) -> pd.DataFrame:
+    """Table 2 (eq. 13) and response defects by method: columns row, each pattern, problems, dropped, each defect, samples."""
+    rows = []
+    for method in ("base", *layout.evaluated(profile)):
+        saved = samples(profile, method)
+        frequencies = texts.pattern_frequencies([[t for t, ok in zip(r["completions"], r["correct"], strict=True) if ok] for r in saved])
+        found = [texts.defects(t, done) for r in saved for t, done in zip(r["completions"], r["finished"], strict=True)]
+        one = next(iter(frequencies.values()))
+        rows.append({"row": label(profile, method), **{name: f.frequency for name, f in frequencies.items()}, "problems": one.problems, "dropped": one.dropped,
+                     **{kind: sum(kind in f for f in found) / len(found) for kind in ("format", "repetition", "language", "truncated")}, "samples": len(found)})
+    return pd.DataFrame(rows)
+
+
+def token_categories(profile: Profile) -> pd.DataFrame:
+    """Share of each token category (exploration report, Table 1) among all samples of a method, and mean tokens a sample."""
+    rows = []
+    for method in ("base", *layout.evaluated(profile)):
+        saved, counts = samples(profile, method), Counter()
+        for text, times in Counter(t for r in saved for t in r["completions"]).items():
+            counts.update({k: v * times for k, v in texts.categories(text).items()})
+        rows.append({"row": label(profile, method), **{k: counts[k] / max(counts.total(), 1) for k in texts.CATEGORIES}, "tokens a sample": float(np.mean([n for r in saved for n in r["tokens"]]))})
+    return pd.DataFrame(rows)
+
+
+def side_by_side(profile: Profile, methods: Sequence[str]) -> pd.DataFrame:
+    """Appendix H: one problem that every method solved, and the first correct solution of each; columns row, problem, solution."""
+    saved = {m: {(r["dataset"], r["problem"]): r for r in reversed(samples(profile, m))} for m in methods}
+    for place in saved[methods[0]]:
+        if all(any(saved[m][place]["correct"]) for m in methods):
+            return pd.DataFrame([{"row": label(profile, m), "problem": "/".join(place), "solution": next(t for t, ok in zip(saved[m][place]["completions"], saved[m][place]["correct"], strict=True) if ok)} for m in methods])
+    return pd.DataFrame(columns=["row", "problem", "solution"])

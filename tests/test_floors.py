@@ -10,18 +10,18 @@ from sage_lib.paths import ROOT
 
 FLOORS = [
     {"errors", "prompts", "__init__"},
-    {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "benchmarks", "knights_knaves", "theory"},
-    {"files", "config", "reported", "counts", "texts", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
+    {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "benchmarks", "knights_knaves", "word_problems", "theory"},
+    {"files", "config", "reported", "counts", "texts", "smollm", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
     {"records", "data", "guide_choice", "findings"},
-    {"layout", "sampling"},
+    {"layout", "sampling", "scoring"},
     {"tables", "training", "trainer"},
     {"figures", "plan", "sft"},
-    {"rl", "evaluate", "traces", "guide_effects", "theory_figures", "guide_figures"},
+    {"rl", "evaluate", "traces", "guide_effects", "theory_figures", "guide_figures", "exploration_figures"},
     {"stages"},
     {"reproduce"},
 ]
 #: Libraries with one door each.
-DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "reasoning_gym": {"knights_knaves"}, "matplotlib": {"figures", "theory_figures", "guide_figures"}, "seaborn": {"figures"}}
+DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "reasoning_gym": {"knights_knaves", "word_problems"}, "matplotlib": {"figures", "theory_figures", "guide_figures", "exploration_figures"}, "matplotlib_venn": {"exploration_figures"}, "upsetplot": {"exploration_figures"}, "seaborn": {"figures"}}
 
 
 def imports(module):

@@ -1,0 +1,81 @@
+"""Figures of the exploration metrics: measured tables in, a matplotlib Figure out."""
+
+import warnings
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib_venn import venn3
+
+from sage_lib import metrics, tables
+from sage_lib.config import Profile
+from sage_lib.figures import STYLE, WIDE, look
+
+
+def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
+    """Figure 7: perplexity under the base model of each method's samples: its distribution, and how heavy the tail is."""
+    frame = tables.scores(profile)
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE, 2.5), sharey=False)
+        for method in methods:
+            values = np.sort(frame[frame["method"] == method]["perplexity"].dropna())
+            style = {**look(profile, method), "marker": ""}
+            left.plot(values, np.arange(1, len(values) + 1) / len(values), label=f"{tables.label(profile, method)} ({len(values):,})", **style)
+            right.plot(values, 1 - np.arange(len(values)) / len(values), **style)
+        left.set(xlabel="perplexity under the base (eq. 39)", ylabel="share of samples below", xscale="log")
+        right.set(xlabel="perplexity under the base (eq. 39)", ylabel="share of samples above", xscale="log", yscale="log", title="the tail")
+        figure.suptitle(f"{profile.name}: {profile.evaluation.scored} samples a problem, {len(profile.seeds)} seed(s)", fontsize=8)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def exploration(profile: Profile, methods: Sequence[str]) -> Figure:
+    """Figure 1 of the exploration report: pass@k, answer diversity, entropy and rollout branching factor; 95 % over problems."""
+    frame, settings = tables.evaluations(profile), profile.evaluation
+    votes, scores = tables.means_with_intervals(profile, tables.votes(profile), ["distinct"]), tables.means_with_intervals(profile, tables.scores(profile), ["entropy", "branching"])
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 4, figsize=(WIDE, 2.5))
+        for method in methods:
+            group = frame[frame["method"] == method]
+            curves = np.mean([metrics.pass_at_k_curve(g["n"], g["c"], settings.ks) for _, g in group.groupby("run", sort=False)], axis=0)
+            low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed)
+            axes[0].plot(settings.ks, curves.mean(0), label=tables.label(profile, method), **look(profile, method))
+            axes[0].fill_between(settings.ks, low, high, color=look(profile, method)["color"], alpha=0.12, linewidth=0)
+        axes[0].set_xscale("log", base=2)
+        axes[0].set(xlabel="k", ylabel="pass@k", title="(a)")
+        panels = ((votes, "distinct", f"distinct answers of {settings.samples}", "(b)"), (scores, "entropy", "token entropy (nats)", "(c)"), (scores, "branching", "branching factor, top 95 %", "(d)"))
+        for axis, (table, metric, name, title) in zip(axes[1:], panels, strict=True):
+            for position, method in enumerate(methods):
+                row = table[(table["row"] == tables.label(profile, method)) & (table["metric"] == metric)].iloc[0]
+                axis.errorbar(position, row["mean"], yerr=[[row["mean"] - row["low"]], [row["high"] - row["mean"]]], capsize=2, **{**look(profile, method), "linestyle": "none"})
+            axis.set(xticks=[], ylabel=name, title=title, xlim=(-0.7, len(methods) - 0.3))
+            axis.margins(y=0.15)
+        problems = frame.groupby(["dataset", "problem"]).ngroups
+        figure.suptitle(f"{profile.name}: {problems} problems x {settings.samples} samples, {len(profile.seeds)} seed(s); bars and bands: 95 % over problems", fontsize=8)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def unsolvable(profile: Profile, methods: Sequence[str]) -> Figure:
+    """Which problems each method never solved: a Venn diagram for three methods, an UpSet plot for more."""
+    sets = tables.unsolvable(profile, methods)
+    title = f"{profile.name}: problems without one correct sample among {profile.evaluation.samples * len(profile.seeds)}"
+    with plt.rc_context({**STYLE, "figure.constrained_layout.use": len(sets) == 3}):
+        if len(sets) == 3:
+            figure, axis = plt.subplots(figsize=(WIDE / 2, 2.6))
+            venn3(list(sets.values()), [f"{name}\n({len(s)})" for name, s in sets.items()], set_colors=[look(profile, m)["color"] for m in methods], ax=axis)
+            axis.set_title(title)
+            return figure
+        import upsetplot
+
+        figure = plt.figure(figsize=(WIDE, 3.2))
+        named = {f"{name} ({len(s)})": s for name, s in sets.items() if s}
+        if len(named) < 2:
+            figure.text(0.5, 0.5, f"at most one method leaves problems unsolved: {', '.join(named) or 'none does'}", ha="center")
+            return figure
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # upsetplot 0.9 and pandas 3
+            upsetplot.UpSet(upsetplot.from_contents(named), show_counts=True, element_size=None, facecolor="0.25").plot(fig=figure)
+        figure.suptitle(title, fontsize=8)
+    return figure

@@ -1,0 +1,37 @@
+"""Token signals of finished samples: perplexity under the base model (eq. 39), entropy and branching factor under their own."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from sage_lib import metrics, prompts
+from sage_lib.data import Item
+
+#: Of one scored sample: what it is, whether it is correct, and means over its tokens.
+COLUMNS = ("dataset", "problem", "number", "correct", "tokens", "perplexity", "entropy", "branching")
+
+
+@torch.no_grad()
+def score(model: PreTrainedModel, base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], rows: Sequence[dict], limit: int) -> pd.DataFrame:
+    """Score the first ``limit`` samples of every problem; columns as :data:`COLUMNS`.
+
+    ``rows`` are samples as ``sampling.collect`` gives them, with a list "correct". The text is tokenised again, and the end
+    token counts where the sample finished. ``perplexity`` is that under ``base``; ``entropy`` (nats, temperature 1) and
+    ``branching`` (tokens within 95 % of the mass) are means over the states that ``model`` went through.
+    """
+    found = []
+    for item, row in zip(items, rows, strict=True):
+        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+        bodies = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * finished for text, finished in zip(row["completions"][:limit], row["finished"][:limit], strict=True)]
+        width = max(map(len, bodies))
+        ids = torch.tensor([prompt + body + [tokenizer.pad_token_id] * (width - len(body)) for body in bodies], device=model.device)
+        mask = torch.tensor([[1] * (len(prompt) + len(body)) + [0] * (width - len(body)) for body in bodies], device=model.device)
+        own, anchor = ((m(input_ids=ids, attention_mask=mask).logits[:, len(prompt) - 1: -1].float()).log_softmax(-1) for m in (model, base))
+        drawn = anchor.gather(-1, ids[:, len(prompt):, None])[..., 0].cpu().numpy()
+        entropy, branching = -(own.exp() * own).sum(-1).cpu().numpy(), metrics.branching_factor(own.exp().cpu().numpy())
+        for number, body in enumerate(bodies):
+            n = len(body)
+            found.append((item.dataset, item.id, number, bool(row["correct"][number]), n, metrics.perplexity(drawn[number, :n]), entropy[number, :n].mean() if n else float("nan"), branching[number, :n].mean() if n else float("nan")))
+    return pd.DataFrame(found, columns=COLUMNS)

@@ -1,0 +1,41 @@
+"""Scores of samples against one token at a time, each sample alone."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sage_lib import embedded_model, prompts, scoring
+from sage_lib.data import Item
+
+
+def test_scores_equal_a_computation_token_by_token(tiny_model):
+    tokenizer = embedded_model.load_tokenizer(tiny_model)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    item = Item("a", "both", "reach 9 from 1 2 3 4", "9")
+    row = {"completions": ["L 1 + 2 = 3", "R 4", "L"], "finished": [True, False, True], "correct": [True, False, False]}
+    table = scoring.score(model, base, tokenizer, [item], [row], limit=2)
+    assert list(table["number"]) == [0, 1] and list(table["correct"]) == [True, False] and list(table["tokens"]) == [7, 2]
+    prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+    for number, finished in ((0, True), (1, False)):
+        body = tokenizer(row["completions"][number], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * finished
+        surprisal, entropy, branching = 0.0, 0.0, 0
+        for t, token in enumerate(body):
+            with torch.no_grad():
+                p, q = (m(torch.tensor([prompt + body[:t]])).logits[0, -1].double().softmax(-1) for m in (base, model))
+            surprisal -= math.log(p[token])
+            entropy -= float((q * q.log()).sum())
+            ordered, mass = q.sort(descending=True).values, 0.0
+            for n, share in enumerate(ordered, 1):
+                mass += share
+                if mass >= 0.95:
+                    break
+            branching += n
+        found = table.iloc[number]
+        assert found["perplexity"] == pytest.approx(math.exp(surprisal / len(body)), rel=1e-4)
+        assert found["entropy"] == pytest.approx(entropy / len(body), rel=1e-4) and found["branching"] == pytest.approx(branching / len(body))

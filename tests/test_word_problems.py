@@ -1,0 +1,51 @@
+"""Generated word problems: seeded, distinct, kept apart from held-out ones, and their golds parse."""
+
+import itertools
+
+import pytest
+
+from sage_lib import config, data, smollm, word_problems
+from sage_lib.errors import SageError
+from sage_lib.verifier import Verifier
+
+
+def test_the_stream_is_seeded_distinct_and_short_enough():
+    made = list(itertools.islice(word_problems.problems(1, 200), 60))
+    assert made == list(itertools.islice(word_problems.problems(1, 200), 60))
+    assert len({p.question for p in made}) == 60 and all(p.working and len(p.working) <= 200 and "####" not in p.working for p in made)
+    rest = list(itertools.islice(word_problems.problems(1, 200, frozenset(p.question for p in made[:30])), 30))
+    assert not {p.question for p in rest} & {p.question for p in made[:30]}
+
+
+def test_training_holds_no_held_out_question_and_every_gold_parses():
+    profile = config.load("smollm")
+    held_out = {i.question for i in data.evaluation_items(profile) if i.dataset == "gsm_symbolic"}
+    rl, sft = data.rl_items(profile), data.sft_rows(profile, len)
+    assert len(held_out) == 40 and len(rl) == 400 and len(sft) == 1280
+    assert not held_out & {i.question for i in rl} and not held_out & {row["prompt"][-1]["content"] for row in sft}
+    verifier = Verifier()
+    golds = [i.gold for i in rl]
+    assert all(v.correct for v in verifier.verify_answers(golds, golds))
+    verifier.close()
+
+
+def test_an_optional_data_set_that_is_absent_is_left_out_aloud_and_a_required_one_stops(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SAGE_DATA", str(tmp_path))
+    found = {i.dataset for i in data.evaluation_items(config.load("smollm"))}
+    assert found == {"gsm_symbolic", "knights_knaves_2", "knights_knaves_3"}
+    assert "math500_level5 is left out: the data file" in capsys.readouterr().out
+
+
+def test_without_its_package_the_pretrained_model_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    monkeypatch.setattr(smollm, "find_spec", lambda name: None)
+    with pytest.raises(SageError, match="make smollm"):
+        smollm.convert()
+
+
+def test_another_weights_file_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    (tmp_path / smollm.FILE).write_bytes(b"other weights")
+    monkeypatch.setattr(smollm, "find_spec", lambda name: type("Spec", (), {"submodule_search_locations": [str(tmp_path)]}))
+    with pytest.raises(SageError, match="checksum"):
+        smollm.convert()
