@@ -1,6 +1,5 @@
 """Figures of the exploration metrics: measured tables in, a matplotlib Figure out."""
 
-import warnings
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -61,21 +60,29 @@ def unsolvable(profile: Profile, methods: Sequence[str]) -> Figure:
     """Which problems each method never solved: a Venn diagram for three methods, an UpSet plot for more."""
     sets = tables.unsolvable(profile, methods)
     title = f"{profile.name}: problems without one correct sample among {profile.evaluation.samples * len(profile.seeds)}"
-    with plt.rc_context({**STYLE, "figure.constrained_layout.use": len(sets) == 3}):
+    with plt.rc_context(STYLE):
         if len(sets) == 3:
             figure, axis = plt.subplots(figsize=(WIDE / 2, 2.6))
             venn3(list(sets.values()), [f"{name}\n({len(s)})" for name, s in sets.items()], set_colors=[look(profile, m)["color"] for m in methods], ax=axis)
             axis.set_title(title)
             return figure
-        import upsetplot
+        return _upset(sets, title)
 
-        figure = plt.figure(figsize=(WIDE, 3.2))
-        named = {f"{name} ({len(s)})": s for name, s in sets.items() if s}
-        if len(named) < 2:
-            figure.text(0.5, 0.5, f"at most one method leaves problems unsolved: {', '.join(named) or 'none does'}", ha="center")
-            return figure
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # upsetplot 0.9 and pandas 3
-            upsetplot.UpSet(upsetplot.from_contents(named), show_counts=True, element_size=None, facecolor="0.25").plot(fig=figure)
-        figure.suptitle(title, fontsize=8)
+
+def _upset(sets: dict[str, set[str]], title: str) -> Figure:
+    """Bars: problems in exactly the methods marked below them, largest first."""
+    regions = sorted(metrics.exclusive_regions(sets).items(), key=lambda region: -region[1])
+    names = list(sets)
+    figure, (bars, dots) = plt.subplots(2, 1, figsize=(WIDE, 1.8 + 0.18 * len(names)), sharex=True, height_ratios=[1.4, 0.18 * len(names)])
+    x = np.arange(len(regions))
+    bars.bar(x, [n for _, n in regions], color="0.3", width=0.6)
+    for position, (_, n) in enumerate(regions):
+        bars.annotate(str(n), (position, n), ha="center", va="bottom", fontsize=6.5)
+    bars.set(ylabel="problems", title=title)
+    for position, (members, _) in enumerate(regions):
+        rows = [names.index(m) for m in members]
+        dots.plot([position] * len(names), range(len(names)), color="0.85", marker="o", linestyle="none", markersize=4)
+        dots.plot([position] * len(rows), rows, color="0.1", marker="o", markersize=4, linewidth=1)
+    dots.set(yticks=range(len(names)), yticklabels=[f"{name} ({len(sets[name])})" for name in names], xticks=[], xlabel="unsolved by exactly the marked methods", ylim=(len(names) - 0.5, -0.5))
+    dots.set_xlim(-0.6, max(len(regions), 1) - 0.4)
     return figure

@@ -26,7 +26,7 @@ from sage_lib.layout import Run
 from sage_lib.records import Record
 from sage_lib.sampling import rollouts
 
-PROMPTS, BATCHES, COMPLETIONS = 4, 4, 64
+PROMPTS, BATCHES, COMPLETIONS = 4, 3, 64
 #: Standard deviation of the noise that moves the policy off its reference, relative to each weight tensor's own.
 MOVED = 0.25
 ANCHORS = ("k3", "k3_corrected", "sequence")

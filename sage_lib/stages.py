@@ -70,7 +70,7 @@ def run_trace(profile: Profile) -> dict:
 def run_effects(profile: Profile) -> dict:
     """Measure what the branch guide adds to each anchor's expected gradient; returns the run record."""
     run = layout.effects_run(profile)
-    _start(profile, [Job(run, ("effects",), "expected gradients", 16)])
+    _start(profile, [Job(run, ("effects",), "expected gradients", 12)])
     return records.load(run.record)
 
 

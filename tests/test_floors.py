@@ -21,7 +21,7 @@ FLOORS = [
     {"reproduce"},
 ]
 #: Libraries with one door each.
-DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "reasoning_gym": {"knights_knaves", "word_problems"}, "matplotlib": {"figures", "theory_figures", "guide_figures", "exploration_figures"}, "matplotlib_venn": {"exploration_figures"}, "upsetplot": {"exploration_figures"}, "seaborn": {"figures"}}
+DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "reasoning_gym": {"knights_knaves", "word_problems"}, "matplotlib": {"figures", "theory_figures", "guide_figures", "exploration_figures"}, "matplotlib_venn": {"exploration_figures"}, "seaborn": {"figures"}}
 
 
 def imports(module):
