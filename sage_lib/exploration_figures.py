@@ -63,8 +63,11 @@ def unsolvable(profile: Profile, methods: Sequence[str]) -> Figure:
     with plt.rc_context(STYLE):
         if len(sets) == 3:
             figure, axis = plt.subplots(figsize=(WIDE / 2, 2.6))
-            venn3(list(sets.values()), [f"{name}\n({len(s)})" for name, s in sets.items()], set_colors=[look(profile, m)["color"] for m in methods], ax=axis)
-            axis.set_title(title)
+            drawn = venn3(list(sets.values()), [f"{name} ({len(s)})" for name, s in sets.items()], set_colors=[look(profile, m)["color"] for m in methods], ax=axis)
+            for text in (*drawn.set_labels, *drawn.subset_labels):
+                if text is not None:
+                    text.set_fontsize(7)
+            axis.set_title(title, pad=14)
             return figure
         return _upset(sets, title)
 

@@ -111,6 +111,7 @@ def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
                     axis.plot(steps, runs.mean(0), label=tables.label(profile, method), markevery=max(1, len(steps) // 6), **look(profile, method))
                     axis.fill_between(steps, runs.min(0), runs.max(0), color=look(profile, method)["color"], alpha=0.15, linewidth=0)
             axis.set(xlabel="RL step", ylabel=name)
+            axis.xaxis.get_major_locator().set_params(integer=True)
         handles = axes.flat[0].get_legend_handles_labels()
         for axis in axes.flat[len(panels):]:
             axis.axis("off")
@@ -184,7 +185,7 @@ def mode_shares(profile: Profile) -> Figure:
     keys = ["base", *evaluated(profile)]
     panels = [("rare_share", "rare_low", "rare_high", "rare way, share of samples"), ("both_ways", "both_ways_low", "both_ways_high", "problems solved both ways")]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(WIDE, 2.3))
+        figure, axes = plt.subplots(1, 2, figsize=(WIDE, 2.3 if len(keys) < 5 else 3.2))
         for axis, (mean, low, high, name) in zip(axes, panels, strict=True):
             for position, (method, (_, row)) in enumerate(zip(keys, frame.iterrows(), strict=True)):
                 axis.errorbar(position, row[mean], yerr=[[max(row[mean] - row[low], 0)], [max(row[high] - row[mean], 0)]], capsize=3, **{**look(profile, method), "linestyle": "none"})
