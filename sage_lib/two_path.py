@@ -69,7 +69,7 @@ def conditions(example: Example) -> pd.DataFrame:
         ("33", "so is pi_RLVR(rare): reward alone does not lift it over", float(rlvr[1]), eps, bool(rlvr[1] < eps)),
         ("34", "the guide leaves the common path alone, q = 1", float(q[0]), 1.0, bool(q[0] == 1)),
         ("34", "the guide acts on the rare path, q > 1", float(q[1]), 1.0, bool(q[1] > 1)),
-        ("35", "E_RLVR[q] stays below q(rare)", mean_q, float(q[1]), mean_q < q[1]),
+        ("35", "E_RLVR[q] stays below q(rare)", mean_q, float(q[1]), mean_q < float(q[1])),
         ("36-37", "q(rare)/E_RLVR[q] exceeds epsilon/pi_RLVR(rare)", float(q[1]) / mean_q, eps / float(rlvr[1]), bool(theory.theorem_4_3(rlvr, q, eps)[1])),
         ("Thm. 4.3", "pi_SAGE(rare) exceeds epsilon", float(sage[1]), eps, bool(sage[1] > eps)),
     ]
