@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sage_lib.sft import load_model  # first: Unsloth patches what is imported after it
 
 import pandas as pd
+import torch
 from accelerate import PartialState
 
 from sage_lib import data, knights_knaves, layout
@@ -32,7 +33,7 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     record = Record("evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat())
     model, tokenizer = load_model(profile, of.model, full=False)
     items = data.evaluation_items(profile)
-    state = PartialState()  # one process, or those of accelerate launch
+    state = PartialState(cpu=not torch.cuda.is_available())  # one process, or those of accelerate launch
     path = run.samples if state.is_main_process else run.samples.with_name(f"samples.{state.process_index}.jsonl")
     others = [p for p in run.build.glob("samples*.jsonl") if p != path]
     sample(model, tokenizer, items, profile.evaluation, path, progress if state.is_main_process else lambda *_: None, state.process_index, state.num_processes, others)
