@@ -109,7 +109,7 @@ class SageTrainer(GRPOTrainer):
                 if self.anchor in ("sequence", "forward_kl"):
                     self._metrics["train"]["kl"][-1] = self._shaping["_kl"]  # TRL saw a KL of 0
         finally:
-            shaped, self._shaping = self._shaping, None
+            shaped, self._shaping, self._hidden = self._shaping, None, None  # or the next generation would fill it
         if self.anchor is not None and not self._guide_checked:
             self._require_shaped_kl(shaped, loss)
         return loss

@@ -291,3 +291,20 @@ def test_on_unsloths_trainer_other_anchors_are_refused(make):
     trainer._seam, trainer.anchor = "scoring", "sequence"
     with pytest.raises(SageError, match="anchor 'k3' only"):
         trainer._require_usable()
+
+
+def test_the_exact_forward_kl_keeps_no_hidden_states_beyond_the_loss(make, monkeypatch):
+    trainer = make(None, anchor="forward_kl")
+    seen, keep = [], type(trainer)._keep_hidden
+
+    def watched(self, *args):
+        seen.append(self._hidden is not None)
+        keep(self, *args)
+
+    for module in trainer.model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__name__", "") == "_keep_hidden":
+                module._forward_hooks[key] = lambda *args: watched(trainer, *args)
+    trainer.train()
+    assert seen.count(True) == 2 * 3, "scoring and loss of 3 steps, and none of the passes of generation"
+    assert len(seen) > 6 and trainer._hidden is None
