@@ -98,8 +98,8 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
     for symbol in ("∞", "½", "⑦", "七", "Ⅷ", "🙂", "é̸̢", "\u0301" * 100):
         yield wrong(f"symbol {symbol[:2]}", symbol)
     # Code, and words that a careless parser would run.
-    for code in ("__import__('os').system('touch /tmp/sage_hostile')", "exec('1')", "eval('7')", "(lambda: 7)()", "open('/etc/passwd').read()", "7 if True else 8", "[7 for _ in range(10**9)]", "while True: pass",
-                 "True", "None", "nan", "inf", "-inf", r"\infty", r"\text{seven}", r"\def\a{\a\a}\a", r"\input{/etc/passwd}", r"\newcommand{\x}{7}\x", "7; drop table", "<script>7</script>", "%s%s%s%n", "x", "x = x", "gold", "answer",
+    for code in ("__import__('os').system('touch sage_hostile')", "exec('1')", "eval('7')", "(lambda: 7)()", "open('secret.txt').read()", "7 if True else 8", "[7 for _ in range(10**9)]", "while True: pass",
+                 "True", "None", "nan", "inf", "-inf", r"\infty", r"\text{seven}", r"\def\a{\a\a}\a", r"\input{secret.txt}", r"\newcommand{\x}{7}\x", "7; drop table", "<script>7</script>", "%s%s%s%n", "x", "x = x", "gold", "answer",
                  "the answer", "0 = 0", "7 = 8", "8 = 9", "7 < x", "x > 6", "x \\neq 8", "7, 7, 7, 8", "(7, 8)", "[7, 8]", "7 \\ldots 9", "?", "7?8", "7/0", "0/0", r"\frac{7}{0}", r"\sqrt{-1}", "i", "7i", "e^{i\\pi}", "-7", "0.7", "70", "7.5"):
         yield wrong(f"text {code[:24]}", code)
     # What is right must stay right beside all that.
