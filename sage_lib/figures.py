@@ -123,14 +123,14 @@ def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
 
 def guide_effects(profile: Profile) -> Figure:
     """What the branch guide adds to the expected gradient of each anchor on the embedded model; bars: standard errors over prompts."""
-    frame = tables.effects(profile)
+    frame, measured = tables.effects(profile), tables.effects_size(profile)
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW + 0.4, 2.3))
         for i, row in enumerate(frame.itertuples()):
             axis.errorbar(i, row.along, yerr=row.along_se, capsize=3, **{**series(i + 3), "linestyle": "none"})
         axis.axhline(0, color="0.3", linewidth=0.8)
         axis.set(xticks=range(len(frame)), xticklabels=["k3 (the paper's)", "k3, corrected", "sequence (eq. 8)"], xlim=(-0.5, len(frame) - 0.5), ylabel="change of the KL pull\nby the branch guide",
-                 title="expected gradients, exact over the next token")
+                 title=f"{profile.name}: {measured['prompts']} prompts x {measured['batches']} x {measured['completions']} completions, 1 seed\nexact over the next token; bars: standard errors over prompts")
     return figure
 
 

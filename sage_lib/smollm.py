@@ -16,7 +16,7 @@ EOS, PAD = "<|im_end|>", "<|endoftext|>"
 
 
 def convert() -> Path:
-    """Folder of the converted model, made at the first call; about ten seconds and 600 MB.
+    """Folder of the converted model, made at the first call.
 
     Raises SageError when the package is missing or its file is another one.
     """

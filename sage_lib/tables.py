@@ -158,7 +158,12 @@ def table5(profile: Profile) -> pd.DataFrame:
 
 def effects(profile: Profile) -> pd.DataFrame:
     """What the branch guide adds to each anchor's expected gradient, as the stage effects measured it."""
-    return pd.DataFrame(read_json(layout.effects_run(profile).measured / "effects.json")["anchors"])
+    return pd.DataFrame(effects_size(profile)["anchors"])
+
+
+def effects_size(profile: Profile) -> dict:
+    """The whole of effects.json: prompts, batches a prompt, completions a batch, KL to the reference, share of tokens acted on."""
+    return read_json(layout.effects_run(profile).measured / "effects.json")
 
 
 def benchmark(name: str) -> pd.DataFrame:

@@ -171,7 +171,7 @@ def bonus_against_guide(bonus: pd.DataFrame, guided: pd.DataFrame, names: dict[i
     """
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(WIDE, 2.5), sharey=True)
-        for axis, frame, x, label in ((axes[0], bonus, "lambda", "entropy bonus lambda (beta 0.5)"), (axes[1], guided, "strength", "q of the rare correct completion")):
+        for axis, frame, x, label in ((axes[0], bonus, "lambda", "entropy bonus lambda"), (axes[1], guided, "strength", "q of the rare correct completion")):
             for i, (completion, name) in enumerate(names.items()):
                 axis.plot(frame[x], frame[completion] / frame[completion].iloc[0], label=name, **series(i + 1))
             axis.set(xlabel=label, yscale="log")
