@@ -45,6 +45,7 @@ class Data:
     rare_share: float | None = None  # embedded, SFT: share of demonstrations that take the rare way
     people: int | None = None  # knights_knaves: people in a puzzle, 2 to 8
     optional: bool = False  # evaluation: leave the data set out where it cannot be loaded
+    ood: bool = False  # evaluation: out of distribution (Figure 4), so no part of Table 1 and its average
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,14 @@ def convert() -> Path:
 
     temporary = folder.with_name(f"{NAME}.part")
     shutil.rmtree(temporary, ignore_errors=True)
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    # Transformers refuses to save what it read from GGUF, although the weights are plain float32 by now: a model of the same
+    # configuration takes them over.
+    model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
+    model.load_state_dict(loaded.state_dict())
+    model.generation_config = loaded.generation_config
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
     tokenizer.eos_token, tokenizer.pad_token = EOS, PAD  # the converted one ends at <|im_start|>
     for config in (model.config, model.generation_config):
