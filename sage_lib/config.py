@@ -45,7 +45,18 @@ class Data:
     rare_share: float | None = None  # embedded, SFT: share of demonstrations that take the rare way
     people: int | None = None  # knights_knaves: people in a puzzle, 2 to 8
     optional: bool = False  # evaluation: leave the data set out where it cannot be loaded
-    ood: bool = False  # evaluation: out of distribution (Figure 4), so no part of Table 1 and its average
+    digits: int | None = None  # embedded: another number of digits than the task's
+    ood: bool = False  # evaluation: outside Table 1 and its average: out of distribution (Figure 4), or in a table of its own (Table 9)
+
+    @property
+    def label(self) -> str:
+        """The data set's name in tables and figures."""
+        if self.name == "knights_knaves":
+            return f"{self.name}_{self.people}"
+        if self.name != "embedded":
+            return self.name
+        kinds = next(iter(self.kinds)) if len(self.kinds) == 1 else "mixed"
+        return kinds if self.digits is None else f"{kinds}_{self.digits}_digits"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
 """Problems of a profile, whatever their source, as one kind of record with one prompt."""
 
+import dataclasses
+import hashlib
 import itertools
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sage_lib import benchmarks, knights_knaves, prompts, word_problems
@@ -72,16 +75,23 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict]
     ]
 
 
+def digest(rows: Iterable[Item | dict]) -> str:
+    """Hash (16 hex digits) of problems or training rows in order: a run's record keeps that of what it has read."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps(dataclasses.asdict(row) if isinstance(row, Item) else row, sort_keys=True).encode())
+    return found.hexdigest()[:16]
+
+
 def _items(profile: Profile, data: Data, exclude: frozenset[str]) -> list[Item]:
     if data.name == "gsm_symbolic":
-        return [Item(p.id, data.name, p.question, p.answer) for p in itertools.islice(word_problems.problems(data.seed, LONGEST_WORKING, exclude), data.rows)]
+        return [Item(p.id, data.label, p.question, p.answer) for p in itertools.islice(word_problems.problems(data.seed, LONGEST_WORKING, exclude), data.rows)]
     if data.name == "knights_knaves":
-        return [Item(p.id, f"knights_knaves_{data.people}", p.question, p.answer, judge="knights_knaves") for p in knights_knaves.puzzles(data.people, data.rows, data.seed)]
+        return [Item(p.id, data.label, p.question, p.answer, judge="knights_knaves") for p in knights_knaves.puzzles(data.people, data.rows, data.seed)]
     if profile.task is None:
-        return [Item(i.id, data.name, i.question, i.gold) for i in benchmarks.load(data.name, data.revision)[: data.rows]]
-    stream = task.problems(data.seed, profile.task.digits, profile.task.limit, data.kinds, set(exclude))
-    name = next(iter(data.kinds)) if len(data.kinds) == 1 else "mixed"
-    return [Item(p.id, name, p.question, str(p.target), p) for p in itertools.islice(stream, data.rows)]
+        return [Item(i.id, data.label, i.question, i.gold) for i in benchmarks.load(data.name, data.revision)[: data.rows]]
+    stream = task.problems(data.seed, data.digits or profile.task.digits, profile.task.limit, data.kinds, set(exclude))
+    return [Item(p.id, data.label, p.question, str(p.target), p) for p in itertools.islice(stream, data.rows)]
 
 
 def _held_out(profile: Profile) -> frozenset[str]:

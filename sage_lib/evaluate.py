@@ -50,7 +50,8 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     write_text(run.measured / "counts.csv", table.to_csv(index=False))
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
     tokens = sum(sum(r["tokens"]) for r in rows)
-    return record.finish(run.record, of=of.name, tokens=tokens, verifier=dict(verifier.counts))
+    read = {name: data.digest(i for i in items if i.dataset == name) for name in dict.fromkeys(i.dataset for i in items)}
+    return record.finish(run.record, of=of.name, tokens=tokens, verifier=dict(verifier.counts), data=read)
 
 
 def _judge(item: data.Item, answers: list[str | None], verifier: Verifier) -> list[bool]:

@@ -156,26 +156,34 @@ def figure2(profile: Profile) -> Figure:
     return figure
 
 
-def figure3(profile: Profile, methods: tuple[str, ...] = ("base", "grpo", "grpo_branch"), name: str = "") -> Figure:
-    """Figure 3: pass@k by k for each data set, with 95 % bootstrap bands over problems (seeds averaged first)."""
-    frame, settings = tables.evaluations(profile), profile.evaluation
+def figure3(profile: Profile, methods: tuple[str, ...] = ("base", "grpo", "grpo_branch"), ood: bool = False) -> Figure:
+    """Figure 3: pass@k by k for each data set, with 95 % bootstrap bands over problems (seeds averaged first).
+
+    With ``ood``, Figure 4: the same on the data outside Table 1, Knights and Knaves where the profile's model can read them.
+    """
+    frame, settings = tables.evaluations(profile, ood), profile.evaluation
     datasets = list(dict.fromkeys(frame["dataset"]))
+    columns = min(len(datasets), 4)
+    lines = -(-len(datasets) // columns)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, len(datasets), figsize=(WIDE, 2.5), sharey=True)
-        for axis, dataset in zip(np.atleast_1d(axes), datasets, strict=True):
+        figure, axes = plt.subplots(lines, columns, figsize=(WIDE if columns > 1 else NARROW + 0.6, 0.7 + 1.8 * lines), sharey=True, squeeze=False)
+        for axis, dataset in zip(axes.flat, datasets, strict=False):
             for method in methods:
                 group = frame[(frame["method"] == method) & (frame["dataset"] == dataset)]
                 curves = np.mean([metrics.pass_at_k_curve(g["n"], g["c"], settings.ks) for _, g in group.groupby("run", sort=False)], axis=0)
                 low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed)
                 axis.plot(settings.ks, curves.mean(0), label=tables.label(profile, method), **look(profile, method))
                 axis.fill_between(settings.ks, low, high, color=look(profile, method)["color"], alpha=0.15, linewidth=0)
-            axis.set(xlabel="k", title=f"{dataset} ({curves.shape[0]} problems)", ylim=(-0.02, 1.02))
+            axis.set(xlabel="k", title=f"{dataset.replace('_', ' ')} ({curves.shape[0]} problems)", ylim=(-0.02, 1.02))
             axis.set_xscale("log", base=2)
             axis.set_xticks(settings.ks[::2], [str(k) for k in settings.ks[::2]])
-        np.atleast_1d(axes)[0].set_ylabel("pass@k")
+        for axis in axes.flat[len(datasets):]:
+            axis.axis("off")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("pass@k")
         runs = frame[frame["method"] == methods[-1]]["run"].nunique()
         figure.suptitle(f"{profile.name}: {settings.samples} samples a problem, {runs} seed(s); bands: 95 % over problems", fontsize=8)
-        figure.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(methods))
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(methods))
     return figure
 
 

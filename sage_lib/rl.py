@@ -54,7 +54,7 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
     tokenizer.save_pretrained(run.model)
     run.publish_steps()
     shutil.rmtree(checkpoints, ignore_errors=True)
-    return record.finish(run.record, reference=weights_hash(reference.model), weights=weights_hash(run.model))
+    return record.finish(run.record, data=data.digest(items), reference=weights_hash(reference.model), weights=weights_hash(run.model))
 
 
 def reward(items: list[data.Item], kind: str = "accuracy") -> Callable:

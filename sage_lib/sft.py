@@ -69,7 +69,7 @@ def train(profile: Profile, run: Run) -> dict:
     write_json(run.measured / "entropy.json", summarise(entropies))
     run.publish_steps()
     shutil.rmtree(checkpoints, ignore_errors=True)
-    return record.finish(run.record, rows=len(rows), parameters=sum(p.numel() for p in merged.parameters()), weights=weights_hash(run.model))
+    return record.finish(run.record, rows=len(rows), data=data.digest(rows), parameters=sum(p.numel() for p in merged.parameters()), weights=weights_hash(run.model))
 
 
 @torch.no_grad()

@@ -28,10 +28,20 @@ def label(profile: Profile, method: str) -> str:
     return BASE_LABEL if method == "base" else profile.methods[method].label
 
 
-def evaluations(profile: Profile) -> pd.DataFrame:
-    """Counts of every finished evaluation, one row per run and problem: columns method, seed, run and counts.COLUMNS."""
+def chosen_sets(profile: Profile, ood: bool = False) -> list[str]:
+    """Names of the evaluation data of Table 1, or with ``ood`` of those outside it."""
+    return [d.label for d in profile.evaluation.data if d.ood == ood]
+
+
+def evaluations(profile: Profile, ood: bool = False) -> pd.DataFrame:
+    """Counts of every finished evaluation on the data of Table 1 (with ``ood`` on those outside it), one row per run and
+    problem: columns method, seed, run and counts.COLUMNS."""
     frames = [counts.read(run.measured / "counts.csv").assign(method=method, seed=seed, run=of.name) for method, seed, run, of in layout.evaluations(profile)]
-    return pd.concat(frames, ignore_index=True)
+    return _of(pd.concat(frames, ignore_index=True), profile, ood)
+
+
+def _of(frame: pd.DataFrame, profile: Profile, ood: bool) -> pd.DataFrame:
+    return frame[frame["dataset"].isin(chosen_sets(profile, ood))].reset_index(drop=True)
 
 
 def training(profile: Profile) -> pd.DataFrame:
@@ -117,13 +127,13 @@ def entropy(profile: Profile) -> dict:
     return json.loads((layout.sft_run(profile).measured / "entropy.json").read_text())
 
 
-def differences(profile: Profile, against: str) -> pd.DataFrame:
+def differences(profile: Profile, against: str, ood: bool = False) -> pd.DataFrame:
     """pass@1 and pass@max k of each method minus those of ``against`` (a method key or "base"), paired over problems.
 
     Columns row, metric, difference, low, high (95 % bootstrap over problems, within each data set, averaged over data
-    sets), problems, seeds.
+    sets), problems, seeds. ``ood``: on the data outside Table 1.
     """
-    frame, settings = evaluations(profile), profile.evaluation
+    frame, settings = evaluations(profile, ood), profile.evaluation
     ks = (1, max(settings.ks))
 
     def curves(method: str, dataset: str) -> np.ndarray:
@@ -175,17 +185,19 @@ def benchmark(name: str) -> pd.DataFrame:
 
 
 def scores(profile: Profile) -> pd.DataFrame:
-    """Scored samples of every finished evaluation: columns method, seed and scoring's (perplexity under the base, entropy, ...)."""
+    """Scored samples of every finished evaluation on the data of Table 1: columns method, seed and scoring.COLUMNS."""
     frames = [pd.read_csv(run.measured / "scores.csv").assign(method=method, seed=seed) for method, seed, run, _ in layout.evaluations(profile)]
-    return pd.concat(frames, ignore_index=True)
+    return _of(pd.concat(frames, ignore_index=True), profile, ood=False)
 
 
 def samples(profile: Profile, method: str) -> list[dict]:
-    """Every saved sample of a method, a row per problem (and seed): dataset, problem, completions, tokens, finished, correct."""
+    """Every saved sample of a method on the data of Table 1, a row per problem (and seed): dataset, problem, completions,
+    tokens, finished, correct."""
     runs = [run for m, _, run, _ in layout.evaluations(profile) if m == method]
     if not runs:
         raise SageError(f"profile {profile.name} does not evaluate {method!r}: choose one of base, {', '.join(layout.evaluated(profile))}")
-    return [json.loads(line) for run in runs for line in gzip.decompress((run.measured / "samples.jsonl.gz").read_bytes()).decode().splitlines()]
+    rows = [json.loads(line) for run in runs for line in gzip.decompress((run.measured / "samples.jsonl.gz").read_bytes()).decode().splitlines()]
+    return [row for row in rows if row["dataset"] in chosen_sets(profile)]
 
 
 def votes(profile: Profile) -> pd.DataFrame:

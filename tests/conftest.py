@@ -1,8 +1,22 @@
-"""Shared fixtures: a tiny saved model for trainer tests, and nothing that touches the checkout's own data."""
-
+"""Shared fixtures: a tiny saved model for trainer tests, a machine without network, and nothing that touches the checkout's own data."""
 
 import pytest
 
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """Public data can neither be read from a folder nor be fetched."""
+    import datasets
+
+    from sage_lib import benchmarks
+
+    def no_network(*args, **kwargs):
+        raise ConnectionError("no network")
+
+    monkeypatch.setenv("SAGE_DATA", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    monkeypatch.setattr(benchmarks, "urlopen", no_network)
+    monkeypatch.setattr(datasets, "load_dataset", no_network)
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,34 @@
-"""Benchmark loaders on small files in the public formats, on damaged ones, and on the real files where they are at hand."""
+"""Loaders of the public data sets: on fixtures of the project's own in every public format, on damaged files, and on the
+real files where they are at hand."""
 
+import dataclasses
 import hashlib
-import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from sage_lib import benchmarks
 from sage_lib.errors import SageError
 
+FIXTURES = Path(__file__).parent / "data"
+COUNTS = {"aime": 4, "amc23": 2, "math500_level5": 2, "minerva": 2, "gsm8k_train": 2, "gsm8k_test": 1, "dapo_math_17k": 2, "open_math_reasoning_mini": 4}
 
-def write(folder, file, rows):
-    path = folder / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
+
+@pytest.fixture
+def folder(offline, tmp_path, monkeypatch):
+    """A copy of the fixtures, each pinned by its own count and checksums; nothing can be fetched."""
+    shutil.copytree(FIXTURES, tmp_path / "data")
+    monkeypatch.setenv("SAGE_DATA", str(tmp_path / "data"))
+    for name, source in benchmarks.SOURCES.items():
+        parts = tuple(dataclasses.replace(p, sha256=digest(FIXTURES / p.local)) if isinstance(p, benchmarks.File) else p for p in source.parts)
+        monkeypatch.setitem(benchmarks.SOURCES, name, dataclasses.replace(source, parts=parts, rows=COUNTS[name]))
+    return tmp_path / "data"
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_last_boxed_takes_the_last_and_balances_braces():
@@ -22,52 +36,65 @@ def test_last_boxed_takes_the_last_and_balances_braces():
     assert benchmarks.last_boxed("none") is None and benchmarks.last_boxed(r"\boxed{1") is None
 
 
-def test_odd_formats(tmp_path):
-    write(tmp_path, "benchmarks/amc23.jsonl", [{"id": i, "question": f"q{i}", "answer": 27.0} for i in range(40)])
-    assert benchmarks.load("amc23", folder=tmp_path)[0] == benchmarks.Item("benchmarks/amc23.jsonl/0", "q0", "27")
-    for file, n in (("aime2024", 30), ("aime2025_I", 15), ("aime2025_II", 15)):
-        write(tmp_path, f"benchmarks/{file}.jsonl", [{"id": str(i), "problem": "p", "answer": i} for i in range(n)])
-    assert len(benchmarks.load("aime", folder=tmp_path)) == 60
-    write(tmp_path, "benchmarks/math500.jsonl", [{"unique_id": i, "problem": "p", "answer": "x", "level": 5 if i < 134 else 1} for i in range(500)])
-    assert len(benchmarks.load("math500_level5", folder=tmp_path)) == 134
-    write(tmp_path, "benchmarks/minerva_math.jsonl", [{"idx": i, "problem": "p", "solution": r"so \boxed{3}"} for i in range(272)])
-    assert benchmarks.load("minerva", folder=tmp_path)[0].gold == "3"
-    write(tmp_path, "gsm8k/test.jsonl", [{"question": f"q{i}", "answer": "6 + 1\n#### 1,007"} for i in range(1319)])
-    assert benchmarks.load("gsm8k_test", folder=tmp_path)[5].gold == "1007"
-
-
-def test_sft_rows_are_numeric_and_fit_half_the_context(tmp_path, monkeypatch):
-    row = {"problem": "p", "generated_solution": "<think>abc</think>", "expected_answer": "7"}
-    write(tmp_path, "open_math_reasoning_mini.jsonl", [row, row | {"expected_answer": "x+1"}, row | {"generated_solution": "y" * 50}])
-    monkeypatch.setenv("SAGE_DATA", str(tmp_path))
-    assert benchmarks.load_sft("open_math_reasoning_mini", None, 20, len) == [("p", "abc", "7")]
-
-
-@pytest.mark.parametrize(("rows", "words"), [
-    ([{"id": 1, "answer": 1}] * 40, "column 'question' is missing"),
-    ([{"id": 1, "question": "q", "answer": 1}] * 40, "occurs twice"),
-    ([{"id": i, "question": "q", "answer": ""} for i in range(40)], "no gold answer"),
-    ([{"id": i, "question": "q", "answer": 1} for i in range(39)], "should have 40 problems and has 39"),
+@pytest.mark.parametrize(("name", "golds"), [
+    ("aime", ["009", "401", "17", "496"]),  # text and number; the last file has no solution and no url
+    ("amc23", ["27", "0.125"]),  # 27.0 in the file
+    ("math500_level5", [r"\frac{5}{6}", "(-2,2)"]),  # the level is a number or a text; level 1 is left out
+    ("minerva", ["6", r"\frac{x^{2}}{3}"]),  # there is no answer: the last box of the solution
+    ("gsm8k_train", ["12", "1200"]), ("gsm8k_test", ["7"]),  # after ####, without the comma
+    ("dapo_math_17k", ["32", "4"]), ("open_math_reasoning_mini", ["7", "x+1", "7", "-2.5"]),
 ])
-def test_damaged_files_are_refused(tmp_path, rows, words):
-    write(tmp_path, "benchmarks/amc23.jsonl", rows)
+def test_every_format(folder, name, golds):
+    items = benchmarks.load(name)
+    assert [i.gold for i in items] == golds and all(i.question for i in items) and len({i.id for i in items}) == len(golds)
+
+
+def test_worked_answers_are_numeric_fit_half_the_context_and_carry_no_annotations(folder):
+    assert [(w, a) for _, w, a in benchmarks.load_sft("open_math_reasoning_mini", None, 200, len)] == [("3+4=7\n\nIt is 7.", "7"), ("3+4=7\n\nIt is 7.", "-2.5")]
+    assert [(w, a) for _, w, a in benchmarks.load_sft("gsm8k_train", None, 1000, len)] == [("Ann has 3*4=12 nuts.", "12"), ("There are 40*30=1,200 seats.", "1200")]
+    with pytest.raises(SageError, match="no SFT data set 'amc23': choose one of"):
+        benchmarks.load_sft("amc23", None, 1000, len)
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda text: text.replace('"question"', '"query"'), "amc23.jsonl:1: the column 'question' is missing"),
+    (lambda text: text.replace('"id": 1', '"id": 0'), "amc23.jsonl:2: the id .* occurs twice"),
+    (lambda text: text.replace("27.0", '""'), "amc23.jsonl:1: there is no gold answer"),
+    (lambda text: text.splitlines()[0], "should have 2 problems and has 1"),
+    (lambda text: text[:-9], "line 2 is not valid JSON"),
+])
+def test_damaged_files_are_refused(folder, monkeypatch, damage, words):
+    path = folder / "benchmarks/amc23.jsonl"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(SageError, match="does not have the checksum"):
+        benchmarks.load("amc23")
+    source = benchmarks.SOURCES["amc23"]  # damaged before it was pinned: what is in the file is looked at too
+    monkeypatch.setitem(benchmarks.SOURCES, "amc23", dataclasses.replace(source, parts=(dataclasses.replace(source.parts[0], sha256=digest(path)),)))
     with pytest.raises(SageError, match=words):
-        benchmarks.load("amc23", folder=tmp_path)
+        benchmarks.load("amc23")
 
 
-def test_half_written_missing_and_changed_files(tmp_path):
-    with pytest.raises(SageError, match="is missing from the folder"):
-        benchmarks.load("amc23", folder=tmp_path)
-    path = write(tmp_path, "benchmarks/amc23.jsonl", [{"id": i, "question": "q", "answer": 1} for i in range(40)])
-    (tmp_path / "SHA256SUMS").write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  benchmarks/amc23.jsonl\n")
-    assert len(benchmarks.load("amc23", folder=tmp_path)) == 40
-    path.write_text(path.read_text().replace("1}", "2}", 1))
-    with pytest.raises(SageError, match="checksum"):
-        benchmarks.load("amc23", folder=tmp_path)
-    (tmp_path / "SHA256SUMS").unlink()
-    path.write_text(path.read_text()[:-9])
-    with pytest.raises(SageError, match="line 40 is not valid JSON"):
-        benchmarks.load("amc23", folder=tmp_path)
+def test_what_the_folder_lacks_is_fetched_once_and_checked(folder, monkeypatch, tmp_path):
+    content = (folder / "benchmarks/amc23.jsonl").read_bytes()
+    (folder / "benchmarks/amc23.jsonl").unlink()
+    with pytest.raises(SageError, match="amc23.jsonl could not be fetched from .*no network"):
+        benchmarks.load("amc23")
+    served = tmp_path / "served"
+    served.write_bytes(content + b"\n{}")
+    urls = []
+
+    def serve(url, timeout):
+        urls.append(url)
+        return served.open("rb")
+
+    monkeypatch.setattr(benchmarks, "urlopen", serve)
+    with pytest.raises(SageError, match="changed at its source"):  # and nothing of it is kept
+        benchmarks.load("amc23")
+    served.write_bytes(content)
+    assert len(benchmarks.load("amc23")) == len(benchmarks.load("amc23")) == 2
+    assert len(urls) == 2 and urls[0].endswith("QwenLM/Qwen2.5-Math/main/evaluation/data/amc23/test.jsonl")
+    served.write_bytes(content.splitlines()[0])
+    assert len(benchmarks.load("amc23", revision="another")) == 1 and "/another/" in urls[-1]  # on purpose: as it is there
 
 
 def test_unknown_set():
@@ -75,12 +102,18 @@ def test_unknown_set():
         benchmarks.load("amc24")
 
 
+def test_every_file_of_the_shipped_sets_is_pinned():
+    for name, source in benchmarks.SOURCES.items():
+        for part in source.parts:
+            assert part.revision and (not isinstance(part, benchmarks.File) or (len(part.sha256) == 64 and "{revision}" in part.url)), name
+
+
 @pytest.mark.skipif("SAGE_DATA" not in os.environ, reason="set SAGE_DATA to a folder with the public benchmark files to check their counts and golds")
 def test_the_real_files_and_that_every_gold_parses():
     from sage_lib.verifier import Verifier
 
     verifier, unparseable = Verifier(), set()
-    for name in ("aime", "amc23", "math500_level5", "minerva"):
+    for name in ("aime", "amc23", "math500_level5", "minerva", "gsm8k_train", "gsm8k_test"):
         for item in benchmarks.load(name):
             try:
                 verifier.verify_answers([item.gold], ["1"])

@@ -10,10 +10,11 @@ from sage_lib.paths import ROOT
 
 FLOORS = [
     {"errors", "prompts", "__init__"},
-    {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "benchmarks", "knights_knaves", "word_problems", "theory"},
+    {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "knights_knaves", "word_problems", "theory"},
     {"files", "config", "reported", "counts", "texts", "smollm", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
-    {"records", "data", "guide_choice", "findings"},
-    {"layout", "sampling", "scoring"},
+    {"records", "benchmarks", "guide_choice", "findings"},
+    {"layout", "data"},
+    {"sampling", "scoring"},
     {"tables", "training", "trainer"},
     {"figures", "plan", "sft"},
     {"rl", "evaluate", "traces", "guide_effects", "theory_figures", "guide_figures", "exploration_figures"},

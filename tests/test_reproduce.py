@@ -91,11 +91,10 @@ def test_paper_without_a_gpu_says_so(monkeypatch):
         stages.check_machine(config.load("paper"))
 
 
-def test_dry_run_of_the_paper_prints_settings_data_runs_and_memory(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("SAGE_DATA", str(tmp_path))  # an empty folder: what cannot load is said, not hidden
+def test_dry_run_of_the_paper_prints_settings_data_runs_and_memory(capsys, offline):  # what cannot load is said, not hidden
     reproduce.main(["--profile", "paper", "--dry-run"])
     printed = capsys.readouterr().out
-    for words in ("rl.use_bias_correction_kl", "eq. 38: plain k3", "not loaded: the data file benchmarks/aime2024.jsonl is missing", "grpo_branch-s3409", "in all"):
+    for words in ("rl.use_bias_correction_kl", "eq. 38: plain k3", "not loaded: the data file benchmarks/aime2024.jsonl could not be fetched", "open-r1/DAPO-Math-17k-Processed could not be loaded from the hub", "grpo_branch-s3409", "in all"):
         assert words in printed
 
 

@@ -17,11 +17,11 @@ def test_the_stream_is_seeded_distinct_and_short_enough():
     assert not {p.question for p in rest} & {p.question for p in made[:30]}
 
 
-def test_training_holds_no_held_out_question_and_every_gold_parses():
+def test_training_holds_no_held_out_question_and_every_gold_parses(offline):
     profile = config.load("smollm")
     held_out = {i.question for i in data.evaluation_items(profile) if i.dataset == "gsm_symbolic"}
     rl, sft = data.rl_items(profile), data.sft_rows(profile, len)
-    assert len(held_out) == 40 and len(rl) == 400 and len(sft) == 1280
+    assert len(held_out) == 32 and len(rl) == 400 and len(sft) == 800
     assert not held_out & {i.question for i in rl} and not held_out & {row["prompt"][-1]["content"] for row in sft}
     verifier = Verifier()
     golds = [i.gold for i in rl]
@@ -29,8 +29,7 @@ def test_training_holds_no_held_out_question_and_every_gold_parses():
     verifier.close()
 
 
-def test_an_optional_data_set_that_is_absent_is_left_out_aloud_and_a_required_one_stops(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("SAGE_DATA", str(tmp_path))
+def test_an_optional_data_set_that_is_absent_is_left_out_aloud_and_a_required_one_stops(offline, capsys):
     found = {i.dataset for i in data.evaluation_items(config.load("smollm"))}
     assert found == {"gsm_symbolic", "knights_knaves_2", "knights_knaves_3"}
     assert "math500_level5 is left out: the data file" in capsys.readouterr().out
