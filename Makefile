@@ -40,7 +40,7 @@ test-gpu: $(VENV)/installed
 	$(RUN) -m pytest -m gpu -rs -s
 
 bench: $(VENV)/installed
-	for name in guides trainer; do $(RUN) tools/bench.py $$name || exit 1; done
+	for name in guides trainer verifier; do $(RUN) tools/bench.py $$name || exit 1; done
 
 reproduce: $(VENV)/installed
 	$(RUN) -m sage_lib.reproduce --profile $(PROFILE) $(if $(RESUME),--resume)

@@ -114,6 +114,7 @@ class Evaluation:
     seed: int
     resamples: int  # of the bootstrap over problems
     scored: int = 16  # samples a problem whose tokens are scored: perplexity, entropy, branching factor
+    traced: int = 32  # problems of which a few completions are traced token by token (notebook 04)
     methods: tuple[str, ...] | None = None  # which of the profile's methods are evaluated; None is all of them
 
 

@@ -31,11 +31,13 @@ class Item:
     judge: str = "math"
 
 
-def evaluation_items(profile: Profile) -> list[Item]:
-    """The held-out problems, data set after data set; ids are unique within a data set. A data set that is marked optional and
-    does not load is left out, with a line that says why."""
+def evaluation_items(profile: Profile, ood: bool | None = None) -> list[Item]:
+    """The held-out problems, data set after data set; ids are unique within a data set. With ``ood``, only the data sets that
+    are so marked, or only the others. A data set that is marked optional and does not load is left out, with a line that says why."""
     items = []
     for data in profile.evaluation.data:
+        if ood is not None and data.ood != ood:
+            continue
         try:
             items += _items(profile, data, frozenset())
         except SageError as error:

@@ -106,6 +106,11 @@ def solution(problem: Problem, way: str, operators: tuple[str, ...]) -> tuple[st
     return f"{way} " + " , ".join(steps), expression
 
 
+def valid_completions(problem: Problem, limit: int) -> list[tuple[str, str, str]]:
+    """(way, work, answer) of every completion that the step checker calls valid: all of them, so that probabilities can be summed."""
+    return [(way, *solution(problem, way, operators)) for way in WAYS for operators in targets(problem.digits, way, limit).get(problem.target, [])]
+
+
 def demonstration(problem: Problem, rare_share: float, rng: random.Random, limit: int) -> tuple[str, str]:
     """One worked example for supervised fine-tuning: the rare way with probability ``rare_share``."""
     way = "R" if rng.random() < rare_share else "L"

@@ -19,12 +19,13 @@ from sage_lib.files import write_bytes, write_text
 from sage_lib.layout import Run
 from sage_lib.records import Record
 from sage_lib.sampling import collect, sample
-from sage_lib.scoring import score
+from sage_lib.scoring import score, valid_probabilities
 from sage_lib.verifier import Verifier, last_answer
 
 
 def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, float], None]) -> dict:
-    """Sample the model that ``of`` made and write counts.csv, samples.jsonl.gz and scores.csv; returns the run record.
+    """Sample the model that ``of`` made and write counts.csv, samples.jsonl.gz, scores.csv and, of the embedded task,
+    support.csv; returns the run record.
 
     Under ``accelerate launch`` the processes share the work; the main one collects, verifies and writes.
     """
@@ -47,6 +48,8 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     table = pd.DataFrame([_count(item, row) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)
     base = model if of.name == "sft" else load_model(profile, layout.sft_run(profile).model, full=False)[0]
     write_text(run.measured / "scores.csv", score(model, base, tokenizer, items, rows, profile.evaluation.scored).to_csv(index=False, float_format="%.6g"))
+    if profile.task is not None:
+        write_text(run.measured / "support.csv", valid_probabilities(model, tokenizer, items, profile.task.limit).to_csv(index=False, float_format="%.6g"))
     write_text(run.measured / "counts.csv", table.to_csv(index=False))
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
     tokens = sum(sum(r["tokens"]) for r in rows)

@@ -99,7 +99,7 @@ def evaluation_run(profile: Profile, of: Run) -> Run:
 def trace_run(profile: Profile) -> Run:
     """The token-by-token traces of the first method's policy."""
     of = rl_runs(profile)[0][2]
-    return Run("trace", paths.build(profile.name) / "trace", paths.measured(profile.name) / "trace", f"{of.fingerprint}/{of.weights}/{profile.fingerprint('evaluation.data', 'guide')}")
+    return Run("trace", paths.build(profile.name) / "trace", paths.measured(profile.name) / "trace", f"{of.fingerprint}/{of.weights}/{profile.fingerprint('evaluation.data', 'evaluation.traced', 'guide')}")
 
 
 def effects_run(profile: Profile) -> Run:

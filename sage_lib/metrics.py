@@ -157,6 +157,11 @@ def unsolvable(problems: Sequence[str], c: np.ndarray) -> set[str]:
     return {p for p, correct in zip(problems, c, strict=True) if correct == 0}
 
 
+def empirical_support(probabilities: dict[str, float], epsilon: float) -> set[str]:
+    """supp_eps of Definition 4.1: the correct completions whose probability is above ``epsilon``."""
+    return {completion for completion, probability in probabilities.items() if probability > epsilon}
+
+
 def exclusive_regions(sets: dict[str, set[str]]) -> dict[tuple[str, ...], int]:
     """How many elements lie in exactly these sets, for every combination that occurs: what a Venn diagram or an UpSet plot shows."""
     members = sorted(set().union(*sets.values()))
@@ -187,6 +192,13 @@ def gradient_norm(weight: np.ndarray, logits: np.ndarray, drawn: np.ndarray, hid
     difference = -softmax(np.asarray(logits, dtype=np.float64), axis=-1)
     difference[np.arange(len(drawn)), drawn] += 1
     return np.abs(weight) * np.linalg.norm(difference, axis=-1) * np.linalg.norm(hidden, axis=-1)
+
+
+def runner_up(logits: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """The most likely token other than the drawn one (exploration report, eq. 5): ``logits`` (tokens, vocabulary), ``drawn`` (tokens,)."""
+    others = np.array(logits, dtype=np.float64)
+    others[np.arange(len(drawn)), drawn] = -np.inf
+    return others.argmax(axis=-1)
 
 
 def branching_factor(probabilities: np.ndarray, mass: float = 0.95) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Token signals of finished samples: perplexity under the base model (eq. 39), entropy and branching factor under their own."""
+"""Token signals of finished samples: perplexity under the base model (eq. 39), entropy and branching factor under their own;
+and the exact probability of every valid completion of the embedded task."""
 
 from collections.abc import Sequence
 
@@ -7,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib import metrics, prompts
+from sage_lib import embedded_task as task
 from sage_lib.data import Item
 
 #: Of one scored sample: what it is, whether it is correct, and means over its tokens.
@@ -35,3 +37,27 @@ def score(model: PreTrainedModel, base: PreTrainedModel, tokenizer: PreTrainedTo
             n = len(body)
             found.append((item.dataset, item.id, number, bool(row["correct"][number]), n, metrics.perplexity(drawn[number, :n]), entropy[number, :n].mean() if n else float("nan"), branching[number, :n].mean() if n else float("nan")))
     return pd.DataFrame(found, columns=COLUMNS)
+
+
+@torch.no_grad()
+def valid_probabilities(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], limit: int) -> pd.DataFrame:
+    """log pi(y | x) (nats, temperature 1, end token included) of every valid completion y of the embedded task.
+
+    Columns dataset, problem, way, completion (its number within the problem), logp. From these supp_eps (Definition 4.1),
+    the share of each way and coverage follow without any sampling. ``limit``: the task's largest running value.
+    """
+    found = []
+    for item in items:
+        valid = task.valid_completions(item.problem, limit)
+        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+        bodies = []
+        for _, work, answer in valid:
+            turn = {"role": "assistant", "content": prompts.answer_turn(work, answer)}
+            whole = tokenizer.apply_chat_template([*prompts.messages(item.question), turn], return_dict=True)["input_ids"]
+            bodies.append(whole[len(prompt):])
+        width = max(map(len, bodies))
+        ids = torch.tensor([prompt + body + [tokenizer.pad_token_id] * (width - len(body)) for body in bodies], device=model.device)
+        logps = model(input_ids=ids).logits[:, len(prompt) - 1: -1].float().log_softmax(-1).gather(-1, ids[:, len(prompt):, None])[..., 0]
+        for number, ((way, _, _), body, row) in enumerate(zip(valid, bodies, logps, strict=True)):
+            found.append((item.dataset, item.id, way, number, row[: len(body)].sum().item()))
+    return pd.DataFrame(found, columns=["dataset", "problem", "way", "completion", "logp"])

@@ -98,6 +98,29 @@ def modes(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -> pd.DataFrame:
+    """Empirical support (Definition 4.1) of the embedded task's valid completions, exactly, on the data of Table 1.
+
+    Columns row, epsilon, size (completions in supp_eps), of (all valid ones), entered and left (against the base's), and with
+    no epsilon about them: common and rare (mean probability over problems of valid work in each way), both_ways (share of
+    problems of kind "both" with a completion of each way in the support). Means over seeds.
+    """
+    frames = [_of(pd.read_csv(run.measured / "support.csv"), profile, ood=False).assign(method=method, run=of.name) for method, _, run, of in layout.evaluations(profile)]
+    frame = pd.concat(frames, ignore_index=True)
+    frame["p"] = np.exp(frame["logp"])
+    frame["name"] = frame["dataset"] + "/" + frame["problem"] + "/" + frame["completion"].astype(str)
+    base, rows = frame[frame["method"] == "base"].set_index("name")["p"].to_dict(), []
+    for method, of_method in frame.groupby("method", sort=False):
+        runs = [g for _, g in of_method.groupby("run", sort=False)]
+        mass = pd.concat([g.groupby(["dataset", "problem", "way"])["p"].sum().unstack("way", fill_value=0) for g in runs])
+        for epsilon in epsilons:
+            reference, sets = metrics.empirical_support(base, epsilon), [metrics.empirical_support(g.set_index("name")["p"].to_dict(), epsilon) for g in runs]
+            both = [g[g["dataset"] == "both"].assign(inside=g["p"] > epsilon).groupby(["problem", "way"])["inside"].any().unstack("way", fill_value=False).all(axis=1).mean() for g in runs]
+            rows.append({"row": label(profile, method), "epsilon": epsilon, "size": np.mean([len(s) for s in sets]), "of": len(base), "entered": np.mean([len(s - reference) for s in sets]),
+                         "left": np.mean([len(reference - s) for s in sets]), "both_ways": float(np.mean(both)), "common": mass["L"].mean(), "rare": mass["R"].mean()})
+    return pd.DataFrame(rows)
+
+
 def layout_of_table1(tidy: pd.DataFrame) -> pd.DataFrame:
     """A tidy table (reported or measured) as printed: a row per method, "mean ± std" under data set and metric."""
     def cell(row) -> str:

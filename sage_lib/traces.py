@@ -2,23 +2,30 @@
 
 from sage_lib.sft import load_model  # first: Unsloth patches what is imported after it
 
-import numpy as np
-import torch
+import random
 
-from sage_lib import data, layout
+import numpy as np
+import pandas as pd
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from sage_lib import data, layout, metrics
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
-from sage_lib.files import append_line, read_json, write_json
+from sage_lib.files import append_line, read_json, write_json, write_text
 from sage_lib.guide_choice import resolve_branch
 from sage_lib.guides import GuideInputs, RandomGuide, TokenGuide
+from sage_lib.interventions import impact
 from sage_lib.layout import Run
 from sage_lib.records import Record
 from sage_lib.sampling import rollouts, sample_seed
 from sage_lib.sft import summarise
 from sage_lib.verifier import Verifier, last_answer
 
-#: Problems and completions of each that are traced.
-PROBLEMS, COMPLETIONS = 32, 8
+#: Completions of each traced problem: a group, as the profiles' RL has it.
+COMPLETIONS = 8
+#: Continuations of a token and of its runner-up, from which the impact of the token is estimated.
+CONTINUATIONS = 16
 #: The thresholds of Table 6, nats.
 THRESHOLDS = (0.8, 1.2, 2.0)
 
@@ -30,22 +37,23 @@ def measure(profile: Profile, run: Run) -> dict:
     Writes traces.json, {"problem", "answer", "method", "progress", "tokens": [a row per token of one completion]} with text,
     pi, pi_ref (probabilities of the sampled token), entropy (of pi, nats), surprisal (-log pi, nats) and q of each guide
     at the start of a run, and signals.json: entropy and surprisal over all completions as ``sft.summarise`` has them, the share of tokens
-    "above" each threshold of Table 6 and above the branch guide's own, and the "kept_mass" that min-p sampling leaves.
+    "above" each threshold of Table 6 and above the branch guide's own, and the "kept_mass" that min-p sampling leaves;
+    updates.csv (:func:`updates`) and impact.csv (:func:`impacts`).
     """
     method, seed, of = layout.rl_runs(profile)[0]
     if not of.done():
         raise SageError(f"the traces are of the policy {of.name}, which is not there: run the stage rl first")
-    record = Record("trace", profile.name, run.fingerprint, seed, {"method": method, "problems": PROBLEMS, "completions": COMPLETIONS})
+    record = Record("trace", profile.name, run.fingerprint, seed, {"method": method, "problems": profile.evaluation.traced, "completions": COMPLETIONS, "continuations": CONTINUATIONS})
     model, tokenizer = load_model(profile, of.model, full=False)
     reference, _ = load_model(profile, layout.sft_run(profile).model, full=False)
     guides = {"random": RandomGuide(), "token": TokenGuide(), "branch": resolve_branch(profile.guide, read_json(layout.sft_run(profile).measured / "entropy.json"))}
     run.samples.unlink(missing_ok=True)
     verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
-    chosen, entropies, surprisals, kept = None, [], [], []
-    for item in data.evaluation_items(profile)[:PROBLEMS]:
+    chosen, entropies, surprisals, kept, gradients, replaced = None, [], [], [], [], []
+    for number, item in enumerate(data.evaluation_items(profile, ood=False)[: profile.evaluation.traced]):
         out, start, mask = rollouts(model, tokenizer, item, COMPLETIONS, profile.rl, sample_seed(seed, item, 0))
         new, mask = out[:, start:], mask.bool()
-        log_pi, log_ref = (_log_probabilities(m, out, start, profile.rl["temperature"]) for m in (model, reference))
+        (log_pi, hidden), (log_ref, _) = (_log_probabilities(m, out, start, profile.rl["temperature"]) for m in (model, reference))
         logps, ref = (x.gather(-1, new[..., None])[..., 0] for x in (log_pi, log_ref))
         entropy = -(log_pi.exp() * log_pi).sum(-1)
         q = {name: guide(GuideInputs(entropies=entropy, logps=logps, mask=mask, progress=0.0, generator=generator)) for name, guide in guides.items()}
@@ -54,6 +62,10 @@ def measure(profile: Profile, run: Run) -> dict:
         entropies.append(entropy[mask].cpu().numpy())
         surprisals.append(-logps[mask].cpu().numpy())
         kept.append(kept_mass(log_pi[mask], profile.rl["min_p"] or 0.0).cpu().numpy())
+        advantages = _advantages([v.correct for v in verdicts])
+        gradients.append(metrics.gradient_norm(np.repeat(advantages, mask.sum(1).cpu().numpy()), log_pi[mask].cpu().numpy(), new[mask].cpu().numpy(), hidden[mask].cpu().numpy()))
+        if number % 2 == 0:
+            replaced += impacts(model, tokenizer, profile, item, out[0, :start].tolist(), new[0][mask[0]].tolist(), entropy[0][mask[0]].tolist(), seed, verifier)
         for row, (text, verdict) in enumerate(zip(texts, verdicts, strict=True)):
             keep = mask[row]
             tokens = [{"text": tokenizer.decode([t]), "pi": p, "pi_ref": r, "entropy": h, "surprisal": -s, **{name: float(q[name][row, i]) for name in q}}
@@ -65,11 +77,40 @@ def measure(profile: Profile, run: Run) -> dict:
                 chosen = rank, {"problem": item.question, "answer": text, "correct": verdict.correct, "method": method, "progress": 0.0, "tokens": tokens}
     write_json(run.measured / "traces.json", chosen[1])
     entropies, branch = np.concatenate(entropies), guides["branch"]
+    write_text(run.measured / "updates.csv", updates(entropies, np.concatenate(gradients)).to_csv(index=False, float_format="%.6g"))
+    write_text(run.measured / "impact.csv", pd.DataFrame(replaced).to_csv(index=False, float_format="%.6g"))
     above = {str(t): float((entropies > t).mean()) for t in (*THRESHOLDS, branch.threshold)}
     write_json(run.measured / "signals.json", {"entropy": summarise(entropies), "surprisal": summarise(np.concatenate(surprisals)), "above": above,
                                                "min_p": profile.rl["min_p"], "kept_mass": {"mean": float(np.mean(np.concatenate(kept))), "lowest": float(np.min(np.concatenate(kept)))},
                                                "branch": {"threshold": branch.threshold, "ratio": branch.ratio}})
-    return record.finish(run.record, of=of.name, completions=PROBLEMS * COMPLETIONS)
+    return record.finish(run.record, of=of.name, completions=(number + 1) * COMPLETIONS)
+
+
+def _advantages(correct: list[bool]) -> np.ndarray:
+    """GRPO's advantages of one group; on the policy that drew it they are the weight alpha_t of every token (eq. 4 of the report)."""
+    rewards = np.asarray(correct, dtype=np.float64)
+    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+
+
+def updates(entropies: np.ndarray, gradients: np.ndarray) -> pd.DataFrame:
+    """Size of the update by uncertainty: tokens in ten groups of equal size by entropy, of the least first. Columns group, tokens,
+    entropy (mean, nats), gradient (mean G_t, eq. 4 of the exploration report) and share (of the sum of all G_t)."""
+    order = np.argsort(entropies, kind="stable")
+    return pd.DataFrame([{"group": i + 1, "tokens": len(part), "entropy": entropies[part].mean(), "gradient": gradients[part].mean(), "share": gradients[part].sum() / max(gradients.sum(), 1e-300)}
+                         for i, part in enumerate(np.array_split(order, 10))])
+
+
+def impacts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, profile: Profile, item: data.Item, prompt: list[int], completion: list[int], entropy: list[float], seed: int, verifier: Verifier) -> list[dict]:
+    """The impact of two tokens of one completion, its most uncertain one and another drawn at random: a row each, with accuracy
+    of the continuations of the token (``kept``) and of its runner-up (``replaced``)."""
+    most = int(np.argmax(entropy))
+    others = [i for i in range(len(completion)) if i != most]
+    positions = {"most uncertain": most} | ({"another": random.Random(sample_seed(seed, item, 0)).choice(others)} if others else {})
+    rows = []
+    for kind, position in positions.items():
+        kept, other = impact(model, tokenizer, prompt, completion, position, CONTINUATIONS, profile.rl, seed, lambda texts: [v.correct for v in verifier.verify_answers([item.gold] * len(texts), [last_answer(t) for t in texts])])
+        rows.append({"dataset": item.dataset, "problem": item.id, "token": kind, "position": position, "tokens": len(completion), "entropy": entropy[position], "kept": kept, "replaced": other, "continuations": CONTINUATIONS})
+    return rows
 
 
 def kept_mass(log_pi: torch.Tensor, min_p: float) -> torch.Tensor:
@@ -82,7 +123,8 @@ def kept_mass(log_pi: torch.Tensor, min_p: float) -> torch.Tensor:
     return (pi * (pi >= min_p * pi.amax(-1, keepdim=True))).sum(-1)
 
 
-def _log_probabilities(model: torch.nn.Module, out: torch.Tensor, start: int, temperature: float) -> torch.Tensor:
-    """log pi over the vocabulary at every completion token, at the sampling temperature: shape (batch, time, vocabulary)."""
-    logits = model(out, attention_mask=torch.ones_like(out)).logits[:, start - 1: -1].float()
-    return (logits / temperature).log_softmax(-1)
+def _log_probabilities(model: torch.nn.Module, out: torch.Tensor, start: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """At every completion token: log pi over the vocabulary at the sampling temperature, shape (batch, time, vocabulary), and
+    the last hidden state, shape (batch, time, width)."""
+    result = model(out, attention_mask=torch.ones_like(out), output_hidden_states=True)
+    return (result.logits[:, start - 1: -1].float() / temperature).log_softmax(-1), result.hidden_states[-1][:, start - 1: -1].float()

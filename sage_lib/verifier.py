@@ -6,6 +6,7 @@ the clock, after which a worker is killed. Identical (gold, answer) pairs are ve
 compared on the spot.
 """
 
+import ast
 import atexit
 import logging
 import multiprocessing
@@ -78,23 +79,33 @@ def _limit_time(seconds: int) -> None:
         pass  # the clock's limit holds
 
 
-def _parse(text: str, trusted: bool = False) -> list:
+def parse(text: str, trusted: bool = False) -> list:
     """What Math-Verify makes of a text that is one formula; [] when it is none.
 
     Left to itself Math-Verify would pick a number out of any text. That is done for golds (``trusted``), and for answers
-    that are arithmetic on plain numbers, such as -3./2.
+    that are whole arithmetic on plain numbers, such as -3./2, but not for a broken piece of it, such as ( 9.
     """
-    from math_verify import LatexExtractionConfig, parse
+    import math_verify
 
-    parsed = parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
-    if not any(not isinstance(p, str) for p in parsed) and (trusted or _ARITHMETIC.fullmatch(text)):
-        parsed = parse(f"${text}$", parsing_timeout=None)
+    parsed = math_verify.parse(f"${text}$", extraction_config=[math_verify.LatexExtractionConfig()], parsing_timeout=None)
+    if not any(not isinstance(p, str) for p in parsed) and (trusted or _is_arithmetic(text)):
+        parsed = math_verify.parse(f"${text}$", parsing_timeout=None)
     return parsed
+
+
+def _is_arithmetic(text: str) -> bool:
+    if not _ARITHMETIC.fullmatch(text):
+        return False
+    try:
+        ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)
 def _parse_gold(gold: str) -> list:
-    parsed = _parse(gold, trusted=True)
+    parsed = parse(gold, trusted=True)
     return parsed if any(not isinstance(p, str) for p in parsed) else []  # bare text means that nothing was understood
 
 
@@ -107,7 +118,7 @@ def _verify(task: tuple[str, str, int]) -> bool | None:
     parsed = _parse_gold(gold)
     if not parsed:
         return None
-    return bool(verify(parsed, _parse(answer), timeout_seconds=None))
+    return bool(verify(parsed, parse(answer), timeout_seconds=None))
 
 
 class Verifier:

@@ -40,6 +40,9 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
         yield wrong(f"huge denominator {n}", rf"\frac{{1}}{{{n}!}}")
         yield wrong(f"exponent notation {n}", f"1e{n}")
         yield wrong(f"derivative {n}", rf"\frac{{d^{{{n}}}}}{{dx^{{{n}}}}} x^{{{n}}}")
+    # Broken pieces of arithmetic that hold the answer.
+    for piece in ("( 7", "7 )", "7 +", "* 7", "7 7", "( 7 ) )", "7 + + ", "/ 7", "7 ^", "( ( 3 + 4 )"):
+        yield wrong(f"piece {piece}", piece)
     # Depth and length.
     for depth in (10, 40, 90, 150, 1000, 20000):
         yield wrong(f"parentheses {depth}", "(" * depth + "8" + ")" * depth)

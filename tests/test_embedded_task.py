@@ -78,3 +78,20 @@ def test_work_that_does_not_hold_is_not_valid(work, answer, way):
 
 def test_work_without_its_end_is_not_valid():
     assert not task.check(PROBLEM, WORK).valid
+
+
+@pytest.mark.parametrize("kind", task.KINDS)
+def test_valid_completions_are_all_that_the_step_checker_accepts(kind):
+    for problem in itertools.islice(task.problems(5, 3, 30, {kind: 1.0}), 20):
+        listed = [text(f"{work}", answer) for _, work, answer in task.valid_completions(problem, 30)]
+        assert listed and len(set(listed)) == len(listed) and all(task.check(problem, t).valid for t in listed)
+        found = 0
+        for way in task.WAYS:  # every work that can be written, right or wrong
+            digits = problem.digits if way == "L" else problem.digits[::-1]
+            for a, b in itertools.product("+-*", repeat=2):
+                first = eval(f"{digits[0]}{a}{digits[1]}")
+                second = eval(f"{first}{b}{digits[2]}")
+                if min(first, second) >= 0 and max(first, second) <= 30:
+                    work = f"{way} {digits[0]} {a} {digits[1]} = {first} , {first} {b} {digits[2]} = {second}"
+                    found += task.check(problem, text(work, f"( {digits[0]} {a} {digits[1]} ) {b} {digits[2]}")).valid
+        assert found == len(listed)

@@ -15,7 +15,7 @@ FLOORS = [
     {"records", "benchmarks", "guide_choice", "findings"},
     {"layout", "data"},
     {"sampling", "scoring"},
-    {"tables", "training", "trainer"},
+    {"tables", "training", "trainer", "interventions"},
     {"figures", "plan", "sft"},
     {"rl", "evaluate", "traces", "guide_effects", "theory_figures", "guide_figures", "exploration_figures"},
     {"stages"},

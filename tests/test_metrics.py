@@ -141,3 +141,9 @@ def test_branching_factor_and_perplexity_by_hand():
     assert metrics.branching_factor([[0.5, 0.3, 0.15, 0.05], [0.96, 0.02, 0.01, 0.01], [0.25] * 4]).tolist() == [3, 1, 4]
     assert metrics.perplexity(np.log([0.5, 0.125])) == pytest.approx(4.0)
     assert np.isnan(metrics.perplexity(np.array([])))
+
+
+def test_empirical_support_and_the_runner_up():
+    assert metrics.empirical_support({"a": 0.2, "b": 0.1, "c": 0.01}, 0.1) == {"a"}  # above, not at
+    logits = np.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]])
+    assert list(metrics.runner_up(logits, np.array([0, 2]))) == [2, 1] and logits[0, 0] == 3.0  # the drawn token need not be the likeliest

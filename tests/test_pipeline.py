@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import pandas as pd
 import pytest
 
 from sage_lib import config, counts, files, layout, records, training
@@ -114,13 +115,16 @@ def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, base):
     assert len(rows) == 6 * 8 and measured["entropy"]["tokens"] == sum(len(r["tokens"]) for r in rows)
     assert max(t["entropy"] for t in shown["tokens"]) == pytest.approx(max(t["entropy"] for r in rows for t in r["tokens"]))
     assert 0 < measured["kept_mass"]["lowest"] <= measured["kept_mass"]["mean"] <= 1
+    updates, impact = (pd.read_csv(run.measured / f"{name}.csv") for name in ("updates", "impact"))
+    assert updates["tokens"].sum() == measured["entropy"]["tokens"] and updates["entropy"].is_monotonic_increasing
+    assert set(impact["token"]) == {"most uncertain", "another"} and impact[["kept", "replaced"]].isin([i / 16 for i in range(17)]).all(axis=None)
 
 
 def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, base):
     finish(tiny, "evaluate")
     run = layout.evaluation_run(tiny, base)
     table = counts.read(run.measured / "counts.csv")
-    assert len(table) == 6 and (table["n"] == 8).all()
+    assert len(table) == 8 and (table["n"] == 8).all()
     whole, kept = run.samples.read_text(), (run.measured / "samples.jsonl.gz").read_bytes()
     lines = whole.splitlines(keepends=True)
     assert len(lines) == 48

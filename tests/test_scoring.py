@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sage_lib import embedded_model, prompts, scoring
+from sage_lib import embedded_task as task
 from sage_lib.data import Item
 
 
@@ -39,3 +40,21 @@ def test_scores_equal_a_computation_token_by_token(tiny_model):
         found = table.iloc[number]
         assert found["perplexity"] == pytest.approx(math.exp(surprisal / len(body)), rel=1e-4)
         assert found["entropy"] == pytest.approx(entropy / len(body), rel=1e-4) and found["branching"] == pytest.approx(branching / len(body))
+
+
+def test_probabilities_of_valid_completions_are_products_over_tokens_and_frequencies_of_samples(tiny_model):
+    tokenizer, model = embedded_model.load_tokenizer(tiny_model), AutoModelForCausalLM.from_pretrained(tiny_model)
+    problem = next(task.problems(5, 3, 30, {"both": 1.0}))
+    item = Item(problem.id, "both", problem.question, str(problem.target), problem)
+    table = scoring.valid_probabilities(model, tokenizer, [item, item], 30)
+    valid = task.valid_completions(problem, 30)
+    assert list(table["way"]) == [way for way, _, _ in valid] * 2 and list(table["completion"]) == list(range(len(valid))) * 2
+    prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+    for (_, work, answer), logp in zip(valid, table["logp"], strict=False):
+        turn = tokenizer.decode(tokenizer(prompts.answer_turn(work, answer).removeprefix(prompts.WORK_START), add_special_tokens=False)["input_ids"])
+        assert task.check(problem, turn).valid  # what is scored is what a policy would have to write
+        body, total = tokenizer(turn, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id], 0.0
+        for t, token in enumerate(body):
+            with torch.no_grad():
+                total += model(torch.tensor([prompt + body[:t]])).logits[0, -1].double().log_softmax(-1)[token].item()
+        assert logp == pytest.approx(total, rel=1e-4)

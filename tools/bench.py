@@ -1,4 +1,4 @@
-"""Benchmarks whose results are kept: python tools/bench.py guides, or trainer
+"""Benchmarks whose results are kept: python tools/bench.py guides, trainer, or verifier
 
 Each writes data/measured/benchmarks/<name>.csv and a record of machine, revision and versions beside it. Compare ratios,
 never seconds of two runs: what is compared alternates within one process.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -124,7 +125,54 @@ def trainer() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-BENCHMARKS = {"guides": guides, "trainer": trainer}
+def verifier() -> pd.DataFrame:
+    """The verifier on 60 problems x 256 samples, against parse and verify of Math-Verify called for every sample in a loop.
+
+    Answers are drawn with probability 1/rank^2 from each problem's candidates: right and wrong ones in several spellings, and
+    none at all. "measured": the base policy's own samples of the profile smoke, as they are kept. Raises where a verdict differs.
+    """
+    from math_verify import verify
+
+    from sage_lib import tables
+    from sage_lib.verifier import Verifier, last_answer, parse
+
+    rng = np.random.default_rng(0)
+
+    def drawn(candidates: Callable[[int], tuple[str, list[str | None]]]) -> list[tuple[str, str | None]]:
+        pairs = []
+        for _ in range(60):
+            gold, options = candidates(int(rng.integers(2, 900)))
+            rng.shuffle(options)
+            weights = 1 / np.arange(1, len(options) + 1) ** 2
+            pairs += [(gold, options[i]) for i in rng.choice(len(options), 256, p=weights / weights.sum())]
+        return pairs
+
+    def numbers(n: int) -> tuple[str, list[str | None]]:
+        return str(n), [str(n), f"{n:04d}", f"\\boxed{{{n}}}", None, f"\\frac{{{2 * n}}}{{2}}", *(str(n + d) for d in (*range(1, 30), 100, 1000)), f"{n}.5", f"{n}^2", f"{n}\\%"]
+
+    def formulas(n: int) -> tuple[str, list[str | None]]:
+        wrong = [f"\\frac{{{n + d}\\sqrt{{3}}}}{{7}}" for d in range(1, 15)] + [f"\\frac{{{n}\\sqrt{{{d}}}}}{{7}}" for d in range(5, 15)] + [f"{n}x + {d}" for d in range(5)]
+        return f"\\frac{{{n}\\sqrt{{3}}}}{{7}}", [f"\\frac{{{n}\\sqrt{{3}}}}{{7}}", f"\\dfrac{{{n}\\sqrt3}}7", f"\\frac{{{n}}}{{7}}\\sqrt{{3}}", f"{n}\\sqrt{{3}}/7", None, *wrong]
+
+    cases = {"whole numbers": drawn(numbers), "formulas": drawn(formulas)}
+    cases["measured"] = [(row["problem"].partition("<")[0], last_answer(text)) for row in tables.samples(config.load("smoke"), "base") for text in row["completions"]]
+    rows = []
+    for name, pairs in cases.items():
+        with_pool = Verifier()
+        with_pool.verify_answers(["1.5"], ["1.5"])  # start the worker
+        started = time.perf_counter()
+        ours = [v.correct for v in with_pool.verify_answers(*zip(*pairs, strict=True))]
+        middle = time.perf_counter()
+        loop = [answer is not None and bool(verify(parse(gold, trusted=True), parse(answer), timeout_seconds=None)) for gold, answer in pairs]
+        ended = time.perf_counter()
+        with_pool.close()
+        if ours != loop:
+            raise SystemExit(f"{name}: verdicts differ, first for {next(p for p, a, b in zip(pairs, ours, loop, strict=True) if a != b)}")
+        rows.append({"answers": name, "pairs": len(pairs), "distinct pairs": len(set(pairs)), "correct": sum(ours), "seconds": middle - started, "loop seconds": ended - middle, "times faster": (ended - middle) / (middle - started)})
+    return pd.DataFrame(rows)
+
+
+BENCHMARKS = {"guides": guides, "trainer": trainer, "verifier": verifier}
 
 
 def main() -> None:
