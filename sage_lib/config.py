@@ -83,6 +83,7 @@ class Guide:
 #: eq. 8, and the exact forward KL per token (Section A.4).
 ANCHORS = ("k3", "k3_corrected", "sequence", "forward_kl")
 REWARDS = ("accuracy", "random")
+ENGINES = ("transformers", "vllm")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ class Evaluation:
     seed: int
     resamples: int  # of the bootstrap over problems
     scored: int = 16  # samples a problem whose tokens are scored: perplexity, entropy, branching factor
-    traced: int = 32  # problems of which a few completions are traced token by token (notebook 04)
+    engine: str = "transformers"  # what samples: a name of ENGINES
+    vllm: dict[str, Any] | None = None  # keywords of vllm.LLM, such as gpu_memory_utilization, for the engine vllm
+    traced: int = 32  # problems of which a few completions are read token by token: entropies of the base (05), traces (04)
     methods: tuple[str, ...] | None = None  # which of the profile's methods are evaluated; None is all of them
 
 
@@ -237,6 +240,7 @@ def _check(profile: Profile, path: Path) -> None:
     require(len(set(profile.seeds)) == len(profile.seeds) > 0, "seeds must be given, each once")
     require(max(profile.evaluation.ks) <= profile.evaluation.samples,
             f"pass@{max(profile.evaluation.ks)} needs at least as many samples per problem, not {profile.evaluation.samples}")
+    require(profile.evaluation.engine in ENGINES, f"there is no evaluation.engine {profile.evaluation.engine!r}; choose one of {', '.join(ENGINES)}")
     embedded = profile.model.name == "embedded"
     require(embedded == (profile.task is not None), "the embedded model needs the section task, and no other model has it")
     require(not embedded or profile.model.architecture is not None, "the embedded model is made from model.architecture, which is missing")

@@ -18,7 +18,7 @@ from sage_lib.errors import SageError
 from sage_lib.files import write_bytes, write_text
 from sage_lib.layout import Run
 from sage_lib.records import Record
-from sage_lib.sampling import collect, sample
+from sage_lib.sampling import collect, sample, transformers_engine, vllm_engine
 from sage_lib.scoring import score, valid_probabilities
 from sage_lib.verifier import Verifier, last_answer
 
@@ -37,7 +37,8 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     state = PartialState(cpu=not torch.cuda.is_available())  # one process, or those of accelerate launch
     path = run.samples if state.is_main_process else run.samples.with_name(f"samples.{state.process_index}.jsonl")
     others = [p for p in run.build.glob("samples*.jsonl") if p != path]
-    sample(model, tokenizer, items, profile.evaluation, path, progress if state.is_main_process else lambda *_: None, state.process_index, state.num_processes, others)
+    draw = vllm_engine(of.model, tokenizer, items, profile.evaluation) if profile.evaluation.engine == "vllm" else transformers_engine(model, tokenizer, items, profile.evaluation)
+    sample(draw, tokenizer, items, profile.evaluation, path, progress if state.is_main_process else lambda *_: None, state.process_index, state.num_processes, others)
     state.wait_for_everyone()
     if not state.is_main_process:
         return {}

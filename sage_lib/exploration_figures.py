@@ -9,7 +9,7 @@ from matplotlib_venn import venn3
 
 from sage_lib import metrics, tables
 from sage_lib.config import Profile
-from sage_lib.figures import STYLE, WIDE, look
+from sage_lib.figures import STYLE, WIDE, look, series
 
 
 def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
@@ -53,6 +53,45 @@ def exploration(profile: Profile, methods: Sequence[str]) -> Figure:
         problems = frame.groupby(["dataset", "problem"]).ngroups
         figure.suptitle(f"{profile.name}: {problems} problems x {settings.samples} samples, {len(profile.seeds)} seed(s); bars and bands: 95 % over problems", fontsize=8)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def support(profile: Profile, methods: Sequence[str]) -> Figure:
+    """Exact, on the embedded task: how many valid completions enter and leave supp_eps (Definition 4.1) against the base, by eps."""
+    frame = tables.support(profile, epsilons=tuple(np.geomspace(0.001, 0.5, 28)))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 3, figsize=(WIDE, 2.5))
+        for method in methods:
+            rows = frame[frame["row"] == tables.label(profile, method)]
+            style = {**look(profile, method), "markevery": 6}
+            axes[0].plot(rows["epsilon"], rows["size"], label=tables.label(profile, method), **style)
+            if method != "base":
+                axes[1].plot(rows["epsilon"], rows["entered"], **style)
+                axes[2].plot(rows["epsilon"], rows["left"], **style)
+        for axis, name in zip(axes, ("in the support", "entered, against the base", "left, against the base"), strict=True):
+            axis.set(xscale="log", xlabel="eps", ylabel="valid completions", title=name, ylim=(0, None))
+        figure.suptitle(f"{profile.name}: exact, all {frame['of'].iloc[0]} valid completions of the held-out problems, mean over {len(profile.seeds)} seed(s)", fontsize=8)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def token_updates(profile: Profile) -> Figure:
+    """Where the update falls by uncertainty (G_t, eq. 4 of the exploration report), and what a token is worth (eq. 6)."""
+    updates, impact = tables.traced(profile, "updates"), tables.traced(profile, "impact")
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE, 2.6), width_ratios=[3, 2])
+        left.bar(updates["group"], updates["share"], color="0.6", width=0.7)
+        left.axhline(0.1, color="0.3", linewidth=0.8, linestyle=":")
+        left.set(xticks=updates["group"], xticklabels=[f"{e:.2g}" for e in updates["entropy"]], xlabel="mean entropy of a tenth of the tokens (nats)", ylabel="share of the summed $G_t$", title=f"{updates['tokens'].sum():,} tokens, 1 seed; dotted: equal shares")
+        left.tick_params(axis="x", rotation=45)
+        for i, (kind, group) in enumerate(impact.groupby("token", sort=False)):
+            change = (group["kept"] - group["replaced"]).to_numpy()
+            low, high = metrics.bootstrap_interval(change[:, None], profile.evaluation.resamples, profile.evaluation.seed)
+            jitter = np.random.default_rng(0).uniform(-0.12, 0.12, len(change))
+            right.plot(i + jitter, change, linestyle="none", marker=".", color="0.65", markersize=3)
+            right.errorbar(i, change.mean(), yerr=[[max(change.mean() - low[0], 0)], [max(high[0] - change.mean(), 0)]], capsize=3, **{**series(i + 1), "linestyle": "none"})
+        right.axhline(0, color="0.3", linewidth=0.8)
+        right.set(xticks=range(impact["token"].nunique()), xticklabels=impact["token"].unique(), xlim=(-0.5, 1.5), ylabel="impact $I_t$ of a token", title=f"{len(change)} completions x {impact['continuations'].iloc[0]}; bars: 95 %")
     return figure
 
 

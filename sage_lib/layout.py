@@ -72,8 +72,8 @@ class Run:
         write_bytes(stamp, self.fingerprint.encode())
 
 
-_SFT = ("model", "task", "sft_data", "sft", "sft_lora", "evaluation.data")  # held-out problems are kept out of training
-_SAMPLING = tuple(f"evaluation.{name}" for name in ("data", "samples", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "scored"))  # not the batch size: samples do not depend on it
+_SFT = ("model", "task", "sft_data", "sft", "sft_lora", "evaluation.data", "evaluation.traced")  # held-out problems are kept out of training
+_SAMPLING = tuple(f"evaluation.{name}" for name in ("data", "samples", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "scored", "engine", "vllm"))  # not the batch size: samples do not depend on it
 
 
 def sft_run(profile: Profile) -> Run:

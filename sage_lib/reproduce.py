@@ -55,11 +55,12 @@ NOTEBOOKS = (
     Notebook("05_sft", "the base policy, and where its uncertainty lies", ("sft_loss",), ("sft/record.json", "sft/entropy.json")),
     Notebook("06_grpo_and_sage", "RL with every method, the same seeds and budget; Table 5", ("entropy_thresholds", "training_curves", "training_losses", "training_controls"), ("table5.csv",), ("guide_effects",), ("effects/effects.json",)),
     Notebook("04_guides", "what each guide does to real completions, Figure 1; after 06, whose policy it traces", ("figure1", "signals", "schedules"), ("trace/traces.json", "trace/signals.json")),
-    Notebook("07_evaluate", "n samples a problem, verified and counted", (), ("evaluation/sft/counts.csv",), ("mode_shares",), ("modes.csv",)),
+    Notebook("07_evaluate", "n samples a problem, verified and counted", (), ("evaluation/sft/counts.csv",), ("mode_shares", "support"), ("modes.csv", "support.csv")),
     Notebook("08_main_results", "Table 1, Figure 2, Figure 3", ("figure2", "figure3"), ("table1.csv",)),
+    Notebook("09_ood_knights_and_knaves", "Figure 4: pass@k outside what was trained on", ("figure4",), ("ood.csv",)),
     Notebook("10_reasoning_patterns", "Table 2, response defects, three solutions side by side", (), ("table2.csv",)),
     Notebook("11_perplexity", "Figure 7: samples under the base model", ("figure7",)),
-    Notebook("12_exploration_metrics", "Figure 1 of the exploration report: diversity, votes, unsolvable sets, branching", ("exploration", "unsolvable_venn", "unsolvable_upset"), ("votes.csv",)),
+    Notebook("12_exploration_metrics", "Figure 1 of the exploration report: diversity, votes, unsolvable sets, branching", ("exploration", "unsolvable_venn", "unsolvable_upset", "token_updates"), ("votes.csv",)),
 )
 
 

@@ -1,7 +1,7 @@
 """Completions of a model, n a problem, kept as text: batches filled across problems, resumable, the same whatever the batch.
 
-Every sample has a random stream of its own, seeded by what it is (data set, problem, number), from which it takes one
-uniform number for each token. So a resumed run, another batch size or several processes draw the very same samples.
+With transformers every sample has a random stream of its own, seeded by what it is (data set, problem, number), from which it
+takes one uniform number for each token. So a resumed run, another batch size or several processes draw the very same samples.
 """
 
 import hashlib
@@ -77,26 +77,19 @@ def read_samples(paths: Sequence[Path], items: Sequence[Item], samples: int) -> 
     return known
 
 
-@torch.no_grad()
-def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], settings: Evaluation, path: Path,
-           progress: Callable[[int, int, float], None] = lambda done, total, rate: None, process: int = 0, processes: int = 1, beside: Sequence[Path] = ()) -> None:
-    """Draw this process's share of ``settings.samples`` completions for each item and append a row per sample to ``path``.
+#: Draws a batch of (number of the item, number of the sample): token ids of each completion, its end token left out, and
+#: whether it ended by itself.
+Engine = Callable[[Sequence[tuple[int, int]]], list[tuple[list[int], bool]]]
 
-    A row is {"dataset", "problem", "number", "completion": text, "tokens": int, "finished": bool}; ``finished`` is False
-    where the length limit cut a completion. What is in ``path`` or in the files ``beside`` it already
-    is kept and not drawn again. ``progress`` is called
-    after each batch with (samples done, samples in all, tokens per second of this call).
-    """
-    read_lines(path, repair=True)
-    known = read_samples([path, *beside], items, settings.samples)
+
+def transformers_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], settings: Evaluation) -> Engine:
+    """Samples by transformers' generate. A sample is a function of its problem, its number and the seed, whatever its batch."""
     config, warp = generation_config(model, tokenizer, settings), warpers(settings.temperature, settings.top_p, settings.top_k, settings.min_p)
-    encoded = [tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"] for item in items]
-    mine = [pair for batch in shares(items, settings.samples, settings.batch_size, processes)[process] for pair in batch]
-    waiting = [(i, n) for i, n in mine if n not in known[items[i].dataset, items[i].id]]
+    encoded = [_prompt(tokenizer, item) for item in items]
     model.eval()
-    drawn, started = 0, time.perf_counter()
-    for start in range(0, len(waiting), settings.batch_size):
-        batch = waiting[start: start + settings.batch_size]
+
+    @torch.no_grad()
+    def draw(batch: Sequence[tuple[int, int]]) -> list[tuple[list[int], bool]]:
         uniform = torch.stack([torch.rand(settings.max_new_tokens, generator=torch.Generator().manual_seed(sample_seed(settings.seed, items[i], n)), dtype=torch.float64) for i, n in batch])
         width = max(len(encoded[i]) for i, _ in batch)
         ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(encoded[i])) + encoded[i] for i, _ in batch], device=model.device)
@@ -105,10 +98,56 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Se
         new = out[:, width:]
         ends = torch.isin(new, torch.as_tensor(config.eos_token_id, device=new.device))
         length = torch.where(ends.any(1), ends.int().argmax(1), new.shape[1]).tolist()
-        for (i, n), row, end, finished in zip(batch, new.tolist(), length, ends.any(1).tolist(), strict=True):
-            tokens = min(end + 1, new.shape[1])
-            append_line(path, {"dataset": items[i].dataset, "problem": items[i].id, "number": n, "completion": tokenizer.decode(row[:end], skip_special_tokens=True), "tokens": tokens, "finished": finished})
-            drawn += tokens
+        return [(row[:end], finished) for row, end, finished in zip(new.tolist(), length, ends.any(1).tolist(), strict=True)]
+
+    return draw
+
+
+def vllm_engine(folder: Path, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], settings: Evaluation) -> Engine:
+    """Samples by vLLM, each with a seed of its own; vLLM promises the same sample again only for the same version and batch.
+
+    ``settings.vllm`` are the keywords of vllm.LLM, such as gpu_memory_utilization. Raises SageError where vLLM is missing.
+    """
+    try:
+        from vllm import LLM, SamplingParams
+    except ImportError as error:
+        raise SageError("evaluation.engine is vllm and the package vllm is missing: install it, or choose the engine transformers") from error
+    llm = LLM(model=str(folder), **(settings.vllm or {}))
+    encoded, end = [_prompt(tokenizer, item) for item in items], tokenizer.eos_token_id
+
+    def draw(batch: Sequence[tuple[int, int]]) -> list[tuple[list[int], bool]]:
+        chosen = [SamplingParams(n=1, temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k or -1, min_p=settings.min_p, max_tokens=settings.max_new_tokens,
+                                 seed=sample_seed(settings.seed, items[i], n), stop_token_ids=[end], detokenize=False) for i, n in batch]
+        outputs = llm.generate([{"prompt_token_ids": encoded[i]} for i, _ in batch], chosen, use_tqdm=False)
+        drawn = [(list(o.outputs[0].token_ids), o.outputs[0].finish_reason == "stop") for o in outputs]
+        return [(ids[:-1] if finished and ids and ids[-1] == end else ids, finished) for ids, finished in drawn]
+
+    return draw
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase, item: Item) -> list[int]:
+    return tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def sample(draw: Engine, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], settings: Evaluation, path: Path,
+           progress: Callable[[int, int, float], None] = lambda done, total, rate: None, process: int = 0, processes: int = 1, beside: Sequence[Path] = ()) -> None:
+    """Draw this process's share of ``settings.samples`` completions for each item and append a row per sample to ``path``.
+
+    A row is {"dataset", "problem", "number", "completion": text, "tokens": int, "finished": bool}; ``tokens`` counts the end
+    token, ``finished`` is False where the length limit cut a completion. What is in ``path`` or in the files ``beside`` it
+    already is kept and not drawn again. ``progress`` is called after each batch with (samples done, samples in all, tokens per
+    second of this call).
+    """
+    read_lines(path, repair=True)
+    known = read_samples([path, *beside], items, settings.samples)
+    mine = [pair for batch in shares(items, settings.samples, settings.batch_size, processes)[process] for pair in batch]
+    waiting = [(i, n) for i, n in mine if n not in known[items[i].dataset, items[i].id]]
+    drawn, started = 0, time.perf_counter()
+    for start in range(0, len(waiting), settings.batch_size):
+        batch = waiting[start: start + settings.batch_size]
+        for (i, n), (ids, finished) in zip(batch, draw(batch), strict=True):
+            append_line(path, {"dataset": items[i].dataset, "problem": items[i].id, "number": n, "completion": tokenizer.decode(ids, skip_special_tokens=True), "tokens": len(ids) + finished, "finished": finished})
+            drawn += len(ids) + finished
         progress(len(mine) - len(waiting) + start + len(batch), len(mine), drawn / (time.perf_counter() - started))
 
 
@@ -135,7 +174,7 @@ def rollouts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, item: I
     """
     model.eval()
     torch.manual_seed(seed)
-    prompt = torch.tensor([tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]] * count, device=model.device)
+    prompt = torch.tensor([_prompt(tokenizer, item)] * count, device=model.device)
     out = model.generate(
         input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=settings["temperature"], top_p=settings["top_p"], top_k=settings["top_k"], min_p=settings["min_p"],
         max_new_tokens=settings["max_completion_length"], pad_token_id=tokenizer.pad_token_id, use_cache=True,

@@ -19,8 +19,8 @@ from sage_lib.records import Record
 from sage_lib.sampling import rollouts
 from sage_lib.training import StepLog, arguments, last_checkpoint, weights_hash
 
-#: Prompts and completions a prompt over which the base model's token entropies are measured.
-ENTROPY_PROMPTS, ENTROPY_COMPLETIONS = 64, 8
+#: Completions a prompt over which the base model's token entropies are measured, on ``evaluation.traced`` prompts.
+ENTROPY_COMPLETIONS = 8
 
 
 def load_model(profile: Profile, folder: str | Path, full: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -79,7 +79,7 @@ def token_entropies(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     Drawn on RL prompts as RL samples, entropies at RL's temperature over the whole vocabulary.
     """
     found = []
-    for number, item in enumerate(data.rl_items(profile)[:ENTROPY_PROMPTS]):
+    for number, item in enumerate(data.rl_items(profile)[: profile.evaluation.traced]):
         out, start, mask = rollouts(model, tokenizer, item, ENTROPY_COMPLETIONS, profile.rl, profile.rl["seed"] + number)
         logits = model(out, attention_mask=torch.ones_like(out)).logits[:, start - 1: -1].float()
         entropy = torch.distributions.Categorical(logits=logits / profile.rl["temperature"]).entropy()

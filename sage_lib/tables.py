@@ -176,6 +176,17 @@ def differences(profile: Profile, against: str, ood: bool = False) -> pd.DataFra
     return pd.DataFrame(rows, columns=["row", "metric", "difference", "low", "high", "problems", "seeds"])
 
 
+def compared(profile: Profile, ood: bool = False) -> pd.DataFrame:
+    """The paired differences of every method to GRPO (where the profile has it) and to the base, as :func:`differences` has them."""
+    against = [m for m in ("grpo", "base") if m == "base" or m in layout.evaluated(profile)]
+    return pd.concat([differences(profile, m, ood) for m in against], ignore_index=True)
+
+
+def measured(profile: Profile) -> bool:
+    """True where the counts of every evaluation of the profile are there."""
+    return all((run.measured / "counts.csv").is_file() for _, _, run, _ in layout.evaluations(profile))
+
+
 def table5(profile: Profile) -> pd.DataFrame:
     """Table 5, measured: mean gradient norm of the first, middle and last third of the steps. Columns row, early, mid, late
     (means over seeds), and each with _std over seeds (NaN for one), seeds. The norm is that before clipping."""
@@ -197,6 +208,11 @@ def effects(profile: Profile) -> pd.DataFrame:
 def effects_size(profile: Profile) -> dict:
     """The whole of effects.json: prompts, batches a prompt, completions a batch, KL to the reference, share of tokens acted on."""
     return read_json(layout.effects_run(profile).measured / "effects.json")
+
+
+def traced(profile: Profile, name: str) -> pd.DataFrame:
+    """A table of the stage trace: "updates" (size of the update by entropy) or "impact" (tokens replaced by their runner-up)."""
+    return pd.read_csv(layout.trace_run(profile).measured / f"{name}.csv")
 
 
 def benchmark(name: str) -> pd.DataFrame:

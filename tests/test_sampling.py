@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,8 +28,12 @@ def settings(**changes):
     return dataclasses.replace(config.load("smoke").evaluation, **{"samples": 10, "max_new_tokens": 12, "batch_size": 7} | changes)
 
 
+def draw(model, path, chosen, **more):
+    sampling.sample(sampling.transformers_engine(*model, ITEMS, chosen), model[1], ITEMS, chosen, path, **more)
+
+
 def drawn(model, path, chosen, **more):
-    sampling.sample(*model, ITEMS, chosen, path, **more)
+    draw(model, path, chosen, **more)
     return sampling.collect([path], ITEMS, chosen.samples)
 
 
@@ -42,7 +49,7 @@ def test_processes_share_the_work_and_draw_the_same(model, tmp_path):
     whole = drawn(model, tmp_path / "whole", settings())
     paths = [tmp_path / f"part{p}" for p in range(3)]
     for p, path in enumerate(paths):
-        sampling.sample(*model, ITEMS, settings(), path, process=p, processes=3)
+        draw(model, path, settings(), process=p, processes=3)
     assert sampling.collect(paths, ITEMS, 10) == whole
     assert sum(len(path.read_text().splitlines()) for path in paths) == 30, "no sample twice"
 
@@ -95,3 +102,38 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
     (tmp_path / "few").write_text(json.dumps(row) + "\n")
     with pytest.raises(SageError, match="1 of 10 samples"):
         sampling.collect([tmp_path / "few"], ITEMS, 10)
+
+
+def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(model, tmp_path, monkeypatch):
+    """vLLM itself needs a GPU: a stand-in keeps what it was asked and answers with what transformers draws."""
+    network, tokenizer = model
+    chosen = settings(engine="vllm", vllm={"gpu_memory_utilization": 0.5}, top_k=0)
+    whole, asked = drawn(model, tmp_path / "whole", settings()), []
+    by_seed = {sampling.sample_seed(chosen.seed, item, n): (item, row["completions"][n], row["finished"][n]) for item, row in zip(ITEMS, whole, strict=True) for n in range(10)}
+
+    class LLM:
+        def __init__(self, **keywords):
+            assert keywords == {"model": "folder", "gpu_memory_utilization": 0.5}
+
+        def generate(self, requests, parameters, use_tqdm):
+            outputs = []
+            for request, wanted in zip(requests, parameters, strict=True):
+                item, text, finished = by_seed[wanted["seed"]]
+                assert request == {"prompt_token_ids": sampling._prompt(tokenizer, item)}
+                asked.append(wanted)
+                ids = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * finished
+                outputs.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, finish_reason="stop" if finished else "length")]))
+            return outputs
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=lambda **keywords: keywords))
+    sampling.sample(sampling.vllm_engine(Path("folder"), tokenizer, ITEMS, chosen), tokenizer, ITEMS, chosen, tmp_path / "vllm")
+    found = sampling.collect([tmp_path / "vllm"], ITEMS, 10)
+    assert [(r["completions"], r["finished"]) for r in found] == [(r["completions"], r["finished"]) for r in whole]
+    one = asked[0]
+    assert (one["temperature"], one["top_k"], one["max_tokens"], one["stop_token_ids"]) == (chosen.temperature, -1, 12, [tokenizer.eos_token_id]) and len({a["seed"] for a in asked}) == 30
+
+
+def test_without_vllm_its_engine_says_so(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(SageError, match="the package vllm is missing"):
+        sampling.vllm_engine(Path("folder"), model[1], ITEMS, settings(engine="vllm"))
