@@ -10,6 +10,7 @@ NOTEBOOKS = ROOT / "notebooks"
 REPORTED = ROOT / "data" / "reported"
 #: Results of tools/bench.py, kept with the code that made them.
 BENCHMARKS = ROOT / "data" / "measured" / "benchmarks"
+DETECTORS = ROOT / "data" / "measured" / "detectors" / "precision.csv"
 PROFILES = Path(__file__).resolve().parent / "profiles"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binomtest
 
 from sage_lib import counts, layout, metrics, paths, reported, texts
 from sage_lib.config import Profile
@@ -305,6 +306,19 @@ def patterns(profile: Profile) -> pd.DataFrame:
         rows.append({"row": label(profile, method), **{name: f.frequency for name, f in frequencies.items()}, "problems": one.problems, "dropped": one.dropped,
                      **{kind: sum(kind in f for f in found) / len(found) for kind in ("format", "repetition", "language", "truncated")}, "samples": len(found)})
     return pd.DataFrame(rows)
+
+
+def detector_precision() -> pd.DataFrame:
+    """How often a pattern's keyword stood for the pattern: columns pattern, hits, read, genuine, low, high (95 %, Clopper-Pearson).
+
+    One reader judged up to 20 hits a pattern (seed 0), among the worked solutions of MATH-500, AIME 2024 and Minerva, from 90
+    characters on either side; data/measured/detectors/precision.csv names them.
+    """
+    rows = []
+    for pattern, group in pd.read_csv(paths.DETECTORS).groupby("pattern", sort=False):
+        interval = binomtest(int(group["genuine"].sum()), len(group)).proportion_ci(method="exact")
+        rows.append((pattern, group["hits"].iloc[0], len(group), group["genuine"].sum(), interval.low, interval.high))
+    return pd.DataFrame(rows, columns=["pattern", "hits", "read", "genuine", "low", "high"])
 
 
 def token_categories(profile: Profile) -> pd.DataFrame:

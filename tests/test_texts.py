@@ -2,9 +2,10 @@
 
 import math
 
+import pandas as pd
 import pytest
 
-from sage_lib import texts
+from sage_lib import paths, texts
 from sage_lib.prompts import answer_turn
 
 
@@ -47,3 +48,10 @@ def test_categories_by_hand():
 def test_defects(text, expected):
     assert texts.defects(text) == expected
     assert texts.defects(text, finished=False) == expected | {"truncated"}
+
+
+def test_every_judged_phrase_is_one_that_its_detector_still_finds():
+    judged = pd.read_csv(paths.DETECTORS)
+    assert set(judged["pattern"]) == set(texts.PATTERNS) and judged["genuine"].isin([0, 1]).all() and not judged.duplicated(["pattern", "solution"]).any()
+    for row in judged.itertuples():
+        assert row.pattern in texts.patterns(f"{row.phrase} x $ is"), row.phrase
