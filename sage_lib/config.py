@@ -45,6 +45,7 @@ class Data:
     rare_share: float | None = None  # embedded, SFT: share of demonstrations that take the rare way
     people: int | None = None  # knights_knaves: people in a puzzle, 2 to 8
     optional: bool = False  # evaluation: leave the data set out where it cannot be loaded
+    longest: int | None = None  # gsm_symbolic: characters of the longest working; shorter ones are simpler problems
     digits: int | None = None  # embedded: another number of digits than the task's
     ood: bool = False  # evaluation: outside Table 1 and its average: out of distribution (Figure 4), or in a table of its own (Table 9)
 

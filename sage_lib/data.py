@@ -14,10 +14,6 @@ from sage_lib.config import Data, Profile
 from sage_lib.errors import SageError
 
 
-#: Characters of the longest working of a generated word problem, so that it fits a small model's completion.
-LONGEST_WORKING = 300
-
-
 @dataclass(frozen=True)
 class Item:
     """One problem. ``problem`` is there for the embedded task alone, whose steps can be checked; ``judge`` says what decides
@@ -62,7 +58,7 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict]
     of the maximum sequence length" (the public loader measures the whole solution).
     """
     if profile.sft_data.name == "gsm_symbolic":
-        chosen = itertools.islice(word_problems.problems(profile.sft_data.seed, LONGEST_WORKING, _held_out(profile)), profile.sft_data.rows)
+        chosen = itertools.islice(word_problems.problems(profile.sft_data.seed, profile.sft_data.longest, _held_out(profile)), profile.sft_data.rows)
         pairs = [(p.question, p.working, p.answer) for p in chosen]
     elif profile.task is None:
         pairs = benchmarks.load_sft(profile.sft_data.name, profile.sft_data.revision, profile.model.max_seq_length, count_tokens)
@@ -87,11 +83,15 @@ def digest(rows: Iterable[Item | dict]) -> str:
 
 def _items(profile: Profile, data: Data, exclude: frozenset[str]) -> list[Item]:
     if data.name == "gsm_symbolic":
-        return [Item(p.id, data.label, p.question, p.answer) for p in itertools.islice(word_problems.problems(data.seed, LONGEST_WORKING, exclude), data.rows)]
+        return [Item(p.id, data.label, p.question, p.answer) for p in itertools.islice(word_problems.problems(data.seed, data.longest, exclude), data.rows)]
     if data.name == "knights_knaves":
         return [Item(p.id, data.label, p.question, p.answer, judge="knights_knaves") for p in knights_knaves.puzzles(data.people, data.rows, data.seed)]
     if profile.task is None:
-        return [Item(i.id, data.label, i.question, i.gold) for i in benchmarks.load(data.name, data.revision)[: data.rows]]
+        left_out = benchmarks.SOURCES[data.name].unparseable if data.name in benchmarks.SOURCES else ()
+        items = benchmarks.load(data.name, data.revision)[: data.rows]
+        if any(i.gold in left_out for i in items):
+            print(f"{data.name}: {sum(i.gold in left_out for i in items)} of {len(items)} problems are left out, whose gold answers Math-Verify cannot parse", flush=True)
+        return [Item(i.id, data.label, i.question, i.gold) for i in items if i.gold not in left_out]
     stream = task.problems(data.seed, data.digits or profile.task.digits, profile.task.limit, data.kinds, set(exclude))
     return [Item(p.id, data.label, p.question, str(p.target), p) for p in itertools.islice(stream, data.rows)]
 

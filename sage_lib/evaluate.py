@@ -34,6 +34,8 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     record = Record("evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat())
     model, tokenizer = load_model(profile, of.model, full=False)
     items = data.evaluation_items(profile)
+    verifier = Verifier()
+    verifier.require_golds([item.gold for item in items if item.judge == "math"])
     state = PartialState(cpu=not torch.cuda.is_available())  # one process, or those of accelerate launch
     path = run.samples if state.is_main_process else run.samples.with_name(f"samples.{state.process_index}.jsonl")
     others = [p for p in run.build.glob("samples*.jsonl") if p != path]
@@ -43,7 +45,6 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     if not state.is_main_process:
         return {}
     rows = collect(sorted(run.build.glob("samples*.jsonl")), items, profile.evaluation.samples)
-    verifier = Verifier()
     for item, row in zip(items, rows, strict=True):
         row["correct"] = _judge(item, [last_answer(text) for text in row["completions"]], verifier)
     table = pd.DataFrame([_count(item, row) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)

@@ -21,7 +21,7 @@ from sage_lib.records import Record
 from sage_lib.sft import add_lora, load_model
 from sage_lib.trainer import SageTrainer
 from sage_lib.training import StepLog, arguments, last_checkpoint, weights_hash
-from sage_lib.verifier import accuracy_reward
+from sage_lib.verifier import accuracy_reward, shared
 
 
 def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
@@ -38,6 +38,7 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
     if lora is not None:
         model = add_lora(model, lora, seed, profile.rl["gradient_checkpointing"])
     items = data.rl_items(profile)
+    shared().require_golds([item.gold for item in items])
     checkpoints = run.build / "checkpoints"
     trainer = SageTrainer(
         model=model, processing_class=tokenizer, reward_funcs=reward(items, chosen.reward), guide=guide, anchor=chosen.anchor if settings["beta"] else None, dynamic_sampling=chosen.dynamic_sampling,

@@ -27,10 +27,12 @@ from sage_lib.errors import SageError
 from sage_lib.prompts import SOLUTION_END, SOLUTION_START
 
 #: One pair may take this much processor time (whole seconds; an ordinary one takes about 0.01), a worker this much memory
-#: beyond its start, and a pair at most this many times its processor time by the clock.
+#: beyond its start, and what it is given at most this many times its processor time by the clock.
 TIME_LIMIT, MEMORY_LIMIT_BYTES, CLOCK = 3, 2_000_000_000, 10
 #: A longer answer is refused unread (characters).
 LENGTH_LIMIT = 400
+#: Pairs that a worker is given at a time.
+CHUNK = 32
 #: What is compared without Math-Verify. Never \\d, which matches the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _ARITHMETIC = re.compile(r"[-+*/^(). 0-9]+")
@@ -109,16 +111,28 @@ def _parse_gold(gold: str) -> list:
     return parsed if any(not isinstance(p, str) for p in parsed) else []  # bare text means that nothing was understood
 
 
-def _verify(task: tuple[str, str, int]) -> bool | None:
-    """In the worker: None for a gold that does not parse, otherwise Math-Verify's verdict."""
+def _verify(pair: tuple[str, str]) -> bool | None:
+    """None for a gold that does not parse, otherwise Math-Verify's verdict."""
     from math_verify import verify
 
-    gold, answer, seconds = task
-    _limit_time(seconds)
+    gold, answer = pair
     parsed = _parse_gold(gold)
-    if not parsed:
-        return None
-    return bool(verify(parsed, parse(answer), timeout_seconds=None))
+    return bool(verify(parsed, parse(answer), timeout_seconds=None)) if parsed else None
+
+
+def _verify_chunk(task: tuple[list[tuple[str, str]], int]) -> list[bool | str | None]:
+    """In the worker: for each pair what :func:`_verify` says, or the reason why it says nothing."""
+    pairs, seconds = task
+    found: list[bool | str | None] = []
+    for pair in pairs:
+        _limit_time(seconds)
+        try:
+            found.append(_verify(pair))
+        except (MemoryError, RecursionError):
+            found.append("out of memory")
+        except Exception:  # whatever Math-Verify or sympy trips over is an answer they do not understand
+            found.append("not understood")
+    return found
 
 
 class Verifier:
@@ -153,6 +167,12 @@ class Verifier:
             self.counts.update(v.reason for v in verdicts)
             return verdicts
 
+    def require_golds(self, golds: Sequence[str]) -> None:
+        """Raise SageError for the first gold that Math-Verify cannot parse: before hours of sampling, not after."""
+        distinct = list(dict.fromkeys(golds))
+        self.verify_answers(distinct, ["0"] * len(distinct))
+        self.counts.clear()
+
     def _verify_new(self, pairs: list[tuple[str, str | None]]) -> None:
         self.counts["distinct"] += len(pairs)
         hard = []
@@ -168,27 +188,33 @@ class Verifier:
                 hard.append(pair)
         if not hard:
             return
-        results = self._workers().map(_verify, [(*pair, self.time_limit) for pair in hard], timeout=CLOCK * self.time_limit, chunksize=1).result()
-        for pair in hard:
+        # Together first, since handing pairs over costs more than most of them; what a killed worker takes with it, one by one.
+        lost = self._verify_chunks([hard[i: i + CHUNK] for i in range(0, len(hard), CHUNK)])
+        self._verify_chunks([[pair] for pair in lost])
+
+    def _verify_chunks(self, chunks: list[list[tuple[str, str]]]) -> list[tuple[str, str]]:
+        """Verify each chunk in one go; returns the pairs of the chunks of several that a limit ended."""
+        lost: list[tuple[str, str]] = []
+        if not chunks:
+            return lost
+        results = self._workers().map(_verify_chunk, [(chunk, self.time_limit) for chunk in chunks], timeout=CLOCK * self.time_limit, chunksize=1).result()
+        for chunk in chunks:
             try:
-                correct = next(results)
-            except PairTimeout:
-                self._known[pair] = Verdict(False, "timeout")
-            except ProcessExpired as error:
-                self._known[pair] = Verdict(False, "timeout" if error.exitcode == -signal.SIGXCPU else "worker died")
-            except (MemoryError, RecursionError):
-                self._known[pair] = Verdict(False, "out of memory")
+                found = next(results)
             except BrokenProcessPool as error:
                 self.close()
                 raise SageError("the verifier's processes could not start: in a script of your own, put what runs under if __name__ == '__main__':") from error
-            except SageError:
-                raise
-            except Exception:  # whatever Math-Verify or sympy trips over is an answer they do not understand
-                self._known[pair] = Verdict(False, "not understood")
-            else:
-                if correct is None:
+            except (PairTimeout, ProcessExpired, MemoryError) as error:
+                if len(chunk) > 1:
+                    lost += chunk
+                    continue
+                killed = isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGXCPU
+                found = ["worker died" if killed else "out of memory" if isinstance(error, MemoryError) else "timeout"]
+            for pair, verdict in zip(chunk, found, strict=True):
+                if verdict is None:
                     raise SageError(f"the gold answer {pair[0]!r} cannot be parsed: correct or drop its problem")
-                self._known[pair] = Verdict(correct, "verified")
+                self._known[pair] = Verdict(False, verdict) if isinstance(verdict, str) else Verdict(verdict, "verified")
+        return lost
 
     def _workers(self) -> ProcessPool:
         if self._pool is None:

@@ -17,8 +17,8 @@ class WordProblem:
     answer: str
 
 
-def problems(seed: int, longest: int, exclude: frozenset[str] = frozenset()) -> Iterator[WordProblem]:
-    """A seeded stream of distinct problems whose working has at most ``longest`` characters, none with a question in
+def problems(seed: int, longest: int | None, exclude: frozenset[str] = frozenset()) -> Iterator[WordProblem]:
+    """A seeded stream of distinct problems whose working has at most ``longest`` characters (None: any), none with a question in
     ``exclude``: a function of its arguments alone. Raises SageError when it runs dry, after :data:`SIZE` tries."""
     import reasoning_gym
 
@@ -27,7 +27,7 @@ def problems(seed: int, longest: int, exclude: frozenset[str] = frozenset()) -> 
         entry = made[index]
         question = " ".join(entry["question"].split())
         working = entry["metadata"]["answer_cot"].partition("####")[0].strip()
-        if question not in seen and len(working) <= longest:
+        if question not in seen and (longest is None or len(working) <= longest):
             seen.add(question)
             yield WordProblem(f"{seed}-{index}", question, working, str(entry["answer"]))
     raise SageError(f"the word problems ran out after {len(seen) - len(exclude)}: ask for fewer")

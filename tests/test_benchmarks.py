@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sage_lib import benchmarks
+from sage_lib import benchmarks, config, data
 from sage_lib.errors import SageError
 
 FIXTURES = Path(__file__).parent / "data"
@@ -120,7 +120,18 @@ def test_the_real_files_and_that_every_gold_parses():
             except SageError:
                 unparseable.add((name, item.gold))
     verifier.close()
-    assert unparseable == {("minerva", gold) for gold in (
-        "np.arcsin(10/13)", "E_{1},E_{2}", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}",
-        r"\frac{dM}{dt}=\frac{10^{5} L_{\odot}}{0.007 c^{2} M_{\odot}^{6}} M^{6}",
-    )}
+    assert unparseable == {("minerva", gold) for gold in benchmarks.SOURCES["minerva"].unparseable}
+
+
+def test_a_gold_that_cannot_be_read_is_left_out_of_a_run_aloud_or_stops_it_before_it_samples(folder, monkeypatch, capsys):
+    from sage_lib.verifier import Verifier
+
+    source = benchmarks.SOURCES["minerva"]
+    monkeypatch.setitem(benchmarks.SOURCES, "minerva", dataclasses.replace(source, unparseable=("6",)))
+    profile = config.load("paper")
+    items = data._items(profile, config.Data("minerva", None, 272, 0), frozenset())
+    assert [i.gold for i in items] == [r"\frac{x^{2}}{3}"] and "minerva: 1 of 2 problems are left out" in capsys.readouterr().out
+    verifier = Verifier()
+    with pytest.raises(SageError, match=r"'E_\{1\},E_\{2\}' cannot be parsed: correct or drop its problem"):
+        verifier.require_golds(["7", "E_{1},E_{2}"])
+    verifier.close()

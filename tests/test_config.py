@@ -29,7 +29,7 @@ def test_paper_profile_is_tables_7_and_8():
 def test_every_value_of_the_paper_profile_that_is_not_off_names_its_source():
     table = plan.settings_table(config.load("paper"))
     bare = table[(table["source"] == "") & ~table["setting"].str.startswith(("name", "description", "compute.", "sft_lora", "rl_lora"))]
-    plumbing = ("logging_steps", "save_steps", "save_total_limit", "fp16", "seed", "max_steps", "delta", "gradient_accumulation_steps", "steps_per_generation", "quantile", "task", "kinds", "rare_share", "people", "digits", "optional", "ood", "None", "data_seed")
+    plumbing = ("logging_steps", "save_steps", "save_total_limit", "fp16", "seed", "max_steps", "delta", "gradient_accumulation_steps", "steps_per_generation", "quantile", "task", "kinds", "rare_share", "people", "longest", "digits", "optional", "ood", "None", "data_seed")
     assert [s for s in bare["setting"] if not s.endswith(plumbing)] == []
 
 
