@@ -6,11 +6,12 @@ VENV    := .venv
 RUN     := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-gpu bench reproduce lab lock gpu smollm clean
+.PHONY: help test test-gpu test-slow bench reproduce lab lock gpu smollm clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
 	@echo "make test-gpu                  the tests that need a CUDA GPU, after make gpu (SAGE_GPU_MODEL names a small model's folder)"
+	@echo "make test-slow                 the tests of the weights that make smollm adds"
 	@echo "make bench                     measure again what data/measured/benchmarks holds"
 	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order (RESUME=1 goes on where a run stopped)"
 	@echo "make lab                       open JupyterLab on the notebooks"
@@ -38,6 +39,9 @@ test: $(VENV)/installed
 
 test-gpu: $(VENV)/installed
 	$(RUN) -m pytest -m gpu -rs -s
+
+test-slow: $(VENV)/installed
+	$(RUN) -m pytest -m slow -rs
 
 bench: $(VENV)/installed
 	for name in guides trainer verifier; do $(RUN) tools/bench.py $$name || exit 1; done

@@ -62,6 +62,8 @@ def _start_worker() -> None:
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of every call without its own time limit
     math_verify.parse("$1$", parsing_timeout=None)
+    if hasattr(signal, "SIGPROF"):
+        signal.signal(signal.SIGPROF, _time_up)
     try:
         import resource
 
@@ -71,14 +73,25 @@ def _start_worker() -> None:
         pass  # no such limit on this platform: time and length still hold
 
 
-def _limit_time(seconds: int) -> None:
-    """Let the kernel end this process (SIGXCPU) once it has used so much more processor time."""
+class _TimeUp(BaseException):
+    """Raised in the worker by the alarm; nothing that catches Exception stops it."""
+
+
+def _time_up(number: int, frame: object) -> None:
+    raise _TimeUp
+
+
+def _set_alarm(seconds: int) -> None:
+    """Let _TimeUp be raised once this process has used so much more processor time, and where that does not help, as in a long
+    computation of one big number, let the kernel end the process (SIGXCPU) a second or two later."""
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    except (ImportError, OSError, ValueError):
-        pass  # the clock's limit holds
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        if seconds:
+            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 2 + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    except (ImportError, AttributeError, OSError, ValueError):
+        pass  # no such limits on this platform: the clock's holds
 
 
 def parse(text: str, trusted: bool = False) -> list:
@@ -125,13 +138,19 @@ def _verify_chunk(task: tuple[list[tuple[str, str]], int]) -> list[bool | str | 
     pairs, seconds = task
     found: list[bool | str | None] = []
     for pair in pairs:
-        _limit_time(seconds)
         try:
-            found.append(_verify(pair))
+            _set_alarm(seconds)
+            try:
+                verdict = _verify(pair)
+            finally:
+                _set_alarm(0)
+        except _TimeUp:
+            verdict = "timeout"
         except (MemoryError, RecursionError):
-            found.append("out of memory")
+            verdict = "out of memory"
         except Exception:  # whatever Math-Verify or sympy trips over is an answer they do not understand
-            found.append("not understood")
+            verdict = "not understood"
+        found.append(verdict)
     return found
 
 

