@@ -4,13 +4,11 @@ import gzip
 import json
 from collections.abc import Callable
 
-from sage_lib.sft import load_model  # first: Unsloth patches what is imported after it
-
 import pandas as pd
 import torch
 from accelerate import PartialState
 
-from sage_lib import data, knights_knaves, layout
+from sage_lib import data, knights_knaves, layout, models
 from sage_lib import embedded_task as task
 from sage_lib.config import Profile
 from sage_lib.counts import COLUMNS
@@ -32,7 +30,7 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     if not of.done():
         raise SageError(f"there is no finished model of {of.name} in profile {profile.name}: train it first")
     record = Record("evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat())
-    model, tokenizer = load_model(profile, of.model, full=False)
+    model, tokenizer = models.load(profile, of.model)
     items = data.evaluation_items(profile)
     verifier = Verifier()
     verifier.require_golds([item.gold for item in items if item.judge == "math"])
@@ -48,7 +46,7 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     for item, row in zip(items, rows, strict=True):
         row["correct"] = _judge(item, [last_answer(text) for text in row["completions"]], verifier)
     table = pd.DataFrame([_count(item, row) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)
-    base = model if of.name == "sft" else load_model(profile, layout.sft_run(profile).model, full=False)[0]
+    base = model if of.name == "sft" else models.load(profile, layout.sft_run(profile).model)[0]
     write_text(run.measured / "scores.csv", score(model, base, tokenizer, items, rows, profile.evaluation.scored).to_csv(index=False, float_format="%.6g"))
     if profile.task is not None:
         write_text(run.measured / "support.csv", valid_probabilities(model, tokenizer, items, profile.task.limit).to_csv(index=False, float_format="%.6g"))

@@ -6,8 +6,6 @@ sequence-level anchor what comes later, are sampled. Squared norms are means ove
 prompt, which is unbiased: noise alone gives 0, not a positive number.
 """
 
-from sage_lib.sft import load_model  # first: Unsloth patches what is imported after it
-
 import itertools
 
 import numpy as np
@@ -15,7 +13,7 @@ import pandas as pd
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from sage_lib import data, layout
+from sage_lib import data, layout, models
 from sage_lib.anchors import return_credit
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
@@ -63,8 +61,8 @@ def measure(profile: Profile, run: Run) -> dict:
         raise SageError("the guides' effect on the expected gradient is measured on the embedded model only: gradients of all weights are kept for every batch")
     base = layout.sft_run(profile)
     record = Record("effects", profile.name, run.fingerprint, profile.rl["seed"], {"prompts": PROMPTS, "batches": BATCHES, "completions": COMPLETIONS, "moved": MOVED})
-    reference, tokenizer = load_model(profile, base.model, full=False)
-    model, _ = load_model(profile, base.model, full=True)
+    reference, tokenizer = models.load(profile, base.model)
+    model, _ = models.load(profile, base.model)
     noise = torch.Generator().manual_seed(profile.rl["seed"])
     with torch.no_grad():
         for p in model.parameters():

@@ -214,3 +214,11 @@ def perplexity(log_probabilities: np.ndarray) -> float:
     """Eq. 39 of one completion: exp of minus the mean log-probability of its tokens; NaN without tokens."""
     values = np.asarray(log_probabilities, dtype=np.float64)
     return float(np.exp(-values.mean())) if values.size else float("nan")
+
+
+def summary(values: np.ndarray) -> dict:
+    """What is kept of a distribution: its size, mean, quantiles and a histogram of 60 equal bins."""
+    quantiles = [0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0]
+    counts, edges = np.histogram(values, bins=60)
+    return {"tokens": int(values.size), "mean": float(values.mean()), "quantiles": {str(q): float(np.quantile(values, q)) for q in quantiles},
+            "histogram": {"counts": counts.tolist(), "edges": edges.tolist()}}

@@ -11,7 +11,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib import data, embedded_model, prompts, smollm
+from sage_lib import data, embedded_model, metrics, models, smollm
 from sage_lib.config import Profile
 from sage_lib.files import write_json
 from sage_lib.layout import Run
@@ -32,9 +32,7 @@ def load_model(profile: Profile, folder: str | Path, full: bool) -> tuple[PreTra
     )
     if profile.task is not None:
         tokenizer = embedded_model.load_tokenizer(folder)
-    tokenizer.padding_side = "left"
-    tokenizer.chat_template = prompts.CHAT_TEMPLATE  # one prompt for SFT, RL and evaluation, whatever the model brings
-    return model, tokenizer
+    return model, models.prepared(tokenizer)
 
 
 def add_lora(model: PreTrainedModel, section: dict, seed: int, checkpointing: bool) -> PeftModel:
@@ -66,7 +64,7 @@ def train(profile: Profile, run: Run) -> dict:
     merged.save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
     entropies = token_entropies(merged, tokenizer, profile)
-    write_json(run.measured / "entropy.json", summarise(entropies))
+    write_json(run.measured / "entropy.json", metrics.summary(entropies))
     run.publish_steps()
     shutil.rmtree(checkpoints, ignore_errors=True)
     return record.finish(run.record, rows=len(rows), data=data.digest(rows), parameters=sum(p.numel() for p in merged.parameters()), weights=weights_hash(run.model))
@@ -85,11 +83,3 @@ def token_entropies(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         entropy = torch.distributions.Categorical(logits=logits / profile.rl["temperature"]).entropy()
         found.append(entropy[mask.bool()].cpu().numpy())
     return np.concatenate(found)
-
-
-def summarise(entropies: np.ndarray) -> dict:
-    """What is kept of the distribution: its size, mean, quantiles and a histogram of 60 equal bins."""
-    quantiles = [0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0]
-    counts, edges = np.histogram(entropies, bins=60)
-    return {"tokens": int(entropies.size), "mean": float(entropies.mean()), "quantiles": {str(q): float(np.quantile(entropies, q)) for q in quantiles},
-            "histogram": {"counts": counts.tolist(), "edges": edges.tolist()}}

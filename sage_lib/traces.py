@@ -1,7 +1,5 @@
 """What the guides do to real completions, token by token: Figure 1 from a trained policy instead of a drawing."""
 
-from sage_lib.sft import load_model  # first: Unsloth patches what is imported after it
-
 import random
 
 import numpy as np
@@ -9,7 +7,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib import data, layout, metrics
+from sage_lib import data, layout, metrics, models
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
 from sage_lib.files import append_line, read_json, write_json, write_text
@@ -19,7 +17,6 @@ from sage_lib.interventions import impact
 from sage_lib.layout import Run
 from sage_lib.records import Record
 from sage_lib.sampling import rollouts, sample_seed
-from sage_lib.sft import summarise
 from sage_lib.verifier import Verifier, last_answer
 
 #: Completions of each traced problem: a group, as the profiles' RL has it.
@@ -36,7 +33,7 @@ def measure(profile: Profile, run: Run) -> dict:
 
     Writes traces.json, {"problem", "answer", "method", "progress", "tokens": [a row per token of one completion]} with text,
     pi, pi_ref (probabilities of the sampled token), entropy (of pi, nats), surprisal (-log pi, nats) and q of each guide
-    at the start of a run, and signals.json: entropy and surprisal over all completions as ``sft.summarise`` has them, the share of tokens
+    at the start of a run, and signals.json: entropy and surprisal over all completions as ``metrics.summary`` has them, the share of tokens
     "above" each threshold of Table 6 and above the branch guide's own, and the "kept_mass" that min-p sampling leaves;
     updates.csv (:func:`updates`) and impact.csv (:func:`impacts`).
     """
@@ -44,8 +41,8 @@ def measure(profile: Profile, run: Run) -> dict:
     if not of.done():
         raise SageError(f"the traces are of the policy {of.name}, which is not there: run the stage rl first")
     record = Record("trace", profile.name, run.fingerprint, seed, {"method": method, "problems": profile.evaluation.traced, "completions": COMPLETIONS, "continuations": CONTINUATIONS})
-    model, tokenizer = load_model(profile, of.model, full=False)
-    reference, _ = load_model(profile, layout.sft_run(profile).model, full=False)
+    model, tokenizer = models.load(profile, of.model)
+    reference, _ = models.load(profile, layout.sft_run(profile).model)
     guides = {"random": RandomGuide(), "token": TokenGuide(), "branch": resolve_branch(profile.guide, read_json(layout.sft_run(profile).measured / "entropy.json"))}
     run.samples.unlink(missing_ok=True)
     verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
@@ -80,7 +77,7 @@ def measure(profile: Profile, run: Run) -> dict:
     write_text(run.measured / "updates.csv", updates(entropies, np.concatenate(gradients)).to_csv(index=False, float_format="%.6g"))
     write_text(run.measured / "impact.csv", pd.DataFrame(replaced).to_csv(index=False, float_format="%.6g"))
     above = {str(t): float((entropies > t).mean()) for t in (*THRESHOLDS, branch.threshold)}
-    write_json(run.measured / "signals.json", {"entropy": summarise(entropies), "surprisal": summarise(np.concatenate(surprisals)), "above": above,
+    write_json(run.measured / "signals.json", {"entropy": metrics.summary(entropies), "surprisal": metrics.summary(np.concatenate(surprisals)), "above": above,
                                                "min_p": profile.rl["min_p"], "kept_mass": {"mean": float(np.mean(np.concatenate(kept))), "lowest": float(np.min(np.concatenate(kept)))},
                                                "branch": {"threshold": branch.threshold, "ratio": branch.ratio}})
     return record.finish(run.record, of=of.name, completions=(number + 1) * COMPLETIONS)

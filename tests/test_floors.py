@@ -14,7 +14,7 @@ FLOORS = [
     {"files", "config", "reported", "counts", "texts", "smollm", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
     {"records", "benchmarks", "guide_choice", "findings"},
     {"layout", "data"},
-    {"sampling", "scoring"},
+    {"sampling", "scoring", "models"},
     {"tables", "training", "trainer", "interventions"},
     {"figures", "plan", "sft"},
     {"rl", "evaluate", "traces", "guide_effects", "theory_figures", "guide_figures", "exploration_figures"},

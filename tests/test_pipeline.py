@@ -127,7 +127,7 @@ def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, base):
     assert len(table) == 8 and (table["n"] == 8).all()
     whole, kept = run.samples.read_text(), (run.measured / "samples.jsonl.gz").read_bytes()
     lines = whole.splitlines(keepends=True)
-    assert len(lines) == 48
+    assert len(lines) == 64
     run.samples.write_text("".join(lines[:19]) + lines[19][:40])  # as a kill in the middle of a write leaves it
     run.record.unlink()
     finish(tiny, "evaluate")
@@ -147,7 +147,7 @@ def test_two_processes_evaluate_to_the_same_samples(tiny, base, tmp_path):
     evaluation = tmp_path / "data" / "measured" / tiny.name / "evaluation" / "sft"
     assert (evaluation / "samples.jsonl.gz").read_bytes() == kept
     drawn = [len(files.read_lines(p)) for p in (tmp_path / "build" / tiny.name / "evaluation" / "sft").glob("samples*.jsonl")]
-    assert sorted(drawn) == [16, 32], "each process drew its share and nothing twice"
+    assert sorted(drawn) == [32, 32], "each process drew its share and nothing twice"
 
 
 def test_rl_without_its_reference_is_refused(tiny, tmp_path, monkeypatch):

@@ -1,0 +1,24 @@
+"""A finished model and its tokenizer, to sample from and to score: plain transformers, without the trainers' libraries."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from sage_lib import embedded_model, prompts
+from sage_lib.config import Profile
+
+
+def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """What a stage saved in ``folder``, in the profile's dtype, on this process's GPU where there is one."""
+    dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    tokenizer = embedded_model.load_tokenizer(folder) if profile.task is not None else AutoTokenizer.from_pretrained(folder)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), prepared(tokenizer)
+
+
+def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer with the one prompt of SFT, RL and evaluation, whatever the model brings, and prompts padded left."""
+    tokenizer.padding_side = "left"
+    tokenizer.chat_template = prompts.CHAT_TEMPLATE
+    return tokenizer
