@@ -32,7 +32,7 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     record = Record("evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat())
     model, tokenizer = models.load(profile, of.model)
     items = data.evaluation_items(profile)
-    verifier = Verifier()
+    verifier = Verifier(workers=profile.compute.threads)
     verifier.require_golds([item.gold for item in items if item.judge == "math"])
     state = PartialState(cpu=not torch.cuda.is_available())  # one process, or those of accelerate launch
     path = run.samples if state.is_main_process else run.samples.with_name(f"samples.{state.process_index}.jsonl")

@@ -77,6 +77,24 @@ def test_the_short_cut_for_integers_agrees_with_math_verify(seed):
         assert Verifier().verify_answers([gold], [answer])[0].correct == verify(parse(f"${gold}$"), parse(f"${answer}$"))
 
 
+def test_the_short_cut_for_numbers_that_are_far_apart_agrees_with_math_verify():
+    from math_verify import verify
+
+    from sage_lib.verifier import _verify, parse
+
+    rng = random.Random(0)
+    shapes = [lambda n, d: rf"\frac{{{n}}}{{{d}}}", lambda n, d: f"{n / d:.6f}", lambda n, d: f"{n / d:.3f}", lambda n, d: f"{100 * n / d:.2f}\\%", lambda n, d: rf"\sqrt{{{n * n}}}/{d}", lambda n, d: f"{n}/{d}",
+              lambda n, d: rf"{n}\pi/{d}", lambda n, d: rf"\frac{{{n}\sqrt{{2}}}}{{{d}}}", lambda n, d: rf"\{{{n}, {d}\}}", lambda n, d: f"x = {n}", lambda n, d: str(n), lambda n, d: f"{n}.0", lambda n, d: rf"{n} \text{{ cm}}"]
+    said = set()
+    for _ in range(200):
+        n, d = rng.randint(1, 9), rng.randint(2, 9)
+        gold, answer = rng.choice(shapes)(n, d), rng.choice(shapes)(n + rng.choice([0, 0, 0, 1]), d)
+        expected = bool(verify(parse(gold, trusted=True), parse(answer), timeout_seconds=None))
+        assert _verify((gold, answer)) is expected, (gold, answer)
+        said.add(expected)
+    assert said == {True, False}
+
+
 def test_a_busy_machine_changes_no_verdict():
     """The limit is processor time: workers that get none for longer than the limit still finish."""
     slow = Verifier(time_limit=1)

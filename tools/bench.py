@@ -126,7 +126,7 @@ def trainer() -> pd.DataFrame:
 
 
 def verifier() -> pd.DataFrame:
-    """The verifier on 60 problems x 256 samples, against parse and verify of Math-Verify called for every sample in a loop.
+    """The verifier with two workers on 60 problems x 256 samples, against parse and verify of Math-Verify called for every sample in a loop.
 
     Answers are drawn with probability 1/rank^2 from each problem's candidates: right and wrong ones in several spellings, and
     none at all. "measured": the base policy's own samples of the profile smoke, as they are kept. Raises where a verdict differs.
@@ -158,8 +158,8 @@ def verifier() -> pd.DataFrame:
     cases["measured"] = [(row["problem"].partition("<")[0], last_answer(text)) for row in tables.samples(config.load("smoke"), "base") for text in row["completions"]]
     rows = []
     for name, pairs in cases.items():
-        with_pool = Verifier()
-        with_pool.verify_answers(["1.5"], ["1.5"])  # start the worker
+        with_pool = Verifier(workers=2)
+        with_pool.verify_answers(["1.5"], ["1.5"])  # start the workers
         started = time.perf_counter()
         ours = [v.correct for v in with_pool.verify_answers(*zip(*pairs, strict=True))]
         middle = time.perf_counter()
