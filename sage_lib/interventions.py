@@ -15,7 +15,7 @@ def impact(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: S
     """Accuracy of ``count`` continuations of the token at ``position``, and of as many of its runner-up: I_t is their difference.
 
     Args:
-        prompt, completion: token ids; the completion is one that the model drew, without its end token.
+        prompt, completion: token ids; the completion is one that the model drew, with or without its end token.
         position: which of the completion's tokens is replaced, 0-based.
         settings: temperature, top_p, top_k, min_p and max_completion_length as GRPOConfig has them; the length counts from the
             start of the completion.

@@ -2,8 +2,8 @@
 
 Math-Verify's own time limits use signals, which fail in threads and cancel an outer alarm. It is called without them, in
 worker processes with limits of their own: processor time (a busy machine changes no verdict), memory, and as a last resort
-the clock, after which a worker is killed. Identical (gold, answer) pairs are verified once, and two plain integers are
-compared on the spot.
+the clock, after which a worker is killed. Identical (gold, answer) pairs are verified once, two plain integers are compared
+on the spot, and two numbers that are far apart by their values.
 """
 
 import ast
