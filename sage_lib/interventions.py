@@ -28,15 +28,13 @@ def impact(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: S
     ends = stops if isinstance(stops, list) else [stops]
     config = GenerationConfig(do_sample=True, max_new_tokens=max(settings["max_completion_length"] - position - 1, 1), top_k=0, top_p=1.0, temperature=1.0, repetition_penalty=1.0,
                               pad_token_id=tokenizer.pad_token_id, eos_token_id=stops)
-    accuracies = []
-    for token in (completion[position], other):
-        texts = [tokenizer.decode([*completion[:position], token], skip_special_tokens=True)] * count
-        if token not in ends:
-            torch.manual_seed(seed)  # common random numbers for the pair
-            ids = torch.tensor([[*prefix, token]] * count, device=model.device)
-            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config,
-                                 logits_processor=LogitsProcessorList(warpers(settings["temperature"], settings["top_p"], settings["top_k"], settings["min_p"])))
-            texts = [tokenizer.decode(row[len(prompt):], skip_special_tokens=True) for row in out.tolist()]
-        verdicts = judge(texts)
-        accuracies.append(sum(map(bool, verdicts)) / count)
-    return accuracies[0], accuracies[1]
+    rolled = [token for token in (completion[position], other) if token not in ends]
+    texts = {token: [tokenizer.decode([*completion[:position], token], skip_special_tokens=True)] * count for token in (completion[position], other)}
+    if rolled:
+        torch.manual_seed(seed)
+        ids = torch.tensor([[*prefix, token] for token in rolled for _ in range(count)], device=model.device)
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config,
+                             logits_processor=LogitsProcessorList(warpers(settings["temperature"], settings["top_p"], settings["top_k"], settings["min_p"]))).tolist()
+        texts |= {token: [tokenizer.decode(row[len(prompt):], skip_special_tokens=True) for row in out[i * count: (i + 1) * count]] for i, token in enumerate(rolled)}
+    kept, replaced = (sum(map(bool, judge(texts[token]))) / count for token in (completion[position], other))
+    return kept, replaced
