@@ -21,7 +21,7 @@ from sage_lib.layout import evaluated, sft_run
 WIDE, NARROW = 6.75, 3.25
 _COLOURS = sns.color_palette("colorblind")
 #: In the order base, first method, ...: neighbours differ in lightness as well as in hue.
-_METHOD_COLOURS = [_COLOURS[i] for i in (7, 1, 2, 0, 4, 3, 5, 9, 6, 8)]
+_METHOD_COLOURS = [_COLOURS[i] for i in (7, 1, 2, 5, 4, 3, 0, 9, 6, 8)]
 _DASHES = ["-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))]
 _MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 STYLE = {

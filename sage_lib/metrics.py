@@ -90,13 +90,15 @@ def minimum_detectable_effect(differences: np.ndarray, power: float = 0.8, level
     """The smallest mean difference that a paired comparison of this size would find with ``power``, by column.
 
     Normal approximation from the spread of the per-problem ``differences``, shape (problems, columns): (z_level + z_power)
-    standard errors. A measured difference below it is not evidence of no difference.
+    standard errors. A measured difference below it is not evidence of no difference. NaN where no problem differs: from no
+    spread nothing can be estimated.
     """
     differences = np.asarray(differences, dtype=np.float64)
     if len(differences) < 2:
         raise SageError("a minimum detectable effect needs at least two problems")
     factor = norm.ppf(0.5 + level / 2) + norm.ppf(power)
-    return factor * differences.reshape(len(differences), -1).std(axis=0, ddof=1) / np.sqrt(len(differences))
+    spread = differences.reshape(len(differences), -1).std(axis=0, ddof=1)
+    return np.where(spread > 0, factor * spread / np.sqrt(len(differences)), np.nan)
 
 
 def crossing_interval(a: np.ndarray, b: np.ndarray, ks: tuple[int, ...], resamples: int, seed: int, level: float = 0.95) -> dict[str, float]:

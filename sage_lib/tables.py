@@ -122,6 +122,21 @@ def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -
     return pd.DataFrame(rows)
 
 
+def sampled_against_exact(profile: Profile) -> pd.DataFrame:
+    """The share of valid work among a policy's samples against its exact probability, over all problems of the embedded task.
+
+    Columns row, run, exact, sampled, z (their difference in standard errors, given the problems). The two agree where samples
+    come from the very distribution: temperature 1, nothing cut off.
+    """
+    rows = []
+    for method, _, run, of in layout.evaluations(profile):
+        exact = pd.read_csv(run.measured / "support.csv").assign(p=lambda t: np.exp(t["logp"])).groupby(["dataset", "problem"])["p"].sum()
+        found = counts.read(run.measured / "counts.csv").set_index(["dataset", "problem"]).join(exact)
+        valid, expected = (found["valid_common"] + found["valid_rare"]).sum(), (found["n"] * found["p"]).sum()
+        rows.append((label(profile, method), of.name, expected / found["n"].sum(), valid / found["n"].sum(), (valid - expected) / np.sqrt((found["n"] * found["p"] * (1 - found["p"])).sum())))
+    return pd.DataFrame(rows, columns=["row", "run", "exact", "sampled", "z"])
+
+
 def layout_of_table1(tidy: pd.DataFrame) -> pd.DataFrame:
     """A tidy table (reported or measured) as printed: a row per method, "mean ± std" under data set and metric."""
     def cell(row) -> str:

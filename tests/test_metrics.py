@@ -147,3 +147,8 @@ def test_empirical_support_and_the_runner_up():
     assert metrics.empirical_support({"a": 0.2, "b": 0.1, "c": 0.01}, 0.1) == {"a"}  # above, not at
     logits = np.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]])
     assert list(metrics.runner_up(logits, np.array([0, 2]))) == [2, 1] and logits[0, 0] == 3.0  # the drawn token need not be the likeliest
+
+
+def test_no_spread_gives_no_detectable_effect():
+    effect = metrics.minimum_detectable_effect(np.array([[0.0, 0.1], [0.0, -0.1], [0.0, 0.2]]))
+    assert np.isnan(effect[0]) and effect[1] > 0
