@@ -57,7 +57,7 @@ def edited(tmp_path):
     ("  digits: 4", "  digits: four", "digits must be int"),
     ("seeds: [3407]", "seeds: ['3407']", "seeds are whole numbers"),
     ("seeds: [3407]", "seeds: [3407, 3407]", "each once"),
-    ("  samples: 64 ", "  samples: 32 ", "pass@64 needs"),
+    ("  samples: 32 ", "  samples: 16 ", "pass@32 needs"),
     ("name: smoke", "name: smoker", "make them agree"),
     ("{label: GRPO + Branch, guide: branch}", "{label: GRPO + Branch, guide: branch, rl: {beta: 0.0}}", "needs beta > 0"),
     ("anchor: forward_kl", "anchor: k4", "no anchor 'k4'"),
@@ -96,7 +96,7 @@ def test_a_setting_unknown_to_trl_is_refused(edited):
 
 def test_fingerprints_change_with_what_made_a_stage_and_with_nothing_else(edited):
     smoke = config.load("smoke")
-    other = config.load(edited("  samples: 64 ", "  samples: 512 "))
+    other = config.load(edited("  samples: 32 ", "  samples: 512 "))
     assert layout.sft_run(other).fingerprint == layout.sft_run(smoke).fingerprint
     assert layout.evaluation_run(other, layout.sft_run(other)).fingerprint != layout.evaluation_run(smoke, layout.sft_run(smoke)).fingerprint
     other = config.load(edited("rare_share: 0.03", "rare_share: 0.05"))

@@ -21,7 +21,7 @@ SMALLER = [  # smoke, two orders of magnitude down
     ("num_attention_heads: 4", "num_attention_heads: 2"), ("num_key_value_heads: 4", "num_key_value_heads: 2"), ("rows: 15000", "rows: 64"), ("rows: 2000", "rows: 64"),
     ("max_steps: 320", "max_steps: 6"), ("per_device_train_batch_size: 96", "per_device_train_batch_size: 8"), ("sft_lora: null", "sft_lora: {r: 4, lora_alpha: 8, target_modules: [q_proj, v_proj]}"),
     ("max_steps: 4 ", "max_steps: 24 "), ("per_device_train_batch_size: 64", "per_device_train_batch_size: 16"), ("max_completion_length: 48", "max_completion_length: 12"),
-    ("samples: 64 ", "samples: 8 "), ("batch_size: 512", "batch_size: 16"), ("ks: [1, 2, 4, 8, 16, 32, 64]", "ks: [1, 8]"), ("rows: 8,", "rows: 2,"), ("max_new_tokens: 48", "max_new_tokens: 12"),
+    ("samples: 32 ", "samples: 8 "), ("batch_size: 512", "batch_size: 16"), ("ks: [1, 2, 4, 8, 16, 32]", "ks: [1, 8]"), ("rows: 8,", "rows: 2,"), ("max_new_tokens: 48", "max_new_tokens: 12"),
     ("threshold: null ", "threshold: 1.0 "), ("ratio: null ", "ratio: 0.2 "), ("threshold_quantile: 0.90 ", "threshold_quantile: null "), ("clamp_quantile: 0.999 ", "clamp_quantile: null "),
 ]
 
