@@ -130,7 +130,7 @@ def guide_effects(profile: Profile) -> Figure:
             axis.errorbar(i, row.along, yerr=row.along_se, capsize=3, **{**series(i + 3), "linestyle": "none"})
         axis.axhline(0, color="0.3", linewidth=0.8)
         axis.set(xticks=range(len(frame)), xticklabels=["k3 (the paper's)", "k3, corrected", "sequence (eq. 8)"], xlim=(-0.5, len(frame) - 0.5), ylabel="change of the KL pull\nby the branch guide",
-                 title=f"{profile.name}: {measured['prompts']} prompts x {measured['batches']} x {measured['completions']} completions, 1 seed\nexact over the next token; bars: standard errors over prompts")
+                 title=f"{profile.name}: {measured['prompts']} prompts x {measured['batches']} x {measured['completions']} completions, 1 seed\nexact over the next token; bars: 1 s.e. over prompts")
     return figure
 
 
