@@ -1,5 +1,6 @@
 """A finished model and its tokenizer, to sample from and to score: plain transformers, without the trainers' libraries."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -14,7 +15,8 @@ def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrai
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     tokenizer = embedded_model.load_tokenizer(folder) if profile.task is not None else AutoTokenizer.from_pretrained(folder)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), prepared(tokenizer)
+    device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"  # accelerate launch numbers the processes of a machine
+    return model.to(device).eval(), prepared(tokenizer)
 
 
 def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
