@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -205,7 +206,8 @@ def _file(file: File, revision: str | None, folder: str | Path | None) -> list[t
     if revision is None:
         _checked(file, data, remedy)
     rows = _json_lines(file.local, data)
-    write_bytes(kept, data)
+    if not kept.is_file():
+        write_bytes(kept, data)
     return rows
 
 
@@ -220,7 +222,7 @@ def _fetch(file: File, revision: str | None) -> bytes:
     try:
         with urlopen(url, timeout=PATIENCE) as answer:
             return answer.read()
-    except OSError as error:
+    except (OSError, HTTPException) as error:  # HTTPException: an answer that broke off
         raise SageError(f"the data file {file.local} could not be fetched from {url} ({error}): connect to the network, or set SAGE_DATA to a folder that holds it") from None
 
 

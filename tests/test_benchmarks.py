@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import os
 import shutil
+from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,9 @@ def test_what_the_folder_lacks_is_fetched_once_and_checked(folder, monkeypatch, 
     content = (folder / "benchmarks/amc23.jsonl").read_bytes()
     (folder / "benchmarks/amc23.jsonl").unlink()
     with pytest.raises(SageError, match="amc23.jsonl could not be fetched from .*no network"):
+        benchmarks.load("amc23")
+    monkeypatch.setattr(benchmarks, "urlopen", lambda url, timeout: (_ for _ in ()).throw(IncompleteRead(b"half")))
+    with pytest.raises(SageError, match="could not be fetched from .*IncompleteRead"):
         benchmarks.load("amc23")
     served = tmp_path / "served"
     served.write_bytes(content + b"\n{}")
