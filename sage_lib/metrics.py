@@ -219,7 +219,8 @@ def perplexity(log_probabilities: np.ndarray) -> float:
 
 
 def summary(values: np.ndarray) -> dict:
-    """What is kept of a distribution: its size, mean, quantiles and a histogram of 60 equal bins."""
+    """What is kept of a distribution over tokens, ``values`` of shape (tokens,) in any unit: size, mean, quantiles and a histogram
+    of 60 equal bins, all but the size and the counts in that unit."""
     quantiles = [0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0]
     counts, edges = np.histogram(values, bins=60)
     return {"tokens": int(values.size), "mean": float(values.mean()), "quantiles": {str(q): float(np.quantile(values, q)) for q in quantiles},
