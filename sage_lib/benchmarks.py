@@ -18,6 +18,7 @@ from urllib.request import urlopen
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.files import write_bytes
+from sage_lib.verifier import last_boxed
 
 #: Seconds without an answer after which a download is given up.
 PATIENCE = 30
@@ -73,19 +74,6 @@ class Source:
     rows: int
     keep: Callable[[dict], bool] = lambda row: True
     unparseable: tuple[str, ...] = ()  # golds that Math-Verify cannot read: loaded, and left out of runs
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Contents of the last \boxed{...} with balanced braces; None when there is none."""
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 1, start + len(r"\boxed{")
-    for end in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        if depth == 0:
-            return text[begin:end]
-    return None
 
 
 def _number(value: object) -> object:
@@ -241,7 +229,7 @@ def _hub(part: Hub, revision: str | None, folder: str | None) -> list[tuple[str,
 
 def _json_lines(name: str, data: bytes) -> list[tuple[str, dict]]:
     rows = []
-    for number, line in enumerate(data.decode().splitlines(), 1):
+    for number, line in enumerate(data.decode().split("\n"), 1):
         if line.strip():
             try:
                 rows.append((f"{name}:{number}", json.loads(line)))

@@ -241,6 +241,7 @@ def _check(profile: Profile, path: Path) -> None:
     require(len(set(profile.seeds)) == len(profile.seeds) > 0, "seeds must be given, each once")
     require(max(profile.evaluation.ks) <= profile.evaluation.samples,
             f"pass@{max(profile.evaluation.ks)} needs at least as many samples per problem, not {profile.evaluation.samples}")
+    require(list(profile.evaluation.ks) == sorted(set(profile.evaluation.ks)) and min(profile.evaluation.ks) == 1, f"evaluation.ks start at 1 and grow, not {list(profile.evaluation.ks)}")
     require(profile.evaluation.engine in ENGINES, f"there is no evaluation.engine {profile.evaluation.engine!r}; choose one of {', '.join(ENGINES)}")
     embedded = profile.model.name == "embedded"
     require(embedded == (profile.task is not None), "the embedded model needs the section task, and no other model has it")

@@ -5,13 +5,14 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sage_lib import benchmarks, knights_knaves, prompts, word_problems
 from sage_lib import embedded_task as task
 from sage_lib.config import Data, Profile
 from sage_lib.errors import SageError
+from sage_lib.verifier import Verifier
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,18 @@ def evaluation_items(profile: Profile, ood: bool | None = None) -> list[Item]:
 def rl_items(profile: Profile) -> list[Item]:
     """The prompts of RL. On the embedded task, none of them is a held-out problem."""
     return _items(profile, profile.rl_data, _held_out(profile))
+
+
+def judge(items: Sequence[Item], answers: Sequence[str | None], verifier: Verifier) -> list[bool]:
+    """Whether each answer to its problem is correct: the one decision of training and evaluation."""
+    by_math = [(n, item) for n, item in enumerate(items) if item.judge == "math"]
+    verdicts = dict(zip((n for n, _ in by_math), verifier.verify_answers([item.gold for _, item in by_math], [answers[n] for n, _ in by_math]), strict=True))
+    return [verdicts[n].correct if n in verdicts else knights_knaves.correct(item.gold, answer) for n, (item, answer) in enumerate(zip(items, answers, strict=True))]
+
+
+def require_golds(items: Sequence[Item], verifier: Verifier) -> None:
+    """Raise SageError for the first gold that Math-Verify cannot parse, of the problems that it judges."""
+    verifier.require_golds([item.gold for item in items if item.judge == "math"])
 
 
 def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict]:

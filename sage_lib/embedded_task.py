@@ -2,7 +2,7 @@
 
 The digits are combined one at a time, from left to right (``L``, the common way) or from right to left (``R``, the rare
 way). The work names its way, writes each step, and the answer is the expression; the verifier (which only sees the last
-answer) accepts any expression whose value is the target. A problem can be solvable both ways, only left to right, or
+answer) accepts any expression whose value is the target, as Math-Verify reads it: "3 4" is 3 + 4 to it. A problem can be solvable both ways, only left to right, or
 only right to left. Nothing here needs torch: a problem is a few small integers.
 """
 
@@ -122,7 +122,8 @@ class Check:
     """What the step checker says of one completion.
 
     ``way``: the way that the work names, or None. ``valid``: every step is true arithmetic on the given digits in that
-    way, the last one reaches the target, and the answer is the expression of those steps.
+    way, the last one reaches the target, and the answer is the expression of those steps, between the markers and with nothing
+    after it.
     """
 
     way: str | None
@@ -143,6 +144,6 @@ def check(problem: Problem, text: str) -> Check:
     expected_work, expected_answer = solution(problem, way, operators)
     if [w for w in work.split()] != expected_work.split():
         return Check(way, False)
-    answer = rest.strip().removeprefix(SOLUTION_START).partition(SOLUTION_END)[0]
     reached = int(steps[-1][4]) == problem.target
-    return Check(way, reached and answer.split() == expected_answer.split())
+    answer = rest.strip()
+    return Check(way, reached and answer.startswith(SOLUTION_START) and answer.endswith(SOLUTION_END) and answer.removeprefix(SOLUTION_START).removesuffix(SOLUTION_END).split() == expected_answer.split())

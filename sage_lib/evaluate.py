@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from accelerate import PartialState
 
-from sage_lib import data, knights_knaves, layout, models
+from sage_lib import data, layout, models
 from sage_lib import embedded_task as task
 from sage_lib.config import Profile
 from sage_lib.counts import COLUMNS
@@ -33,7 +33,7 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     model, tokenizer = models.load(profile, of.model)
     items = data.evaluation_items(profile)
     verifier = Verifier(workers=profile.compute.threads)
-    verifier.require_golds([item.gold for item in items if item.judge == "math"])
+    data.require_golds(items, verifier)
     state = PartialState(cpu=not torch.cuda.is_available())  # one process, or those of accelerate launch
     path = run.samples if state.is_main_process else run.samples.with_name(f"samples.{state.process_index}.jsonl")
     others = [p for p in run.build.glob("samples*.jsonl") if p != path]
@@ -44,7 +44,7 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
         return {}
     rows = collect(sorted(run.build.glob("samples*.jsonl")), items, profile.evaluation.samples)
     for item, row in zip(items, rows, strict=True):
-        row["correct"] = _judge(item, [last_answer(text) for text in row["completions"]], verifier)
+        row["correct"] = data.judge([item] * len(row["completions"]), [last_answer(text) for text in row["completions"]], verifier)
     table = pd.DataFrame([_count(item, row) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)
     base = model if of.name == "sft" else models.load(profile, layout.sft_run(profile).model)[0]
     write_text(run.measured / "scores.csv", score(model, base, tokenizer, items, rows, profile.evaluation.scored).to_csv(index=False, float_format="%.6g"))
@@ -55,12 +55,6 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
     tokens = sum(sum(r["tokens"]) for r in rows)
     read = {name: data.digest(i for i in items if i.dataset == name) for name in dict.fromkeys(i.dataset for i in items)}
     return record.finish(run.record, of=of.name, tokens=tokens, verifier=dict(verifier.counts), data=read)
-
-
-def _judge(item: data.Item, answers: list[str | None], verifier: Verifier) -> list[bool]:
-    if item.judge == "knights_knaves":
-        return [knights_knaves.correct(item.gold, answer) for answer in answers]
-    return [v.correct for v in verifier.verify_answers([item.gold] * len(answers), answers)]
 
 
 def _count(item: data.Item, row: dict) -> list:

@@ -36,10 +36,9 @@ def exploration(profile: Profile, methods: Sequence[str]) -> Figure:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 4, figsize=(WIDE, 2.5))
         for method in methods:
-            group = frame[frame["method"] == method]
-            curves = np.mean([metrics.pass_at_k_curve(g["n"], g["c"], settings.ks) for _, g in group.groupby("run", sort=False)], axis=0)
-            low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed)
-            axes[0].plot(settings.ks, curves.mean(0), label=tables.label(profile, method), **look(profile, method))
+            curves, sets = tables.curves(frame, method, settings.ks)
+            low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed, sets)
+            axes[0].plot(settings.ks, metrics.mean_over_sets(curves, sets), label=tables.label(profile, method), **look(profile, method))
             axes[0].fill_between(settings.ks, low, high, color=look(profile, method)["color"], alpha=0.12, linewidth=0)
         axes[0].set_xscale("log", base=2)
         axes[0].set(xlabel="k", ylabel="pass@k", title="(a)")
@@ -98,7 +97,7 @@ def token_updates(profile: Profile) -> Figure:
 def unsolvable(profile: Profile, methods: Sequence[str]) -> Figure:
     """Which problems each method never solved: a Venn diagram for three methods, an UpSet plot for more."""
     sets = tables.unsolvable(profile, methods)
-    title = f"{profile.name}: problems without one correct sample among {profile.evaluation.samples * len(profile.seeds)}"
+    title = f"{profile.name}: problems without one correct sample among {profile.evaluation.samples}, 1 seed"
     with plt.rc_context(STYLE):
         if len(sets) == 3:
             figure, axis = plt.subplots(figsize=(WIDE / 2, 2.6))

@@ -162,6 +162,7 @@ def figure3(profile: Profile, methods: tuple[str, ...] = ("base", "grpo", "grpo_
     With ``ood``, Figure 4: the same on the data outside Table 1, Knights and Knaves where the profile's model can read them.
     """
     frame, settings = tables.evaluations(profile, ood), profile.evaluation
+    methods = tuple(m for m in methods if m == "base" or m in evaluated(profile))
     datasets = list(dict.fromkeys(frame["dataset"]))
     columns = min(len(datasets), 4)
     lines = -(-len(datasets) // columns)
@@ -169,8 +170,7 @@ def figure3(profile: Profile, methods: tuple[str, ...] = ("base", "grpo", "grpo_
         figure, axes = plt.subplots(lines, columns, figsize=(WIDE if columns > 1 else NARROW + 0.6, 0.7 + 1.8 * lines), sharey=True, squeeze=False)
         for axis, dataset in zip(axes.flat, datasets, strict=False):
             for method in methods:
-                group = frame[(frame["method"] == method) & (frame["dataset"] == dataset)]
-                curves = np.mean([metrics.pass_at_k_curve(g["n"], g["c"], settings.ks) for _, g in group.groupby("run", sort=False)], axis=0)
+                curves, _ = tables.curves(frame[frame["dataset"] == dataset], method, settings.ks)
                 low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed)
                 axis.plot(settings.ks, curves.mean(0), label=tables.label(profile, method), **look(profile, method))
                 axis.fill_between(settings.ks, low, high, color=look(profile, method)["color"], alpha=0.15, linewidth=0)

@@ -1,5 +1,6 @@
 """Knights and Knaves (Figure 4, out of distribution): seeded puzzles of the package reasoning-gym, scored by its own scorer."""
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -8,6 +9,7 @@ from sage_lib.errors import SageError
 #: A longer answer is refused unread (characters); eight people need about 200.
 LENGTH_LIMIT = 400
 PEOPLE = range(2, 9)
+_ASSIGNMENTS = re.compile(r"(?:(?:^| )(?:and )?[^\W\d_]+ is (?:an? )?[^\W\d_]+)+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,12 @@ def puzzles(people: int, count: int, seed: int) -> list[Puzzle]:
 
 
 def correct(gold: str, answer: str | None) -> bool:
-    """Whether ``answer`` assigns every person the gold's role and says nothing else; partial credit counts as wrong."""
-    return answer is not None and 0 < len(answer) <= LENGTH_LIMIT and _dataset(2, 0).score_answer(answer, {"answer": gold}) == 1.0
+    """Whether ``answer`` assigns every person the gold's role and says nothing else; partial credit counts as wrong.
+
+    reasoning-gym's scorer passes over words that it does not know, "it is false that" among them: so a list of assignments,
+    such as "Zoey is a knight, and Noah is a knave.", is asked for first.
+    """
+    return answer is not None and len(answer) <= LENGTH_LIMIT and _ASSIGNMENTS.fullmatch(" ".join(re.sub(r"[(),;.]", " ", answer).split())) is not None and _dataset(2, 0).score_answer(answer, {"answer": gold}) == 1.0
 
 
 @lru_cache(maxsize=16)

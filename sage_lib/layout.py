@@ -34,7 +34,7 @@ class Run:
 
     @property
     def samples(self) -> Path:
-        """An evaluation's completions, a row per problem."""
+        """An evaluation's completions, a row per sample."""
         return self.build / "samples.jsonl"
 
     @property

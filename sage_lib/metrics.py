@@ -14,7 +14,7 @@ from sage_lib.errors import SageError
 
 
 def pass_at_k(n: np.ndarray, c: np.ndarray, k: int) -> np.ndarray:
-    """Unbiased pass@k per problem: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021; exploration report eq. 1).
+    """Unbiased pass@k per problem: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021; exploration report eq. 2).
 
     Args:
         n: samples per problem, shape (problems,).
@@ -45,21 +45,41 @@ def pass_at_k_curve(n: np.ndarray, c: np.ndarray, ks: tuple[int, ...]) -> np.nda
     return np.stack([pass_at_k(n, c, k) for k in ks], axis=1)
 
 
-def bootstrap_means(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+def mean_over_sets(values: np.ndarray, sets: Sequence[Hashable] | None = None) -> np.ndarray:
+    """Mean over problems by column, for values of shape (problems, columns). ``sets`` names the data set of each problem: then
+    the mean over data sets of their means, the paper's "Avg", in which a small set weighs as much as a large one."""
+    values = np.asarray(values, dtype=np.float64)
+    return np.mean([part.reshape(len(part), -1).mean(axis=0) for part in _by_set(values, sets)], axis=0)
+
+
+def _by_set(values: np.ndarray, sets: Sequence[Hashable] | None) -> list[np.ndarray]:
+    if sets is None:
+        return [values]
+    places: dict[Hashable, list[int]] = {}
+    for place, name in enumerate(sets):
+        places.setdefault(name, []).append(place)
+    return [values[rows] for rows in places.values()]
+
+
+def bootstrap_means(values: np.ndarray, resamples: int, seed: int, sets: Sequence[Hashable] | None = None) -> np.ndarray:
     """Means over problems drawn with replacement: shape (resamples, columns) for values of shape (problems, columns).
 
-    The problem is the unit: samples of one problem are not independent of each other.
+    The problem is the unit: samples of one problem are not independent of each other. With ``sets`` the means are those of
+    :func:`mean_over_sets`, and problems are drawn within each data set.
     """
     values = np.asarray(values, dtype=np.float64)
+    if sets is not None:
+        return np.mean([bootstrap_means(part, resamples, seed + i) for i, part in enumerate(_by_set(values, sets))], axis=0)
     problems = values.shape[0]
     weights = np.random.default_rng(seed).multinomial(problems, np.full(problems, 1 / problems), size=resamples)
     return weights @ values.reshape(problems, -1) / problems
 
 
-def bootstrap_interval(values: np.ndarray, resamples: int, seed: int, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of the mean over problems, by column: (low, high) for values of shape (problems, columns)."""
+def bootstrap_interval(values: np.ndarray, resamples: int, seed: int, sets: Sequence[Hashable] | None = None, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile interval of the mean over problems, by column: (low, high) for values of shape (problems, columns); ``sets`` as
+    in :func:`bootstrap_means`."""
     tail = (1 - level) / 2
-    low, high = np.quantile(bootstrap_means(values, resamples, seed), [tail, 1 - tail], axis=0)
+    low, high = np.quantile(bootstrap_means(values, resamples, seed, sets), [tail, 1 - tail], axis=0)
     return low, high
 
 
@@ -71,13 +91,13 @@ def ratio_interval(counts: np.ndarray, totals: np.ndarray, resamples: int, seed:
     return float(low), float(high)
 
 
-def paired_difference(a: np.ndarray, b: np.ndarray, resamples: int, seed: int, level: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean of a - b over the same problems with its interval, by column: (mean, low, high)."""
+def paired_difference(a: np.ndarray, b: np.ndarray, resamples: int, seed: int, sets: Sequence[Hashable] | None = None, level: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean of a - b over the same problems with its interval, by column: (mean, low, high); ``sets`` as in :func:`bootstrap_means`."""
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape:
         raise SageError(f"a paired difference needs the same problems on both sides, not shapes {a.shape} and {b.shape}")
-    low, high = bootstrap_interval(a - b, resamples, seed, level)
-    return (a - b).reshape(len(a), -1).mean(0), low, high
+    low, high = bootstrap_interval(a - b, resamples, seed, sets, level)
+    return mean_over_sets(a - b, sets), low, high
 
 
 def mean_std(values: list[float]) -> tuple[float, float]:
@@ -86,26 +106,27 @@ def mean_std(values: list[float]) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1)) if values.size > 1 else float("nan")
 
 
-def minimum_detectable_effect(differences: np.ndarray, power: float = 0.8, level: float = 0.95) -> np.ndarray:
+def minimum_detectable_effect(differences: np.ndarray, sets: Sequence[Hashable] | None = None, power: float = 0.8, level: float = 0.95) -> np.ndarray:
     """The smallest mean difference that a paired comparison of this size would find with ``power``, by column.
 
     Normal approximation from the spread of the per-problem ``differences``, shape (problems, columns): (z_level + z_power)
-    standard errors. A measured difference below it is not evidence of no difference. NaN where no problem differs: from no
-    spread nothing can be estimated.
+    standard errors of their mean, with ``sets`` of that over data sets. A measured difference below it is not evidence of no
+    difference. NaN where no problem differs: from no spread nothing can be estimated.
     """
-    differences = np.asarray(differences, dtype=np.float64)
-    if len(differences) < 2:
-        raise SageError("a minimum detectable effect needs at least two problems")
+    parts = _by_set(np.asarray(differences, dtype=np.float64), sets)
+    if min(map(len, parts)) < 2:
+        raise SageError("a minimum detectable effect needs at least two problems" + ("" if sets is None else " of each data set"))
     factor = norm.ppf(0.5 + level / 2) + norm.ppf(power)
-    spread = differences.reshape(len(differences), -1).std(axis=0, ddof=1)
-    return np.where(spread > 0, factor * spread / np.sqrt(len(differences)), np.nan)
+    error = np.sqrt(sum(part.reshape(len(part), -1).var(axis=0, ddof=1) / len(part) for part in parts)) / len(parts)
+    return np.where(error > 0, factor * error, np.nan)
 
 
-def crossing_interval(a: np.ndarray, b: np.ndarray, ks: tuple[int, ...], resamples: int, seed: int, level: float = 0.95) -> dict[str, float]:
+def crossing_interval(a: np.ndarray, b: np.ndarray, ks: tuple[int, ...], resamples: int, seed: int, sets: Sequence[Hashable] | None = None, level: float = 0.95) -> dict[str, float]:
     """Where curve b passes curve a for the first time as k grows, on a log2 axis of k, with its bootstrap interval.
 
     Args:
         a, b: pass@k of the same problems, shape (problems, len(ks)).
+        sets: as in :func:`bootstrap_means`.
     Returns:
         ``k`` (of the means; NaN when b never comes from at or below to above a), ``low`` and ``high`` (percentiles among the
         resamples that cross) and ``crosses``, the share of resamples that do: an interval without that share says nothing.
@@ -113,12 +134,12 @@ def crossing_interval(a: np.ndarray, b: np.ndarray, ks: tuple[int, ...], resampl
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape or a.shape[1] != len(ks):
         raise SageError(f"a crossing needs two curves of the same problems over {len(ks)} values of k, not shapes {a.shape} and {b.shape}")
-    means = bootstrap_means(b - a, resamples, seed)
+    means = bootstrap_means(b - a, resamples, seed, sets)
     found = np.array([_first_crossing(m, ks) for m in means])
     crossed = found[~np.isnan(found)]
     tail = (1 - level) / 2
     low, high = np.quantile(crossed, [tail, 1 - tail]) if len(crossed) else (np.nan, np.nan)
-    return {"k": _first_crossing((b - a).mean(0), ks), "low": float(low), "high": float(high), "crosses": len(crossed) / resamples}
+    return {"k": _first_crossing(mean_over_sets(b - a, sets), ks), "low": float(low), "high": float(high), "crosses": len(crossed) / resamples}
 
 
 def _first_crossing(difference: np.ndarray, ks: tuple[int, ...]) -> float:
@@ -201,15 +222,6 @@ def runner_up(logits: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     others = np.array(logits, dtype=np.float64)
     others[np.arange(len(drawn)), drawn] = -np.inf
     return others.argmax(axis=-1)
-
-
-def branching_factor(probabilities: np.ndarray, mass: float = 0.95) -> np.ndarray:
-    """Rollout branching factor: the fewest tokens whose probability reaches ``mass``, for every state.
-
-    ``probabilities``: shape (..., vocabulary); returns whole numbers of shape (...).
-    """
-    ordered = -np.sort(-np.asarray(probabilities, dtype=np.float64), axis=-1)
-    return (np.cumsum(ordered, axis=-1) < mass - 1e-12).sum(axis=-1) + 1
 
 
 def perplexity(log_probabilities: np.ndarray) -> float:

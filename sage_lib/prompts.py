@@ -13,7 +13,7 @@ SYSTEM_PROMPT = (
 )
 
 #: "The chat template used by the tokenizer follows the Unsloth implementation" (Appendix E.4): the system prompt, then
-#: every turn, each closed by the end-of-text token; a generation prompt opens the working-out marker.
+#: every turn, the system's and the assistant's closed by the end-of-text token; a generation prompt opens the working-out marker.
 CHAT_TEMPLATE = (
     "{%- if messages[0]['role'] == 'system' -%}{{ messages[0]['content'] + eos_token }}{%- set turns = messages[1:] -%}"
     "{%- else -%}{{ '" + SYSTEM_PROMPT + "' + eos_token }}{%- set turns = messages -%}{%- endif -%}"

@@ -21,7 +21,7 @@ from sage_lib.records import Record
 from sage_lib.sft import add_lora, load_model
 from sage_lib.trainer import SageTrainer
 from sage_lib.training import StepLog, arguments, last_checkpoint, weights_hash
-from sage_lib.verifier import accuracy_reward, shared
+from sage_lib.verifier import last_answer, shared
 
 
 def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
@@ -38,7 +38,7 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
     if lora is not None:
         model = add_lora(model, lora, seed, profile.rl["gradient_checkpointing"])
     items = data.rl_items(profile)
-    shared().require_golds([item.gold for item in items])
+    data.require_golds(items, shared())
     checkpoints = run.build / "checkpoints"
     trainer = SageTrainer(
         model=model, processing_class=tokenizer, reward_funcs=reward(items, chosen.reward), guide=guide, anchor=chosen.anchor if settings["beta"] else None, dynamic_sampling=chosen.dynamic_sampling,
@@ -59,13 +59,13 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
 
 
 def reward(items: list[data.Item], kind: str = "accuracy") -> Callable:
-    """TRL's reward function: Math-Verify on the last answer, or with ``kind`` "random" a fair coin for every completion
+    """TRL's reward function: :func:`data.judge` on the last answer, or with ``kind`` "random" a fair coin for every completion
     (drawn from torch's global stream, which checkpoints keep), with the accuracy as the metric ``task/accuracy``. On the embedded task it also logs, as metrics that earn
     nothing, the share of valid work (``task/valid``), of rewarded work that is not valid (``task/unsound``), and of
     the rare way among all samples (``task/rare``)."""
 
-    def accuracy(completions, answer, item, log_metric=None, **kwargs):
-        rewards = accuracy_reward(completions=completions, answer=answer)
+    def accuracy(completions, item, log_metric=None, **kwargs):
+        rewards = [float(ok) for ok in data.judge([items[n] for n in item], [last_answer(c[-1]["content"]) for c in completions], shared())]
         if log_metric is not None and items[0].problem is not None:
             checks = [task.check(items[n].problem, c[0]["content"]) for n, c in zip(item, completions, strict=True)]
             log_metric("task/valid", sum(c.valid for c in checks) / len(checks))

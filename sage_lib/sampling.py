@@ -177,7 +177,7 @@ def rollouts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, item: I
     prompt = torch.tensor([_prompt(tokenizer, item)] * count, device=model.device)
     out = model.generate(
         input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=settings["temperature"], top_p=settings["top_p"], top_k=settings["top_k"], min_p=settings["min_p"],
-        max_new_tokens=settings["max_completion_length"], pad_token_id=tokenizer.pad_token_id, use_cache=True,
+        repetition_penalty=1.0, max_new_tokens=settings["max_completion_length"], pad_token_id=tokenizer.pad_token_id, use_cache=True,
     )
     stops = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ended = torch.isin(out[:, prompt.shape[1]:], torch.as_tensor(stops, device=out.device)).long()

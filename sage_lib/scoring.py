@@ -3,6 +3,7 @@ and the exact probability of every valid completion of the embedded task."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,6 +14,8 @@ from sage_lib.data import Item
 
 #: Of one scored sample: what it is, whether it is correct, and means over its tokens.
 COLUMNS = ("dataset", "problem", "number", "correct", "tokens", "perplexity", "entropy", "branching")
+#: Logits that are held at a time (samples x tokens x vocabulary); a sample is never split.
+LOGITS = 100_000_000
 
 
 @torch.no_grad()
@@ -27,16 +30,34 @@ def score(model: PreTrainedModel, base: PreTrainedModel, tokenizer: PreTrainedTo
     for item, row in zip(items, rows, strict=True):
         prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
         bodies = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * finished for text, finished in zip(row["completions"][:limit], row["finished"][:limit], strict=True)]
-        width = max(map(len, bodies))
-        ids = torch.tensor([prompt + body + [tokenizer.pad_token_id] * (width - len(body)) for body in bodies], device=model.device)
-        mask = torch.tensor([[1] * (len(prompt) + len(body)) + [0] * (width - len(body)) for body in bodies], device=model.device)
-        own, anchor = ((m(input_ids=ids, attention_mask=mask).logits[:, len(prompt) - 1: -1].float()).log_softmax(-1) for m in (model, base))
-        drawn = anchor.gather(-1, ids[:, len(prompt):, None])[..., 0].cpu().numpy()
-        entropy, branching = -(own.exp() * own).sum(-1).cpu().numpy(), metrics.branching_factor(own.exp().cpu().numpy())
-        for number, body in enumerate(bodies):
-            n = len(body)
-            found.append((item.dataset, item.id, number, bool(row["correct"][number]), n, metrics.perplexity(drawn[number, :n]), entropy[number, :n].mean() if n else float("nan"), branching[number, :n].mean() if n else float("nan")))
+        at_a_time = max(1, LOGITS // ((len(prompt) + max(map(len, bodies))) * model.config.vocab_size))
+        for start in range(0, len(bodies), at_a_time):
+            signals = _token_signals(model, base, prompt, bodies[start: start + at_a_time], tokenizer.pad_token_id)
+            for number, (drawn, entropy, branching) in enumerate(signals, start):
+                n = len(drawn)
+                found.append((item.dataset, item.id, number, bool(row["correct"][number]), n, metrics.perplexity(drawn), entropy.mean() if n else float("nan"), branching.mean() if n else float("nan")))
     return pd.DataFrame(found, columns=COLUMNS)
+
+
+def _token_signals(model: PreTrainedModel, base: PreTrainedModel, prompt: list[int], bodies: list[list[int]], pad: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """For each body, at each of its tokens: log-probability under ``base``, entropy (nats) and branching factor of ``model``."""
+    width = max(map(len, bodies))
+    ids = torch.tensor([prompt + body + [pad] * (width - len(body)) for body in bodies], device=model.device)
+    mask = torch.tensor([[1] * (len(prompt) + len(body)) + [0] * (width - len(body)) for body in bodies], device=model.device)
+    own = model(input_ids=ids, attention_mask=mask).logits[:, len(prompt) - 1: -1].float().log_softmax(-1)
+    anchor = own if base is model else base(input_ids=ids, attention_mask=mask).logits[:, len(prompt) - 1: -1].float().log_softmax(-1)
+    drawn = anchor.gather(-1, ids[:, len(prompt):, None])[..., 0]
+    signals = [x.cpu().numpy() for x in (drawn, -(own.exp() * own).sum(-1), branching_factor(own.exp()))]
+    return [tuple(x[row, : len(body)] for x in signals) for row, body in enumerate(bodies)]
+
+
+def branching_factor(probabilities: torch.Tensor, mass: float = 0.95) -> torch.Tensor:
+    """Rollout branching factor: the fewest tokens whose probability reaches ``mass``, for every state.
+
+    ``probabilities``: shape (..., vocabulary); returns whole numbers of shape (...).
+    """
+    ordered = probabilities.double().sort(-1, descending=True).values
+    return (ordered.cumsum(-1) < mass - 1e-12).sum(-1) + 1
 
 
 @torch.no_grad()

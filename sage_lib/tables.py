@@ -38,7 +38,32 @@ def evaluations(profile: Profile, ood: bool = False) -> pd.DataFrame:
     """Counts of every finished evaluation on the data of Table 1 (with ``ood`` on those outside it), one row per run and
     problem: columns method, seed, run and counts.COLUMNS."""
     frames = [counts.read(run.measured / "counts.csv").assign(method=method, seed=seed, run=of.name) for method, seed, run, of in layout.evaluations(profile)]
-    return _of(pd.concat(frames, ignore_index=True), profile, ood)
+    for frame in frames[1:]:  # an optional data set may have loaded for one run and not for another
+        unequal = set(frames[0]["dataset"] + "/" + frames[0]["problem"]) ^ set(frame["dataset"] + "/" + frame["problem"])
+        if unequal:
+            raise SageError(f"the evaluations of {frames[0]['run'][0]} and {frame['run'][0]} hold different problems ({min(unequal)} and {len(unequal) - 1} more in one alone): delete the folder of the one that lacks them and run with --resume")
+    found = _of(pd.concat(frames, ignore_index=True), profile, ood)
+    if found.empty:
+        raise SageError(f"profile {profile.name} has no evaluation data {'marked' if ood else 'without'} ood: true: add a data set to its evaluation.data")
+    return found
+
+
+def curves(frame: pd.DataFrame, method: str, ks: Sequence[int]) -> tuple[np.ndarray, list[str]]:
+    """pass@k of each problem of a method, the mean over its seeds, shape (problems, len(ks)), and the data set of each problem.
+
+    ``frame`` is (a part of) what :func:`evaluations` gives; problems come in the same order for every method.
+    """
+    of_method = frame[frame["method"] == method]
+    runs = [g for _, g in of_method.groupby("run", sort=False)]
+    return np.mean([metrics.pass_at_k_curve(g["n"], g["c"], tuple(ks)) for g in runs], axis=0), list(runs[0]["dataset"])
+
+
+def _read(run: layout.Run, name: str) -> pd.DataFrame:
+    """A table that a stage kept; SageError where it is not there."""
+    path = run.measured / name
+    if not path.is_file():
+        raise SageError(f"{run.measured.parent.name}/{run.name}/{name} is missing: run the notebooks that make it for this profile first (python -m sage_lib.reproduce --resume)")
+    return pd.read_csv(path)
 
 
 def _of(frame: pd.DataFrame, profile: Profile, ood: bool) -> pd.DataFrame:
@@ -81,7 +106,7 @@ def modes(profile: Profile) -> pd.DataFrame:
     """Exact mode metrics of the embedded task, a row per method with 95 % intervals over problems.
 
     rare_share: share of samples that take the rare way. both_ways: share of problems of kind "both" for which a valid
-    sample of each way was drawn (coverage). unsound: share of rewarded samples whose work is not valid.
+    sample of each way was drawn (coverage; NaN without such problems). unsound: share of rewarded samples whose work is not valid.
     """
     frame, settings = evaluations(profile), profile.evaluation
     rows = []
@@ -89,12 +114,12 @@ def modes(profile: Profile) -> pd.DataFrame:
         by_problem = group.groupby(["dataset", "problem"], sort=False)[["n", "c", "rare", "valid_common", "valid_rare"]].sum()
         low, high = metrics.ratio_interval(by_problem["rare"], by_problem["n"], settings.resamples, settings.seed)
         both = group[group["dataset"] == "both"]
-        covered = ((both["valid_common"] > 0) & (both["valid_rare"] > 0)).groupby(both["problem"]).mean().to_numpy()[:, None]
-        both_low, both_high = metrics.bootstrap_interval(covered, settings.resamples, settings.seed) if len(covered) else (np.nan, np.nan)
+        covered = ((both["valid_common"] > 0) & (both["valid_rare"] > 0)).groupby(both["problem"]).mean().to_numpy()
+        both_low, both_high = (float(x[0]) for x in metrics.bootstrap_interval(covered[:, None], settings.resamples, settings.seed)) if len(covered) else (np.nan, np.nan)
         correct = by_problem["c"].sum()
         unsound = 1 - (by_problem["valid_common"] + by_problem["valid_rare"]).sum() / correct if correct else np.nan
         rows.append({"row": label(profile, method), "rare_share": by_problem["rare"].sum() / by_problem["n"].sum(), "rare_low": low, "rare_high": high,
-                     "both_ways": float(covered.mean()), "both_ways_low": float(both_low[0]), "both_ways_high": float(both_high[0]),
+                     "both_ways": float(covered.mean()) if len(covered) else np.nan, "both_ways_low": both_low, "both_ways_high": both_high,
                      "unsound": float(unsound), "samples": int(by_problem["n"].sum())})
     return pd.DataFrame(rows)
 
@@ -106,17 +131,17 @@ def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -
     no epsilon about them: common and rare (mean probability over problems of valid work in each way), both_ways (share of
     problems of kind "both" with a completion of each way in the support). Means over seeds.
     """
-    frames = [_of(pd.read_csv(run.measured / "support.csv"), profile, ood=False).assign(method=method, run=of.name) for method, _, run, of in layout.evaluations(profile)]
+    frames = [_of(_read(run, "support.csv"), profile, ood=False).assign(method=method, run=of.name) for method, _, run, of in layout.evaluations(profile)]
     frame = pd.concat(frames, ignore_index=True)
     frame["p"] = np.exp(frame["logp"])
     frame["name"] = frame["dataset"] + "/" + frame["problem"] + "/" + frame["completion"].astype(str)
     base, rows = frame[frame["method"] == "base"].set_index("name")["p"].to_dict(), []
     for method, of_method in frame.groupby("method", sort=False):
         runs = [g for _, g in of_method.groupby("run", sort=False)]
-        mass = pd.concat([g.groupby(["dataset", "problem", "way"])["p"].sum().unstack("way", fill_value=0) for g in runs])
+        mass = pd.concat([g.groupby(["dataset", "problem", "way"])["p"].sum().unstack("way", fill_value=0).reindex(columns=["L", "R"], fill_value=0) for g in runs])
         for epsilon in epsilons:
             reference, sets = metrics.empirical_support(base, epsilon), [metrics.empirical_support(g.set_index("name")["p"].to_dict(), epsilon) for g in runs]
-            both = [g[g["dataset"] == "both"].assign(inside=g["p"] > epsilon).groupby(["problem", "way"])["inside"].any().unstack("way", fill_value=False).all(axis=1).mean() for g in runs]
+            both = [g[g["dataset"] == "both"].assign(inside=g["p"] > epsilon).groupby(["problem", "way"])["inside"].any().groupby("problem").all().mean() for g in runs]
             rows.append({"row": label(profile, method), "epsilon": epsilon, "size": np.mean([len(s) for s in sets]), "of": len(base), "entered": np.mean([len(s - reference) for s in sets]),
                          "left": np.mean([len(reference - s) for s in sets]), "both_ways": float(np.mean(both)), "common": mass["L"].mean(), "rare": mass["R"].mean()})
     return pd.DataFrame(rows)
@@ -130,7 +155,7 @@ def sampled_against_exact(profile: Profile) -> pd.DataFrame:
     """
     rows = []
     for method, _, run, of in layout.evaluations(profile):
-        exact = pd.read_csv(run.measured / "support.csv").assign(p=lambda t: np.exp(t["logp"])).groupby(["dataset", "problem"])["p"].sum()
+        exact = _read(run, "support.csv").assign(p=lambda t: np.exp(t["logp"])).groupby(["dataset", "problem"])["p"].sum()
         found = counts.read(run.measured / "counts.csv").set_index(["dataset", "problem"]).join(exact)
         valid, expected = (found["valid_common"] + found["valid_rare"]).sum(), (found["n"] * found["p"]).sum()
         rows.append((label(profile, method), of.name, expected / found["n"].sum(), valid / found["n"].sum(), (valid - expected) / np.sqrt((found["n"] * found["p"] * (1 - found["p"])).sum())))
@@ -163,7 +188,7 @@ def time_split(profile: Profile) -> pd.DataFrame:
 
 def entropy(profile: Profile) -> dict:
     """The base model's token entropies as the SFT stage measured them."""
-    return json.loads((layout.sft_run(profile).measured / "entropy.json").read_text())
+    return read_json(layout.sft_run(profile).measured / "entropy.json")
 
 
 def differences(profile: Profile, against: str, ood: bool = False) -> pd.DataFrame:
@@ -173,22 +198,14 @@ def differences(profile: Profile, against: str, ood: bool = False) -> pd.DataFra
     sets), problems, seeds. ``ood``: on the data outside Table 1.
     """
     frame, settings = evaluations(profile, ood), profile.evaluation
-    ks = (1, max(settings.ks))
-
-    def curves(method: str, dataset: str) -> np.ndarray:
-        group = frame[(frame["method"] == method) & (frame["dataset"] == dataset)]
-        return np.mean([metrics.pass_at_k_curve(g["n"], g["c"], ks) for _, g in group.groupby("run", sort=False)], axis=0)
-
-    rows, datasets = [], list(dict.fromkeys(frame["dataset"]))
+    ks, rows = (1, max(settings.ks)), []
+    reference, sets = curves(frame, against, ks)
     for method in dict.fromkeys(frame["method"]):
         if method == against or (method == "base" and against != "base"):
             continue
-        paired = [curves(method, d) - curves(against, d) for d in datasets]
-        draws = np.mean([metrics.bootstrap_means(p, settings.resamples, settings.seed + i) for i, p in enumerate(paired)], axis=0)
-        for column, k in enumerate(ks):
-            low, high = np.quantile(draws[:, column], [0.025, 0.975])
-            rows.append((f"{label(profile, method)} - {label(profile, against)}", f"pass@{k}", float(np.mean([p[:, column].mean() for p in paired])), low, high,
-                         sum(len(p) for p in paired), frame[frame["method"] == method]["run"].nunique()))
+        found = metrics.paired_difference(curves(frame, method, ks)[0], reference, settings.resamples, settings.seed, sets)
+        rows += [(f"{label(profile, method)} - {label(profile, against)}", f"pass@{k}", *(float(x) for x in values), len(sets), frame[frame["method"] == method]["run"].nunique())
+                 for k, *values in zip(ks, *found, strict=True)]
     return pd.DataFrame(rows, columns=["row", "metric", "difference", "low", "high", "problems", "seeds"])
 
 
@@ -228,7 +245,7 @@ def effects_size(profile: Profile) -> dict:
 
 def traced(profile: Profile, name: str) -> pd.DataFrame:
     """A table of the stage trace: "updates" (size of the update by entropy) or "impact" (tokens replaced by their runner-up)."""
-    return pd.read_csv(layout.trace_run(profile).measured / f"{name}.csv")
+    return _read(layout.trace_run(profile), f"{name}.csv")
 
 
 def benchmark(name: str) -> pd.DataFrame:
@@ -241,7 +258,7 @@ def benchmark(name: str) -> pd.DataFrame:
 
 def scores(profile: Profile) -> pd.DataFrame:
     """Scored samples of every finished evaluation on the data of Table 1: columns method, seed and scoring.COLUMNS."""
-    frames = [pd.read_csv(run.measured / "scores.csv").assign(method=method, seed=seed) for method, seed, run, _ in layout.evaluations(profile)]
+    frames = [_read(run, "scores.csv").assign(method=method, seed=seed) for method, seed, run, _ in layout.evaluations(profile)]
     return _of(pd.concat(frames, ignore_index=True), profile, ood=False)
 
 
@@ -251,7 +268,9 @@ def samples(profile: Profile, method: str) -> list[dict]:
     runs = [run for m, _, run, _ in layout.evaluations(profile) if m == method]
     if not runs:
         raise SageError(f"profile {profile.name} does not evaluate {method!r}: choose one of base, {', '.join(layout.evaluated(profile))}")
-    rows = [json.loads(line) for run in runs for line in gzip.decompress((run.measured / "samples.jsonl.gz").read_bytes()).decode().splitlines()]
+    for run in runs:
+        counts.read(run.measured / "counts.csv")  # a sentence for an evaluation that is not there
+    rows = [json.loads(line) for run in runs for line in gzip.decompress((run.measured / "samples.jsonl.gz").read_bytes()).decode().split("\n") if line]
     return [row for row in rows if row["dataset"] in chosen_sets(profile)]
 
 
@@ -263,59 +282,83 @@ def votes(profile: Profile) -> pd.DataFrame:
     k, rows = max(1, profile.evaluation.samples // 4), []
     for method in ("base", *layout.evaluated(profile)):
         for row in samples(profile, method):
-            answers = [" ".join(a.split()) if a else None for a in map(last_answer, row["completions"])]
+            answers = [last_answer(text) or None for text in row["completions"]]
             rows.append({"method": method, "dataset": row["dataset"], "problem": row["problem"], "avg": float(np.mean(row["correct"])), "maj": metrics.majority_at_k(answers, row["correct"], k, 100, profile.evaluation.seed),
                          "distinct": metrics.distinct_answers(answers), "n": len(answers), "k": k})
     return pd.DataFrame(rows)
 
 
 def means_with_intervals(profile: Profile, frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Mean of each column by method with its 95 % bootstrap interval over problems: columns row, metric, mean, low, high, problems."""
+    """Mean of each column by method, over data sets of the means over problems, with its 95 % bootstrap interval over problems:
+    columns row, metric, mean, low, high, problems."""
     rows = []
     for method, group in frame.groupby("method", sort=False):
-        by_problem = group.groupby(["dataset", "problem"])[columns].mean()
-        low, high = metrics.bootstrap_interval(by_problem.to_numpy(), profile.evaluation.resamples, profile.evaluation.seed)
-        rows += [(label(profile, method), c, by_problem[c].mean(), low[i], high[i], len(by_problem)) for i, c in enumerate(columns)]
+        by_problem = group.groupby(["dataset", "problem"], sort=False)[columns].mean()
+        values, sets = by_problem.to_numpy(), by_problem.index.get_level_values("dataset")
+        low, high = metrics.bootstrap_interval(values, profile.evaluation.resamples, profile.evaluation.seed, sets)
+        rows += [(label(profile, method), *found, len(values)) for found in zip(columns, metrics.mean_over_sets(values, sets), low, high, strict=True)]
     return pd.DataFrame(rows, columns=["row", "metric", "mean", "low", "high", "problems"])
 
 
 def unsolvable(profile: Profile, methods: Sequence[str]) -> dict[str, set[str]]:
-    """The unsolvable set of each method with as many rollouts as were drawn (all seeds together): label -> problems."""
+    """The k-rollout unsolvable set of each method, k the samples of one run: label -> problems. Of several seeds the first one's
+    run is taken, since the base has one run and more rollouts would shrink the set of whatever has more."""
     frame = evaluations(profile)
     found = {}
     for method in methods:
-        total = frame[frame["method"] == method].groupby(["dataset", "problem"])["c"].sum()
-        found[label(profile, method)] = metrics.unsolvable([f"{d}/{p}" for d, p in total.index], total.to_numpy())
+        of_method = frame[frame["method"] == method]
+        one = of_method[of_method["run"] == of_method["run"].iloc[0]]
+        found[label(profile, method)] = metrics.unsolvable([f"{d}/{p}" for d, p in zip(one["dataset"], one["problem"], strict=True)], one["c"])
     return found
 
 
-def crossings(profile: Profile, against: str = "grpo") -> pd.DataFrame:
-    """Where each method's pass@k curve passes that of ``against``, and the smallest effect this evaluation can see.
+def crossings(profile: Profile) -> pd.DataFrame:
+    """Where each method's pass@k curve passes GRPO's (the base's in a profile that does not evaluate GRPO), and the smallest effect
+    this evaluation can see. pass@k is the mean over data sets, as in Table 1.
 
-    Columns: row, k, low, high, crosses (share of bootstrap resamples that cross), detectable at 1 and at the largest k (80 %
-    power), problems.
+    Columns: row, k, low, high, crosses (share of bootstrap resamples that cross), detectable at the smallest and at the largest k
+    (80 % power), problems.
     """
     frame, settings = evaluations(profile), profile.evaluation
-
-    def curves(method: str) -> np.ndarray:
-        one = frame[frame["method"] == method]
-        return np.mean([metrics.pass_at_k_curve(g["n"], g["c"], settings.ks) for _, g in one.groupby("run", sort=False)], axis=0)
-
-    rows, reference = [], curves(against)
+    against = "grpo" if "grpo" in layout.evaluated(profile) else "base"
+    (reference, sets), rows = curves(frame, against, settings.ks), []
     for method in dict.fromkeys(frame["method"]):
         if method != against:
-            ours = curves(method)
-            found, effect = metrics.crossing_interval(reference, ours, settings.ks, settings.resamples, settings.seed), metrics.minimum_detectable_effect(ours - reference)
-            rows.append({"row": f"{label(profile, method)} over {label(profile, against)}", **found, "detectable at 1": effect[0], f"detectable at {max(settings.ks)}": effect[-1], "problems": len(ours)})
+            ours, _ = curves(frame, method, settings.ks)
+            found, effect = metrics.crossing_interval(reference, ours, settings.ks, settings.resamples, settings.seed, sets), metrics.minimum_detectable_effect(ours - reference, sets)
+            rows.append({"row": f"{label(profile, method)} over {label(profile, against)}", **found, f"detectable at {settings.ks[0]}": effect[0], f"detectable at {settings.ks[-1]}": effect[-1], "problems": len(ours)})
     return pd.DataFrame(rows)
 
 
+def tails(profile: Profile, quantile: float = 0.95) -> pd.DataFrame:
+    """How much of each method's perplexity under the base lies above the base's own ``quantile``, and paired over problems by how
+    much more than the base's: columns row, tail, difference, low, high (95 % over problems), problems, seeds.
+
+    A problem's share is a mean over its scored samples (and seeds); means over problems are taken within data sets first.
+    """
+    frame = scores(profile)
+    frame["tail"] = (frame["perplexity"] > frame[frame["method"] == "base"]["perplexity"].quantile(quantile)).astype(float)
+    shares = frame.groupby(["method", "dataset", "problem"], sort=False)["tail"].mean()
+    base, rows = shares["base"], []
+    for method in dict.fromkeys(frame["method"]):
+        ours, sets = shares[method].loc[base.index].to_numpy(), base.index.get_level_values("dataset")
+        difference, low, high = (float(x[0]) for x in metrics.paired_difference(ours[:, None], base.to_numpy()[:, None], profile.evaluation.resamples, profile.evaluation.seed, sets))
+        rows.append((label(profile, method), float(metrics.mean_over_sets(ours[:, None], sets)[0]), difference, low, high, len(ours), frame[frame["method"] == method]["seed"].nunique(dropna=False)))
+    return pd.DataFrame(rows, columns=["row", "tail", "difference", "low", "high", "problems", "seeds"])
+
+
 def patterns(profile: Profile) -> pd.DataFrame:
-    """Table 2 (eq. 13) and response defects by method: columns row, each pattern, problems, dropped, each defect, samples."""
+    """Table 2 (eq. 13) and response defects by method: columns row, each pattern, problems, dropped, each defect, samples.
+
+    Of several seeds the correct samples of a problem are taken together, so that eq. 13 ranges over problems.
+    """
     rows = []
     for method in ("base", *layout.evaluated(profile)):
         saved = samples(profile, method)
-        frequencies = texts.pattern_frequencies([[t for t, ok in zip(r["completions"], r["correct"], strict=True) if ok] for r in saved])
+        correct: dict[tuple[str, str], list[str]] = {}
+        for r in saved:
+            correct.setdefault((r["dataset"], r["problem"]), []).extend(t for t, ok in zip(r["completions"], r["correct"], strict=True) if ok)
+        frequencies = texts.pattern_frequencies(list(correct.values()))
         found = [texts.defects(t, done) for r in saved for t, done in zip(r["completions"], r["finished"], strict=True)]
         one = next(iter(frequencies.values()))
         rows.append({"row": label(profile, method), **{name: f.frequency for name, f in frequencies.items()}, "problems": one.problems, "dropped": one.dropped,

@@ -21,12 +21,13 @@ PATTERNS = {
 }
 _PATTERNS = {name: re.compile("|".join(phrases), re.IGNORECASE) for name, phrases in PATTERNS.items()}
 
-#: Table 1 of the exploration report; what matches none of these is "semantic".
+#: Table 1 of the exploration report; what matches none of these is "semantic". A letter alone is a variable, but "a" and "I"
+#: only beside a sign.
 CATEGORIES = {
     "metacognitive": (r"let('s| us) (check|verify|see|recheck)", r"(double[- ])?check(ing)?\b", r"verif(y|ies|ying)", r"wait\b", r"correction\b", r"actually\b", r"mistake\b", r"in summary", r"to summari[sz]e", r"overall\b", r"first, (i|we) will",
                       r"(i|we) (need|want) to\b", r"(i|we) will\b", r"the plan\b", r"step by step"),
     "logical": (r"therefore\b", r"because\b", r"since\b", r"thus\b", r"hence\b", r"so\b", r"however\b", r"but\b", r"although\b", r"while\b", r"first\b", r"second\b", r"next\b", r"then\b", r"finally\b", r"and\b", r"also\b", r"or\b", r"if\b", r"implies\b"),
-    "formal": (r"\\[a-zA-Z]+", r"\d+(\.\d+)?", r"[-+*/=^<>≤≥≠±×÷·√∑∏∫π∞%!|]", r"[a-zA-Z]\b(?![a-z'’])", r"[(){}\[\]$_]"),
+    "formal": (r"\\[a-zA-Z]+", r"\d+(\.\d+)?", r"[-+*/=^<>≤≥≠±×÷·√∑∏∫π∞%!|]", r"(?-i:[b-zB-HJ-Z])\b(?![a-z'’])", r"(?<=[$+*/=^<>(])[ai]\b", r"[ai](?=\s*[-+*/=^<>_$)])", r"[(){}\[\]$_]"),
     "semantic": (r"[^\W\d_]+('[a-z]+)?",),
 }
 _CATEGORIES = re.compile("|".join(f"(?P<{name}>{'|'.join(f'(?:{p})' for p in phrases)})" for name, phrases in CATEGORIES.items()), re.IGNORECASE)
@@ -84,4 +85,7 @@ def defects(text: str, finished: bool = True) -> set[str]:
 
 
 def _foreign(character: str) -> bool:
-    return character.isalpha() and ord(character) > 127 and not unicodedata.name(character, "").startswith(("LATIN", "GREEK", "MATHEMATICAL", "DOUBLE-STRUCK", "SCRIPT", "MICRO", "SUPERSCRIPT", "SUBSCRIPT"))
+    """True for a letter of a script other than Latin and Greek; symbols made of letters, such as the aleph of set theory, are no script."""
+    if not character.isalpha() or ord(character) < 128 or 0x2100 <= ord(character) <= 0x214F:
+        return False
+    return not unicodedata.name(unicodedata.normalize("NFKC", character)[0], "").startswith(("LATIN", "GREEK", "MATHEMATICAL"))

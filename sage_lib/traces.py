@@ -50,28 +50,27 @@ def measure(profile: Profile, run: Run) -> dict:
     for number, item in enumerate(data.evaluation_items(profile, ood=False)[: profile.evaluation.traced]):
         out, start, mask = rollouts(model, tokenizer, item, COMPLETIONS, profile.rl, sample_seed(seed, item, 0))
         new, mask = out[:, start:], mask.bool()
-        (log_pi, hidden), (log_ref, _) = (_log_probabilities(m, out, start, profile.rl["temperature"]) for m in (model, reference))
-        logps, ref = (x.gather(-1, new[..., None])[..., 0] for x in (log_pi, log_ref))
-        entropy = -(log_pi.exp() * log_pi).sum(-1)
-        q = {name: guide(GuideInputs(entropies=entropy, logps=logps, mask=mask, progress=0.0, generator=generator)) for name, guide in guides.items()}
         texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(new, mask, strict=True)]
-        verdicts = verifier.verify_answers([item.gold] * len(texts), [last_answer(t) for t in texts])
+        verdicts = _correct(item, texts, verifier)
+        # One completion at a time: with a large vocabulary a whole group's distributions would fill a GPU.
+        read = [_signals(model, reference, out[i: i + 1], start, mask[i], alpha, profile.rl) for i, alpha in enumerate(_advantages(verdicts))]
+        logps, ref, entropy = (torch.stack(x) for x in list(zip(*read, strict=True))[:3])
+        q = {name: guide(GuideInputs(entropies=entropy, logps=logps, mask=mask, progress=0.0, generator=generator)) for name, guide in guides.items()}
         entropies.append(entropy[mask].cpu().numpy())
         surprisals.append(-logps[mask].cpu().numpy())
-        kept.append(kept_mass(log_pi[mask], profile.rl["min_p"] or 0.0).cpu().numpy())
-        advantages = _advantages([v.correct for v in verdicts])
-        gradients.append(metrics.gradient_norm(np.repeat(advantages, mask.sum(1).cpu().numpy()), log_pi[mask].cpu().numpy(), new[mask].cpu().numpy(), hidden[mask].cpu().numpy()))
+        kept += [r[3] for r in read]
+        gradients += [r[4] for r in read]
         if number % 2 == 0:
             replaced += impacts(model, tokenizer, profile, item, out[0, :start].tolist(), new[0][mask[0]].tolist(), entropy[0][mask[0]].tolist(), seed, verifier)
-        for row, (text, verdict) in enumerate(zip(texts, verdicts, strict=True)):
+        for row, (text, correct) in enumerate(zip(texts, verdicts, strict=True)):
             keep = mask[row]
             tokens = [{"text": tokenizer.decode([t]), "pi": p, "pi_ref": r, "entropy": h, "surprisal": -s, **{name: float(q[name][row, i]) for name in q}}
                       for i, (t, p, r, h, s) in enumerate(zip(new[row][keep].tolist(), logps[row][keep].exp().tolist(), ref[row][keep].exp().tolist(), entropy[row][keep].tolist(), logps[row][keep].tolist(), strict=True))]
-            append_line(run.samples, {"problem": item.id, "text": text, "correct": verdict.correct, "tokens": tokens})
+            append_line(run.samples, {"problem": item.id, "text": text, "correct": correct, "tokens": tokens})
             # The one that is shown: among correct completions (all, if none is) the one with the most uncertain state.
-            rank = (verdict.correct, max(t["entropy"] for t in tokens))
+            rank = (correct, max(t["entropy"] for t in tokens))
             if chosen is None or rank > chosen[0]:
-                chosen = rank, {"problem": item.question, "answer": text, "correct": verdict.correct, "method": method, "progress": 0.0, "tokens": tokens}
+                chosen = rank, {"problem": item.question, "answer": text, "correct": correct, "method": method, "progress": 0.0, "tokens": tokens}
     write_json(run.measured / "traces.json", chosen[1])
     entropies, branch = np.concatenate(entropies), guides["branch"]
     write_text(run.measured / "updates.csv", updates(entropies, np.concatenate(gradients)).to_csv(index=False, float_format="%.6g"))
@@ -81,6 +80,10 @@ def measure(profile: Profile, run: Run) -> dict:
                                                "min_p": profile.rl["min_p"], "kept_mass": {"mean": float(np.mean(np.concatenate(kept))), "lowest": float(np.min(np.concatenate(kept)))},
                                                "branch": {"threshold": branch.threshold, "ratio": branch.ratio}})
     return record.finish(run.record, of=of.name, completions=(number + 1) * COMPLETIONS)
+
+
+def _correct(item: data.Item, texts: list[str], verifier: Verifier) -> list[bool]:
+    return data.judge([item] * len(texts), [last_answer(t) for t in texts], verifier)
 
 
 def _advantages(correct: list[bool]) -> np.ndarray:
@@ -105,7 +108,7 @@ def impacts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, profile:
     positions = {"most uncertain": most} | ({"another": random.Random(sample_seed(seed, item, 0)).choice(others)} if others else {})
     rows = []
     for kind, position in positions.items():
-        kept, other = impact(model, tokenizer, prompt, completion, position, CONTINUATIONS, profile.rl, seed, lambda texts: [v.correct for v in verifier.verify_answers([item.gold] * len(texts), [last_answer(t) for t in texts])])
+        kept, other = impact(model, tokenizer, prompt, completion, position, CONTINUATIONS, profile.rl, seed, lambda texts: _correct(item, texts, verifier))
         rows.append({"dataset": item.dataset, "problem": item.id, "token": kind, "position": position, "tokens": len(completion), "entropy": entropy[position], "kept": kept, "replaced": other, "continuations": CONTINUATIONS})
     return rows
 
@@ -120,8 +123,18 @@ def kept_mass(log_pi: torch.Tensor, min_p: float) -> torch.Tensor:
     return (pi * (pi >= min_p * pi.amax(-1, keepdim=True))).sum(-1)
 
 
+def _signals(model: PreTrainedModel, reference: PreTrainedModel, out: torch.Tensor, start: int, mask: torch.Tensor, alpha: float, settings: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray, np.ndarray]:
+    """Of one completion, ``out`` of shape (1, prompt and time): log pi and log pi_ref of its tokens and the entropies, shape
+    (time,), and of the tokens within ``mask`` the kept mass and G_t at the weight ``alpha``."""
+    drawn = out[0, start:]
+    (log_pi, hidden), (log_ref, _) = (_log_probabilities(m, out, start, settings["temperature"]) for m in (model, reference))
+    logps, ref = (x.gather(-1, drawn[:, None])[:, 0] for x in (log_pi, log_ref))
+    gradients = metrics.gradient_norm(np.full(int(mask.sum()), alpha), log_pi[mask].cpu().numpy(), drawn[mask].cpu().numpy(), hidden[mask].cpu().numpy())
+    return logps, ref, -(log_pi.exp() * log_pi).sum(-1), kept_mass(log_pi[mask], settings["min_p"] or 0.0).cpu().numpy(), gradients
+
+
 def _log_probabilities(model: torch.nn.Module, out: torch.Tensor, start: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """At every completion token: log pi over the vocabulary at the sampling temperature, shape (batch, time, vocabulary), and
-    the last hidden state, shape (batch, time, width)."""
+    """At every token of one completion: log pi over the vocabulary at the sampling temperature, shape (time, vocabulary), and
+    the last hidden state, shape (time, width)."""
     result = model(out, attention_mask=torch.ones_like(out), output_hidden_states=True)
-    return (result.logits[:, start - 1: -1].float() / temperature).log_softmax(-1), result.hidden_states[-1][:, start - 1: -1].float()
+    return (result.logits[0, start - 1: -1].float() / temperature).log_softmax(-1), result.hidden_states[-1][0, start - 1: -1].float()

@@ -47,13 +47,31 @@ class Verdict:
     reason: str
 
 
-def last_answer(text: str) -> str | None:
-    """The answer in the last pair of solution markers, stripped: from the last opening marker that is closed to the first
-    closing one after it, without a full stop at its end. None when there is none."""
+def last_answer(text: str, boxed: bool = False) -> str | None:
+    r"""The answer in the last pair of solution markers: from the last opening marker that is closed to the first closing one
+    after it, with single spaces and without a full stop at its end. None when there is none. With ``boxed`` that of the last
+    \boxed{...} instead, as models write it that were not taught the markers."""
+    if boxed:
+        answer = last_boxed(text)
+        return None if answer is None else " ".join(answer.split())
     opening = text.rfind(SOLUTION_START, 0, max(text.rfind(SOLUTION_END), 0))
     if opening < 0:
         return None
-    return text[opening + len(SOLUTION_START):].partition(SOLUTION_END)[0].strip().removesuffix(".").rstrip()
+    # Single spaces: a line break would hide the answer from Math-Verify, and a vote counts equal texts.
+    return " ".join(text[opening + len(SOLUTION_START):].partition(SOLUTION_END)[0].split()).removesuffix(".").rstrip()
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Contents of the last \boxed{...} with balanced braces; None when there is none."""
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 1, start + len(r"\boxed{")
+    for position in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[begin:position]
+    return None
 
 
 def _start_worker() -> None:
@@ -176,7 +194,7 @@ def _verify_chunk(task: tuple[list[tuple[str, str]], int]) -> list[bool | str | 
 class Verifier:
     """Verifies pairs in ``workers`` killable processes, started at the first pair that needs one.
 
-    ``counts`` says what happened to every pair asked about: "asked", "cached" and each reason of :class:`Verdict`.
+    ``counts`` says what happened to every pair asked about: "asked", "distinct" (new ones) and each reason of :class:`Verdict`.
     Safe to call from threads, notebooks and TRL's reward call. ``time_limit`` is in whole seconds of processor time.
     """
 
@@ -275,10 +293,11 @@ def shared() -> Verifier:
     return Verifier()
 
 
-def accuracy_reward(completions: Sequence, answer: Sequence[str], **kwargs) -> list[float]:
+def accuracy_reward(completions: Sequence, answer: Sequence[str], boxed: bool = False, **kwargs) -> list[float]:
     """TRL reward function: 1.0 where the last answer equals the gold, else 0.0.
 
-    ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold answers.
+    ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold answers; ``boxed`` as in
+    :func:`last_answer`.
     """
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    return [float(v.correct) for v in shared().verify_answers(answer, [last_answer(t) for t in texts])]
+    return [float(v.correct) for v in shared().verify_answers(answer, [last_answer(t, boxed) for t in texts])]

@@ -32,11 +32,6 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_last_boxed_takes_the_last_and_balances_braces():
-    assert benchmarks.last_boxed(r"\boxed{1} and \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
-    assert benchmarks.last_boxed("none") is None and benchmarks.last_boxed(r"\boxed{1") is None
-
-
 @pytest.mark.parametrize(("name", "golds"), [
     ("aime", ["009", "401", "17", "496"]),  # text and number; the last file has no solution and no url
     ("amc23", ["27", "0.125"]),  # 27.0 in the file

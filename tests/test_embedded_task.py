@@ -76,6 +76,11 @@ def test_work_that_does_not_hold_is_not_valid(work, answer, way):
     assert task.check(PROBLEM, text(work, answer)) == task.Check(way, False)
 
 
+@pytest.mark.parametrize("change", [lambda t: t.replace("<SOLUTION>", ""), lambda t: t.replace("</SOLUTION>", ""), lambda t: t + "<SOLUTION>1</SOLUTION>", lambda t: t + " 1"])
+def test_an_answer_outside_its_markers_is_not_valid(change):
+    assert not task.check(PROBLEM, change(text(WORK, ANSWER))).valid
+
+
 def test_work_without_its_end_is_not_valid():
     assert not task.check(PROBLEM, WORK).valid
 

@@ -70,6 +70,22 @@ def test_paired_difference_cancels_what_problems_share():
         metrics.paired_difference(base, base[:5], 10, 0)
 
 
+def test_data_sets_weigh_the_same_whatever_their_size():
+    """The paper's "Avg": against the mean and the variance of independent sets, and against the sets on their own."""
+    rng = np.random.default_rng(1)
+    parts = [rng.beta(1, 2, (n, 1)) for n in (60, 40, 134)]
+    values, sets = np.concatenate(parts), [f"set {i}" for i, p in enumerate(parts) for _ in p]
+    shuffled = rng.permutation(len(values))  # problems of the sets in any order
+    mean, low, high = metrics.paired_difference(values[shuffled], values[shuffled] * 0, 20000, 0, [sets[i] for i in shuffled])
+    assert mean[0] == pytest.approx(np.mean([p.mean() for p in parts]))
+    error = np.sqrt(sum(p.var(ddof=1) / len(p) for p in parts)) / 3
+    assert (high[0] - low[0]) / (2 * 1.96) == pytest.approx(error, rel=0.03)
+    assert metrics.minimum_detectable_effect(values, sets)[0] == pytest.approx((1.959964 + 0.841621) * error, rel=1e-5)
+    assert np.array_equal(metrics.bootstrap_means(parts[0], 50, 3), metrics.bootstrap_means(parts[0], 50, 3, ["one"] * 60))
+    with pytest.raises(SageError, match="two problems of each data set"):
+        metrics.minimum_detectable_effect(values[:3], ["a", "a", "b"])
+
+
 def test_one_seed_has_no_spread():
     assert metrics.mean_std([0.5])[0] == 0.5 and np.isnan(metrics.mean_std([0.5])[1])
     assert metrics.mean_std([0.2, 0.4])[1] == pytest.approx(np.sqrt(0.02))
@@ -137,8 +153,7 @@ def test_gradient_norm_is_that_of_autograd():
     assert metrics.gradient_norm(weight.numpy(), logits.detach().numpy(), drawn.numpy(), hidden.numpy()) == pytest.approx(expected)
 
 
-def test_branching_factor_and_perplexity_by_hand():
-    assert metrics.branching_factor([[0.5, 0.3, 0.15, 0.05], [0.96, 0.02, 0.01, 0.01], [0.25] * 4]).tolist() == [3, 1, 4]
+def test_perplexity_by_hand():
     assert metrics.perplexity(np.log([0.5, 0.125])) == pytest.approx(4.0)
     assert np.isnan(metrics.perplexity(np.array([])))
 

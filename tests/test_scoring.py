@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -40,6 +41,25 @@ def test_scores_equal_a_computation_token_by_token(tiny_model):
         found = table.iloc[number]
         assert found["perplexity"] == pytest.approx(math.exp(surprisal / len(body)), rel=1e-4)
         assert found["entropy"] == pytest.approx(entropy / len(body), rel=1e-4) and found["branching"] == pytest.approx(branching / len(body))
+
+
+def test_scores_do_not_depend_on_how_many_samples_are_held_at_a_time(tiny_model, monkeypatch):
+    tokenizer = embedded_model.load_tokenizer(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    row = {"completions": ["L 1 + 2 = 3", "R 4", "L", ""], "finished": [True, False, True, False], "correct": [True, False, False, False]}
+    asked = model, model, tokenizer, [Item("a", "both", "reach 9 from 1 2 3 4", "9")], [row], 4
+    together = scoring.score(*asked)
+    held = []
+    inner = scoring._token_signals
+    monkeypatch.setattr(scoring, "_token_signals", lambda *args: held.append(len(args[3])) or inner(*args))
+    monkeypatch.setattr(scoring, "LOGITS", 1)
+    pd.testing.assert_frame_equal(scoring.score(*asked), together, rtol=1e-4)
+    assert held == [1, 1, 1, 1] and math.isnan(together["perplexity"][3])
+
+
+def test_branching_factor_by_hand():
+    states = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.96, 0.02, 0.01, 0.01], [0.25] * 4], dtype=torch.float64)
+    assert scoring.branching_factor(states).tolist() == [3, 1, 4]
 
 
 def test_probabilities_of_valid_completions_are_products_over_tokens_and_frequencies_of_samples(tiny_model):

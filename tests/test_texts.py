@@ -35,6 +35,8 @@ def test_categories_by_hand():
     counts = texts.categories("Therefore x = 3 + \\pi , let's check the apples")
     assert counts == {"logical": 1, "formal": 5, "metacognitive": 1, "semantic": 2}
     assert texts.categories("") == {}
+    assert texts.categories("A dog is a friend and I like it") == {"semantic": 8, "logical": 1}
+    assert texts.categories("a + 2 = $I$ , n") == {"formal": 8}
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -43,7 +45,8 @@ def test_categories_by_hand():
     (answer_turn("work", "1") + answer_turn("work", "2"), {"format"}),
     (answer_turn("so it is so it is so it is so it is so it is", "1"), {"repetition"}),
     (answer_turn("the answer is 七 apples", "7"), {"language"}),
-    (answer_turn("π and é and ∑ are fine", "7"), set()),
+    (answer_turn("π and é and ∑ and ℎ and ℵ at 90º are fine", "7"), set()),
+    (answer_turn("the answer is א apples", "7"), {"language"}),
 ])
 def test_defects(text, expected):
     assert texts.defects(text) == expected

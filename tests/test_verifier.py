@@ -47,6 +47,9 @@ def test_the_last_complete_answer_counts():
     assert last_answer("<SOLUTION>2<SOLUTION> 1. </SOLUTION></SOLUTION>") == "1"
     assert last_answer("<SOLUTION> 1") is None
     assert last_answer("1 </SOLUTION>") is None
+    assert last_answer("<SOLUTION>(1,\n  2).</SOLUTION>") == "(1, 2)", "Math-Verify reads no formula across lines"
+    assert last_answer(r"\boxed{1} so \boxed{\frac{1}{2}} <SOLUTION>3</SOLUTION>", boxed=True) == r"\frac{1}{2}"
+    assert last_answer(r"\boxed{1", boxed=True) is None and last_answer("none", boxed=True) is None
     assert last_answer("") is None
 
 
@@ -143,4 +146,5 @@ def test_threads_share_it(verifier):
 def test_reward_takes_texts_and_conversations():
     texts = ["work <SOLUTION> 2 + 2 </SOLUTION>", "<SOLUTION> 5 </SOLUTION>", "no answer"]
     assert accuracy_reward(texts, ["4"] * 3) == [1.0, 0.0, 0.0]
+    assert accuracy_reward([r"so \boxed{2+2}", "4"], ["4"] * 2, boxed=True) == [1.0, 0.0]
     assert accuracy_reward([[{"role": "assistant", "content": t}] for t in texts], ["4"] * 3) == [1.0, 0.0, 0.0]
