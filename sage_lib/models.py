@@ -24,3 +24,8 @@ def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     tokenizer.padding_side = "left"
     tokenizer.chat_template = prompts.CHAT_TEMPLATE
     return tokenizer
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
+    """Token ids of the prompt that asks ``question``, up to and with the marker that opens the work."""
+    return tokenizer.apply_chat_template(prompts.messages(question), add_generation_prompt=True, return_dict=True)["input_ids"]

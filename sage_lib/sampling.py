@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, MinPLogitsWarper, PreTrainedModel, PreTrainedTokenizerBase, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from sage_lib import prompts
+from sage_lib import models
 from sage_lib.config import Evaluation
 from sage_lib.data import Item
 from sage_lib.errors import SageError
@@ -85,7 +85,7 @@ Engine = Callable[[Sequence[tuple[int, int]]], list[tuple[list[int], bool]]]
 def transformers_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], settings: Evaluation) -> Engine:
     """Samples by transformers' generate. A sample is a function of its problem, its number and the seed, whatever its batch."""
     config, warp = generation_config(model, tokenizer, settings), warpers(settings.temperature, settings.top_p, settings.top_k, settings.min_p)
-    encoded = [_prompt(tokenizer, item) for item in items]
+    encoded = [models.encode(tokenizer, item.question) for item in items]
     model.eval()
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ def vllm_engine(folder: Path, tokenizer: PreTrainedTokenizerBase, items: Sequenc
     except ImportError as error:
         raise SageError("evaluation.engine is vllm and the package vllm is missing: install it, or choose the engine transformers") from error
     llm = LLM(model=str(folder), **(settings.vllm or {}))
-    encoded, end = [_prompt(tokenizer, item) for item in items], tokenizer.eos_token_id
+    encoded, end = [models.encode(tokenizer, item.question) for item in items], tokenizer.eos_token_id
 
     def draw(batch: Sequence[tuple[int, int]]) -> list[tuple[list[int], bool]]:
         chosen = [SamplingParams(n=1, temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k or -1, min_p=settings.min_p, max_tokens=settings.max_new_tokens,
@@ -123,10 +123,6 @@ def vllm_engine(folder: Path, tokenizer: PreTrainedTokenizerBase, items: Sequenc
         return [(ids[:-1] if finished and ids and ids[-1] == end else ids, finished) for ids, finished in drawn]
 
     return draw
-
-
-def _prompt(tokenizer: PreTrainedTokenizerBase, item: Item) -> list[int]:
-    return tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
 def sample(draw: Engine, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], settings: Evaluation, path: Path,
@@ -174,7 +170,7 @@ def rollouts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, item: I
     """
     model.eval()
     torch.manual_seed(seed)
-    prompt = torch.tensor([_prompt(tokenizer, item)] * count, device=model.device)
+    prompt = torch.tensor([models.encode(tokenizer, item.question)] * count, device=model.device)
     out = model.generate(
         input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=settings["temperature"], top_p=settings["top_p"], top_k=settings["top_k"], min_p=settings["min_p"],
         repetition_penalty=1.0, max_new_tokens=settings["max_completion_length"], pad_token_id=tokenizer.pad_token_id, use_cache=True,

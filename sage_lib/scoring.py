@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib import metrics, prompts
+from sage_lib import metrics, models, prompts
 from sage_lib import embedded_task as task
 from sage_lib.data import Item
 
@@ -28,7 +28,7 @@ def score(model: PreTrainedModel, base: PreTrainedModel, tokenizer: PreTrainedTo
     """
     found = []
     for item, row in zip(items, rows, strict=True):
-        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+        prompt = models.encode(tokenizer, item.question)
         bodies = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * finished for text, finished in zip(row["completions"][:limit], row["finished"][:limit], strict=True)]
         at_a_time = max(1, LOGITS // ((len(prompt) + max(map(len, bodies))) * model.config.vocab_size))
         for start in range(0, len(bodies), at_a_time):
@@ -70,7 +70,7 @@ def valid_probabilities(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     found = []
     for item in items:
         valid = task.valid_completions(item.problem, limit)
-        prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+        prompt = models.encode(tokenizer, item.question)
         bodies = []
         for _, work, answer in valid:
             turn = {"role": "assistant", "content": prompts.answer_turn(work, answer)}

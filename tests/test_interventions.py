@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sage_lib import embedded_model, prompts
+from sage_lib import embedded_model, models
 from sage_lib.interventions import impact
 
 SETTINGS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_completion_length": 6}
@@ -13,7 +13,7 @@ SETTINGS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_com
 @pytest.fixture(scope="module")
 def parts(tiny_model):
     tokenizer, model = embedded_model.load_tokenizer(tiny_model), AutoModelForCausalLM.from_pretrained(tiny_model).eval()
-    prompt = tokenizer.apply_chat_template(prompts.messages("reach 9 from 1 2 3 4"), add_generation_prompt=True, return_dict=True)["input_ids"]
+    prompt = models.encode(tokenizer, "reach 9 from 1 2 3 4")
     return model, tokenizer, prompt, tokenizer("L 1 + 2 = 3", add_special_tokens=False)["input_ids"]
 
 

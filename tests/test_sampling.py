@@ -12,7 +12,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
-from sage_lib import config, embedded_model, sampling
+from sage_lib import config, embedded_model, models, sampling
 from sage_lib.data import Item
 from sage_lib.errors import SageError
 
@@ -119,7 +119,7 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(m
             outputs = []
             for request, wanted in zip(requests, parameters, strict=True):
                 item, text, finished = by_seed[wanted["seed"]]
-                assert request == {"prompt_token_ids": sampling._prompt(tokenizer, item)}
+                assert request == {"prompt_token_ids": models.encode(tokenizer, item.question)}
                 asked.append(wanted)
                 ids = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * finished
                 outputs.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, finish_reason="stop" if finished else "length")]))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sage_lib import embedded_model, prompts, scoring
+from sage_lib import embedded_model, models, prompts, scoring
 from sage_lib import embedded_task as task
 from sage_lib.data import Item
 
@@ -23,7 +23,7 @@ def test_scores_equal_a_computation_token_by_token(tiny_model):
     row = {"completions": ["L 1 + 2 = 3", "R 4", "L"], "finished": [True, False, True], "correct": [True, False, False]}
     table = scoring.score(model, base, tokenizer, [item], [row], limit=2)
     assert list(table["number"]) == [0, 1] and list(table["correct"]) == [True, False] and list(table["tokens"]) == [7, 2]
-    prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+    prompt = models.encode(tokenizer, item.question)
     for number, finished in ((0, True), (1, False)):
         body = tokenizer(row["completions"][number], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * finished
         surprisal, entropy, branching = 0.0, 0.0, 0
@@ -69,7 +69,7 @@ def test_probabilities_of_valid_completions_are_products_over_tokens_and_frequen
     table = scoring.valid_probabilities(model, tokenizer, [item, item], 30)
     valid = task.valid_completions(problem, 30)
     assert list(table["way"]) == [way for way, _, _ in valid] * 2 and list(table["completion"]) == list(range(len(valid))) * 2
-    prompt = tokenizer.apply_chat_template(prompts.messages(item.question), add_generation_prompt=True, return_dict=True)["input_ids"]
+    prompt = models.encode(tokenizer, item.question)
     for (_, work, answer), logp in zip(valid, table["logp"], strict=False):
         turn = tokenizer.decode(tokenizer(prompts.answer_turn(work, answer).removeprefix(prompts.WORK_START), add_special_tokens=False)["input_ids"])
         assert task.check(problem, turn).valid  # what is scored is what a policy would have to write
