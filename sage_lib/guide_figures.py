@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from sage_lib.config import Profile
-from sage_lib.figures import NARROW, STYLE, WIDE, series
+from sage_lib.figures import STYLE, WIDE, series
 from sage_lib.files import read_json
 from sage_lib.guides import HIGH, LOW, CosineSchedule, RandomGuide, TokenGuide
 from sage_lib.layout import trace_run

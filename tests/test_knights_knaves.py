@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from sage_lib import knights_knaves
+from sage_lib import data, knights_knaves
 from sage_lib.errors import SageError
+from sage_lib.verifier import Verifier
 
 
 def says(statement, roles):
@@ -56,3 +57,11 @@ GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
 ])
 def test_scores(answer, expected):
     assert knights_knaves.correct(GOLD, answer) is expected
+
+
+def test_one_function_judges_puzzles_and_sums_in_any_order():
+    items = [data.Item("a", "math", "1 + 1?", "2"), data.Item("b", "knights", "who?", GOLD, judge="knights_knaves"), data.Item("c", "math", "1 + 2?", "3")]
+    verifier = Verifier()
+    assert data.judge(items, ["2", GOLD, "4"], verifier) == [True, True, False]
+    assert data.judge(items, [None, None, "3"], verifier) == [False, False, True]
+    data.require_golds(items, verifier)  # the puzzle's gold is no formula, and need not be
