@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib_venn import venn3
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib_venn import venn2, venn3
 
 from sage_lib import metrics, tables
 from sage_lib.config import Profile
@@ -24,6 +25,10 @@ def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
             right.plot(values, 1 - np.arange(len(values)) / len(values), **style)
         left.set(xlabel="perplexity under the base (eq. 39)", ylabel="share of samples below", xscale="log")
         right.set(xlabel="perplexity under the base (eq. 39)", ylabel="share of samples above", xscale="log", yscale="log", title="the tail")
+        for axis in (left, right):  # perplexities span less than a decade or two
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter(ScalarFormatter())
+            axis.xaxis.set_minor_formatter(NullFormatter())
         figure.suptitle(f"{profile.name}: {profile.evaluation.scored} samples a problem, {len(profile.seeds)} seed(s)", fontsize=8)
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
@@ -94,36 +99,39 @@ def token_updates(profile: Profile) -> Figure:
     return figure
 
 
-def unsolvable(profile: Profile, methods: Sequence[str]) -> Figure:
-    """Which problems each method never solved: a Venn diagram for three methods, an UpSet plot for more."""
+def unsolvable_venn(profile: Profile, methods: Sequence[str]) -> Figure:
+    """Which problems two or three methods never solved, as a Venn diagram."""
     sets = tables.unsolvable(profile, methods)
-    title = f"{profile.name}: problems without one correct sample among {profile.evaluation.samples}, 1 seed"
     with plt.rc_context(STYLE):
-        if len(sets) == 3:
-            figure, axis = plt.subplots(figsize=(WIDE / 2, 2.6))
-            drawn = venn3(list(sets.values()), [f"{name} ({len(s)})" for name, s in sets.items()], set_colors=[look(profile, m)["color"] for m in methods], ax=axis)
-            for text in (*drawn.set_labels, *drawn.subset_labels):
-                if text is not None:
-                    text.set_fontsize(7)
-            axis.set_title(title, pad=14)
-            return figure
-        return _upset(sets, title)
+        figure, axis = plt.subplots(figsize=(WIDE / 2, 2.6))
+        drawn = {2: venn2, 3: venn3}[len(sets)](list(sets.values()), [f"{name} ({len(s)})" for name, s in sets.items()], set_colors=[look(profile, m)["color"] for m in methods], ax=axis)
+        for text in (*drawn.set_labels, *drawn.subset_labels):
+            if text is not None:
+                text.set_fontsize(7)
+        axis.set_title(_unsolvable_title(profile), pad=14)
+    return figure
 
 
-def _upset(sets: dict[str, set[str]], title: str) -> Figure:
-    """Bars: problems in exactly the methods marked below them, largest first."""
+def unsolvable_upset(profile: Profile, methods: Sequence[str]) -> Figure:
+    """Which problems any number of methods never solved: bars of those in exactly the methods marked below them, largest first."""
+    sets = tables.unsolvable(profile, methods)
     regions = sorted(metrics.exclusive_regions(sets).items(), key=lambda region: -region[1])
     names = list(sets)
-    figure, (bars, dots) = plt.subplots(2, 1, figsize=(WIDE, 1.8 + 0.18 * len(names)), sharex=True, height_ratios=[1.4, 0.18 * len(names)])
-    x = np.arange(len(regions))
-    bars.bar(x, [n for _, n in regions], color="0.3", width=0.6)
-    for position, (_, n) in enumerate(regions):
-        bars.annotate(str(n), (position, n), ha="center", va="bottom", fontsize=6.5)
-    bars.set(ylabel="problems", title=title)
-    for position, (members, _) in enumerate(regions):
-        rows = [names.index(m) for m in members]
-        dots.plot([position] * len(names), range(len(names)), color="0.85", marker="o", linestyle="none", markersize=4)
-        dots.plot([position] * len(rows), rows, color="0.1", marker="o", markersize=4, linewidth=1)
-    dots.set(yticks=range(len(names)), yticklabels=[f"{name} ({len(sets[name])})" for name in names], xticks=[], xlabel="unsolved by exactly the marked methods", ylim=(len(names) - 0.5, -0.5))
-    dots.set_xlim(-0.6, max(len(regions), 1) - 0.4)
+    with plt.rc_context(STYLE):
+        figure, (bars, dots) = plt.subplots(2, 1, figsize=(WIDE, 1.8 + 0.18 * len(names)), sharex=True, height_ratios=[1.4, 0.18 * len(names)])
+        x = np.arange(len(regions))
+        bars.bar(x, [n for _, n in regions], color="0.3", width=0.6)
+        for position, (_, n) in enumerate(regions):
+            bars.annotate(str(n), (position, n), ha="center", va="bottom", fontsize=6.5)
+        bars.set(ylabel="problems", title=_unsolvable_title(profile))
+        for position, (members, _) in enumerate(regions):
+            rows = [names.index(m) for m in members]
+            dots.plot([position] * len(names), range(len(names)), color="0.85", marker="o", linestyle="none", markersize=4)
+            dots.plot([position] * len(rows), rows, color="0.1", marker="o", markersize=4, linewidth=1)
+        dots.set(yticks=range(len(names)), yticklabels=[f"{name} ({len(sets[name])})" for name in names], xticks=[], xlabel="unsolved by exactly the marked methods", ylim=(len(names) - 0.5, -0.5))
+        dots.set_xlim(-0.6, max(len(regions), 1) - 0.4)
     return figure
+
+
+def _unsolvable_title(profile: Profile) -> str:
+    return f"{profile.name}: problems without one correct sample among {profile.evaluation.samples}, 1 seed"

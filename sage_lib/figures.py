@@ -97,7 +97,7 @@ def entropy_thresholds(profile: Profile, threshold: float, ratio: float) -> Figu
 
 def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
     """Reward, token entropy, KL to the reference, gradient norm and share of the rare way by RL step; bands span the seeds."""
-    frame, methods = tables.training(profile), [m for m in methods if m in profile.methods]
+    frame = tables.training(profile)
     panels = [("reward", "reward"), ("entropy", "token entropy (nats)"), ("kl_ref", "KL to $\\pi_{ref}$ (k3, nats)"), ("grad_norm", "gradient norm"), ("task/rare", "share of the rare way")]
     panels = [(key, name) for key, name in panels if key in frame]
     window = max(1, profile.rl["max_steps"] // 10)

@@ -1,6 +1,7 @@
 """Figures of the guides on real completions (notebook 04): measured traces in, a matplotlib Figure out."""
 
 import html
+from textwrap import shorten
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -57,7 +58,7 @@ def figure1(profile: Profile) -> Figure:
         for axis in axes:
             axis.grid(axis="x", visible=False)
             axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        figure.suptitle(f"{profile.name}: one completion of “{traced['problem'][:60]}”, {'correct' if traced['correct'] else 'not correct'}; guides at the start of a run", fontsize=8)
+        figure.suptitle(f"{profile.name}: one completion of “{shorten(traced['problem'], 44, placeholder=' …')}”, {'correct' if traced['correct'] else 'not correct'}; guides at the start of a run", fontsize=8)
     return figure
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import nbformat
 
-from sage_lib import config, paths, stages
+from sage_lib import config, paths, stages, tables
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
 
@@ -27,7 +27,8 @@ KERNEL = "python3"
 class Notebook:
     """One notebook: its number and name, what it is about, and what it leaves in figures/<profile> and data/measured/<profile>.
 
-    ``task_figures`` and ``task_measured`` are made where the profile has the embedded task.
+    ``task_figures`` and ``task_measured`` are made where the profile has the embedded task, those of tables.FAMILIES where it
+    has the methods.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Notebook:
 
     def artefacts(self, profile: Profile) -> list[Path]:
         figures, measured = (self.figures, self.measured) if profile.task is None else (self.figures + self.task_figures, self.measured + self.task_measured)
+        figures = [f for f in figures if f not in tables.FAMILIES or f in tables.families(profile)]
         return [*(paths.figures(profile.name) / f"{f}{ending}" for f in figures for ending in (".pdf", ".png")), *(paths.measured(profile.name) / m for m in measured)]
 
 

@@ -24,6 +24,17 @@ FAMILIES = {
 }
 
 
+def families(profile: Profile) -> dict[str, tuple[str, ...]]:
+    """The groups of :data:`FAMILIES` with the methods that the profile has; a group that adds none to those before it is left out."""
+    found, shown = {}, set()
+    for name, methods in FAMILIES.items():
+        present = tuple(m for m in methods if m in profile.methods)
+        if set(present) - shown:
+            found[name] = present
+            shown |= set(present)
+    return found
+
+
 def label(profile: Profile, method: str) -> str:
     """The paper's name for a method key; "base" is the SFT model."""
     return BASE_LABEL if method == "base" else profile.methods[method].label
@@ -277,9 +288,9 @@ def samples(profile: Profile, method: str) -> list[dict]:
 def votes(profile: Profile) -> pd.DataFrame:
     """Per method and problem: columns method, dataset, problem, avg (avg@n), maj (maj@k), distinct (answer diversity), n, k.
 
-    k of maj@k is a quarter of the samples: a vote of all of them would have no spread. Equal answers are equal texts.
+    k of maj@k is a quarter of the samples, and at least 3 where there are as many: a vote of all would have no spread. Equal answers are equal texts.
     """
-    k, rows = max(1, profile.evaluation.samples // 4), []
+    k, rows = max(min(3, profile.evaluation.samples), profile.evaluation.samples // 4), []
     for method in ("base", *layout.evaluated(profile)):
         for row in samples(profile, method):
             answers = [last_answer(text) or None for text in row["completions"]]

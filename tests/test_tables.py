@@ -57,7 +57,8 @@ def test_unsolvable_sets_have_the_same_number_of_rollouts_whatever_the_seeds(pro
     write(profile, lambda method, seed, d, i: int(i in solved[seed]))
     sets = tables.unsolvable(profile, ["base", "grpo", "grpo_branch"])
     assert len({frozenset(s) for s in sets.values()}) == 1 and len(sets[tables.BASE_LABEL]) == sum(SIZES.values()) - 6
-    assert "among 8" in exploration_figures.unsolvable(profile, ["base", "grpo", "grpo_branch"]).axes[0].get_title()
+    for drawn in (exploration_figures.unsolvable_venn, exploration_figures.unsolvable_upset):
+        assert "among 8" in drawn(profile, ["base", "grpo", "grpo_branch"]).axes[0].get_title()
 
 
 def test_eq_13_ranges_over_problems_and_not_over_seeds(profile):
