@@ -2,8 +2,8 @@
 
 The digits are combined one at a time, from left to right (``L``, the common way) or from right to left (``R``, the rare
 way). The work names its way, writes each step, and the answer is the expression; the verifier (which only sees the last
-answer) accepts any expression whose value is the target, as Math-Verify reads it: "3 4" is 3 + 4 to it. A problem can be solvable both ways, only left to right, or
-only right to left. Nothing here needs torch: a problem is a few small integers.
+answer) accepts any expression whose value is the target, as Math-Verify reads it: "3 4" is 3 + 4 to it. A problem can be
+solvable both ways, only left to right, or only right to left. Nothing here needs torch: a problem is a few small integers.
 """
 
 import itertools
