@@ -233,7 +233,7 @@ def _check(profile: Profile, path: Path) -> None:
         if not condition:
             raise SageError(f"profile {path.name}: {sentence}")
 
-    require(profile.name == path.stem, f"its name is {profile.name!r}, but the file says {path.stem!r}; make them agree")
+    require(profile.name == path.stem, f"its name is {profile.name!r}, but its file is {path.name}: set name: {path.stem}, or rename the file")
     seeds = [*profile.seeds, profile.model.seed, profile.evaluation.seed, profile.sft.get("seed"), profile.rl.get("seed")]
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

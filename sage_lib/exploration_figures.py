@@ -26,7 +26,7 @@ def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
         left.set(xlabel="perplexity under the base (eq. 39)", ylabel="share of samples below", xscale="log")
         right.set(xlabel="perplexity under the base (eq. 39)", ylabel="share of samples above", xscale="log", yscale="log", title="the tail")
         for axis in (left, right):  # perplexities span less than a decade or two
-            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
             axis.xaxis.set_major_formatter(ScalarFormatter())
             axis.xaxis.set_minor_formatter(NullFormatter())
         figure.suptitle(f"{profile.name}: {profile.evaluation.scored} samples a problem, {len(profile.seeds)} seed(s)", fontsize=8)

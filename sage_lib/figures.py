@@ -50,7 +50,7 @@ def save_figure(figure: Figure, name: str, profile: str) -> list[Path]:
     made = []
     for ending, extra in ((".pdf", {"metadata": {"CreationDate": None}}), (".png", {"dpi": 200, "metadata": {"Software": None}})):
         temporary = folder / f".{name}{ending}"
-        figure.savefig(temporary, format=ending[1:], **extra)
+        figure.savefig(temporary, format=ending[1:], bbox_inches="tight", pad_inches=0.05, **extra)  # no title or label is cut
         made.append(temporary.replace(folder / f"{name}{ending}"))
     plt.close(figure)  # or a notebook would show it a second time at the end of the cell
     write_json(folder / f"{name}.json", {"figure": name, "profile": profile, "revision": records.revision(), "versions": records.versions()})

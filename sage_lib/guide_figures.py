@@ -53,7 +53,7 @@ def figure1(profile: Profile) -> Figure:
         axes[2].plot(x, of("pi"), color="black", marker="_", linestyle="none", markersize=6, label="$\\pi$")
         for i, guide in enumerate(GUIDES):
             axes[2].plot(x, of(guide) * of("pi_ref"), **{**series(i + 1), "linestyle": "none"}, label=f"$q\\,\\pi_{{ref}}$, {guide}")
-        axes[2].set(ylabel="of the sampled token", xlabel="token")
+        axes[2].set(ylabel="probability of the sampled\ntoken ($q\\,\\pi_{ref}$ unnormalised)", xlabel="token")
         axes[2].set_xticks(x, [_short(t["text"]) for t in tokens], rotation=90, fontsize=6)
         for axis in axes:
             axis.grid(axis="x", visible=False)

@@ -105,12 +105,12 @@ def notebook_map(profile: Profile, notebooks: Sequence) -> pd.DataFrame:
 
 
 def measured_times(profile: Profile) -> pd.DataFrame:
-    """Seconds and peak memory (GB) of every stage that has run: columns stage, run, seconds, peak GB, processor, cores."""
+    """Seconds and peak memory (GB) of every stage that has run: columns stage, run, seconds, peak GB, processor, cores, finished."""
     rows = []
     for stage, run in [("SFT", layout.sft_run(profile)), *(("RL", r) for _, _, r in layout.rl_runs(profile)), *(("evaluation", r) for _, _, r, _ in layout.evaluations(profile))]:
         if run.record.is_file():
             r = records.load(run.record)
-            rows.append((stage, run.name, r["seconds"], r["peak_memory_gb"], r["machine"]["processor"], r["machine"]["cores"]))
+            rows.append((stage, run.name, r["seconds"], r["peak_memory_gb"], r["machine"]["processor"], r["machine"]["cores"], r["finished"]))
         else:
-            rows.append((stage, run.name, float("nan"), float("nan"), "-", "-"))
-    return pd.DataFrame(rows, columns=["stage", "run", "seconds", "peak GB", "processor", "cores"])
+            rows.append((stage, run.name, float("nan"), float("nan"), "-", "-", "-"))
+    return pd.DataFrame(rows, columns=["stage", "run", "seconds", "peak GB", "processor", "cores", "finished"])

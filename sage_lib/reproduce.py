@@ -51,7 +51,7 @@ class Notebook:
 #: Every notebook, in the order in which they run.
 NOTEBOOKS = (
     Notebook("00_start_here", "what this is, the map, the machine, the settings"),
-    Notebook("01_toy_two_path", "Appendix C, as printed and on a tree that can have its entropies", ("two_path_printed", "two_path_tree", "two_path", "two_path_region")),
+    Notebook("01_toy_two_path", "Appendix C, in its own terms and on a tree that can have its entropies", ("two_path_printed", "two_path_tree", "two_path", "two_path_region")),
     Notebook("02_closed_form_tilting", "every closed form against enumeration and optimisers, Figure 5", ("detection", "entropy_bonus", "separation", "figure5")),
     Notebook("03_what_the_trainer_optimises", "each KL estimator's gradient and fixed point, exactly", ("fixed_points", "distances", "branch_ratio")),
     Notebook("05_sft", "the base policy, and where its uncertainty lies", ("sft_loss",), ("sft/record.json", "sft/entropy.json")),
@@ -108,7 +108,7 @@ def _select(only: list[str] | None) -> list[Notebook]:
 def _put_aside(profile: Profile) -> None:
     """Without --resume a run starts from nothing; what an earlier one built is kept beside, not deleted."""
     folder = paths.build(profile.name)
-    if folder.is_dir():
+    if folder.is_dir() and any(folder.iterdir()):
         n = 1
         while (old := folder.with_name(f"{folder.name}.old{n}")).exists():
             n += 1
@@ -140,10 +140,11 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
         if not ok:
             break
     rows += [(n.name, 0.0, 0, "not run") for n in chosen[len(rows):]]
-    print(f"\n{'notebook':<20} {'seconds':>8} {'artefacts':>9}  state")
+    width = max(len(name) for name, *_ in rows)
+    print(f"\n{'notebook':<{width}} {'seconds':>8} {'artefacts':>9}  state")
     for name, seconds, made, state in rows:
-        print(f"{name:<20} {seconds:>8.1f} {made:>9}  {state}")
-    print(f"{'in all':<20} {sum(r[1] for r in rows):>8.1f} {sum(r[2] for r in rows):>9}  {'ok' if ok else 'failed'}", flush=True)
+        print(f"{name:<{width}} {seconds:>8.1f} {made:>9}  {state}")
+    print(f"{'in all':<{width}} {sum(r[1] for r in rows):>8.1f} {sum(r[2] for r in rows):>9}  {'ok' if ok else 'failed'}", flush=True)
     return ok
 
 

@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _run(options: argparse.Namespace, profile: Profile) -> None:
-    if options.stage == "rl" and options.method not in profile.methods:
+    if (options.stage == "rl" or options.method is not None) and options.method not in profile.methods:
         raise SageError(f"there is no method {options.method!r} in profile {profile.name}: choose one of {', '.join(profile.methods)}")
     check_machine(profile)
     sft_run = layout.sft_run(profile)

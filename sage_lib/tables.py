@@ -139,7 +139,7 @@ def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -
     """Empirical support (Definition 4.1) of the embedded task's valid completions, exactly, on the data of Table 1.
 
     Columns row, epsilon, size (completions in supp_eps), of (all valid ones), entered and left (against the base's), and with
-    no epsilon about them: common and rare (mean probability over problems of valid work in each way), both_ways (share of
+    no epsilon about them: valid_common and valid_rare (mean probability over problems of valid work in each way), both_ways (share of
     problems of kind "both" with a completion of each way in the support). Means over seeds.
     """
     frames = [_of(_read(run, "support.csv"), profile, ood=False).assign(method=method, run=of.name) for method, _, run, of in layout.evaluations(profile)]
@@ -154,7 +154,7 @@ def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -
             reference, sets = metrics.empirical_support(base, epsilon), [metrics.empirical_support(g.set_index("name")["p"].to_dict(), epsilon) for g in runs]
             both = [g[g["dataset"] == "both"].assign(inside=g["p"] > epsilon).groupby(["problem", "way"])["inside"].any().groupby("problem").all().mean() for g in runs]
             rows.append({"row": label(profile, method), "epsilon": epsilon, "size": np.mean([len(s) for s in sets]), "of": len(base), "entered": np.mean([len(s - reference) for s in sets]),
-                         "left": np.mean([len(reference - s) for s in sets]), "both_ways": float(np.mean(both)), "common": mass["L"].mean(), "rare": mass["R"].mean()})
+                         "left": np.mean([len(reference - s) for s in sets]), "both_ways": float(np.mean(both)), "valid_common": mass["L"].mean(), "valid_rare": mass["R"].mean()})
     return pd.DataFrame(rows)
 
 

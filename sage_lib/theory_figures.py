@@ -72,7 +72,7 @@ def ratios(frame: pd.DataFrame, completion: str) -> Figure:
 
 def two_path_probabilities(example: Example, fork: float = 0.05, spread: int = 6) -> Figure:
     """Appendix C in numbers: the rare correct completion under pi_ref, eq. 2 and eq. 4, in the example and on the tree."""
-    cases = [("as printed", *two_path.example_inputs(example)), ("on the tree", *two_path.tree_inputs(fork, spread))]
+    cases = [("as in Appendix C", *two_path.example_inputs(example)), ("on the tree", *two_path.tree_inputs(fork, spread))]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW + 0.6, 2.5))
         for case, (_, reference, reward, entropies) in enumerate(cases):
@@ -92,10 +92,10 @@ def two_path_probabilities(example: Example, fork: float = 0.05, spread: int = 6
 def two_path_region(example: Example, rares: tuple[float, ...] = (0.0070, 0.0075, 0.0079, 0.0083), spread: int = 6) -> Figure:
     """Which (ratio, threshold, pi_ref) satisfy Theorem 4.3: inside each boundary, for that pi_ref of the rare solution.
 
-    Left as printed, right on the tree (whose fork is set so that the rare solution has the same pi_ref).
+    Left as in Appendix C, right on the tree (whose fork is set so that the rare solution has the same pi_ref).
     """
     thresholds, ratios = torch.linspace(0, 2, 121, dtype=torch.float64), torch.linspace(0, 1, 101, dtype=torch.float64)
-    panels = [("as printed", lambda rare: two_path.example_inputs(Example(**{**vars(example), "rare": rare}))), ("on the tree", lambda rare: two_path.tree_inputs(rare * spread, spread))]
+    panels = [("as in Appendix C", lambda rare: two_path.example_inputs(Example(**{**vars(example), "rare": rare}))), ("on the tree", lambda rare: two_path.tree_inputs(rare * spread, spread))]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(WIDE, 3.0), sharey=True)
         for axis, (name, inputs) in zip(axes, panels, strict=True):
@@ -121,7 +121,7 @@ def explore_two_path(rare: float, beta: float, epsilon: float, threshold: float,
     example = Example(rare=rare, beta=beta, epsilon=epsilon, threshold=threshold, ratio=ratio)
     figure = two_path_region(example, (rare,))
     last = two_path.conditions(example).iloc[-1]
-    figure.supxlabel(f"as printed: pi_SAGE(rare) = {last['value']:.5f}, {'above' if last['holds'] else 'not above'} epsilon = {epsilon:.4f}", fontsize=8)
+    figure.supxlabel(f"as in Appendix C: pi_SAGE(rare) = {last['value']:.5f}, {'above' if last['holds'] else 'not above'} epsilon = {epsilon:.4f}", fontsize=8)
     plt.close(figure)  # shown once, as the value
     return figure
 

@@ -1,4 +1,4 @@
-"""Appendix C: the two-path example as printed, and the smallest tree that could really produce its entropies.
+"""Appendix C: the two-path example, and the smallest tree that could really produce its entropies.
 
 The text copy of the paper lost the numbers of eq. 33-37. Those here were chosen so that every condition that its prose
 states holds; each is an argument.
@@ -133,7 +133,7 @@ def margins(reference: torch.Tensor, reward: torch.Tensor, entropies: torch.Tens
 
 
 def example_inputs(example: Example) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """reference, reward and entropies of the printed example, as :func:`margins` takes them."""
+    """reference, reward and entropies of Appendix C's example, as :func:`margins` takes them."""
     return example.reference, example.reward, torch.tensor([example.common_entropies, example.rare_entropies, (0.0, 0.0)], dtype=torch.float64)
 
 

@@ -58,7 +58,7 @@ def edited(tmp_path):
     ("seeds: [3407]", "seeds: ['3407']", "seeds are whole numbers"),
     ("seeds: [3407]", "seeds: [3407, 3407]", "each once"),
     ("  samples: 32 ", "  samples: 16 ", "pass@32 needs"),
-    ("name: smoke", "name: smoker", "make them agree"),
+    ("name: smoke", "name: smoker", "set name: "),
     ("{label: GRPO + Branch, guide: branch}", "{label: GRPO + Branch, guide: branch, rl: {beta: 0.0}}", "needs beta > 0"),
     ("anchor: forward_kl", "anchor: k4", "no anchor 'k4'"),
     ("reward: random", "reward: luck", "no reward 'luck'"),

@@ -89,7 +89,7 @@ def test_a_profile_without_some_data_or_methods_still_gets_its_tables(profile):
         pd.DataFrame([("forward", f"p{i}", "L", 0, np.log(0.2)) for i in range(6)], columns=["dataset", "problem", "way", "completion", "logp"]).to_csv(run.measured / "support.csv", index=False)
     assert tables.modes(part)["both_ways"].isna().all()
     support = tables.support(part)
-    assert support["common"].tolist() == pytest.approx([0.2] * len(support)) and (support["rare"] == 0).all() and support["both_ways"].isna().all()
+    assert support["valid_common"].tolist() == pytest.approx([0.2] * len(support)) and (support["valid_rare"] == 0).all() and support["both_ways"].isna().all()
     assert list(tables.crossings(part)["row"]) == [f"{tables.label(part, 'grpo_branch')} over {tables.BASE_LABEL}"]
     assert len(figures.figure3(part).axes) == 1
     with pytest.raises(SageError, match="no evaluation data marked ood"):
