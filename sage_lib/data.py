@@ -12,7 +12,7 @@ from sage_lib import benchmarks, knights_knaves, prompts, word_problems
 from sage_lib import embedded_task as task
 from sage_lib.config import Data, Profile
 from sage_lib.errors import SageError
-from sage_lib.verifier import Verifier
+from sage_lib.verifier import Verifier, last_answer
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,12 @@ def rl_items(profile: Profile) -> list[Item]:
     return _items(profile, profile.rl_data, _held_out(profile))
 
 
-def judge(items: Sequence[Item], answers: Sequence[str | None], verifier: Verifier) -> list[bool]:
-    """Whether each answer to its problem is correct: the one decision of training and evaluation."""
+def judge(items: Sequence[Item], completions: Sequence[str], verifier: Verifier) -> list[bool]:
+    """Whether the last answer of each completion is correct for the problem beside it: the one decision of training and evaluation.
+
+    ``items`` and ``completions`` (texts) have the same length, as has the result.
+    """
+    answers = [last_answer(text) for text in completions]
     by_math = [(n, item) for n, item in enumerate(items) if item.judge == "math"]
     verdicts = dict(zip((n for n, _ in by_math), verifier.verify_answers([item.gold for _, item in by_math], [answers[n] for n, _ in by_math]), strict=True))
     return [verdicts[n].correct if n in verdicts else knights_knaves.correct(item.gold, answer) for n, (item, answer) in enumerate(zip(items, answers, strict=True))]

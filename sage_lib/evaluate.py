@@ -18,7 +18,7 @@ from sage_lib.layout import Run
 from sage_lib.records import Record
 from sage_lib.sampling import collect, sample, transformers_engine, vllm_engine
 from sage_lib.scoring import score, valid_probabilities
-from sage_lib.verifier import Verifier, last_answer
+from sage_lib.verifier import Verifier
 
 
 def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, float], None]) -> dict:
@@ -44,7 +44,7 @@ def evaluate(profile: Profile, run: Run, of: Run, progress: Callable[[int, int, 
         return {}
     rows = collect(sorted(run.build.glob("samples*.jsonl")), items, profile.evaluation.samples)
     for item, row in zip(items, rows, strict=True):
-        row["correct"] = data.judge([item] * len(row["completions"]), [last_answer(text) for text in row["completions"]], verifier)
+        row["correct"] = data.judge([item] * len(row["completions"]), row["completions"], verifier)
     table = pd.DataFrame([_count(item, row) for item, row in zip(items, rows, strict=True)], columns=COLUMNS)
     base = model if of.name == "sft" else models.load(profile, layout.sft_run(profile).model)[0]
     write_text(run.measured / "scores.csv", score(model, base, tokenizer, items, rows, profile.evaluation.scored).to_csv(index=False, float_format="%.6g"))

@@ -21,7 +21,7 @@ from sage_lib.records import Record
 from sage_lib.sft import add_lora, load_model
 from sage_lib.trainer import SageTrainer
 from sage_lib.training import StepLog, arguments, last_checkpoint, weights_hash
-from sage_lib.verifier import last_answer, shared
+from sage_lib.verifier import shared
 
 
 def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
@@ -60,12 +60,12 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
 
 def reward(items: list[data.Item], kind: str = "accuracy") -> Callable:
     """TRL's reward function: :func:`data.judge` on the last answer, or with ``kind`` "random" a fair coin for every completion
-    (drawn from torch's global stream, which checkpoints keep), with the accuracy as the metric ``task/accuracy``. On the embedded task it also logs, as metrics that earn
-    nothing, the share of valid work (``task/valid``), of rewarded work that is not valid (``task/unsound``), and of
+    (drawn from torch's global stream, which checkpoints keep), with the accuracy as the metric ``task/accuracy``. On the
+    embedded task it also logs, as metrics that earn nothing, the share of valid work (``task/valid``), of rewarded work that is not valid (``task/unsound``), and of
     the rare way among all samples (``task/rare``)."""
 
     def accuracy(completions, item, log_metric=None, **kwargs):
-        rewards = [float(ok) for ok in data.judge([items[n] for n in item], [last_answer(c[-1]["content"]) for c in completions], shared())]
+        rewards = [float(ok) for ok in data.judge([items[n] for n in item], [c[-1]["content"] for c in completions], shared())]
         if log_metric is not None and items[0].problem is not None:
             checks = [task.check(items[n].problem, c[0]["content"]) for n, c in zip(item, completions, strict=True)]
             log_metric("task/valid", sum(c.valid for c in checks) / len(checks))

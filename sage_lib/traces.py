@@ -17,7 +17,7 @@ from sage_lib.interventions import impact
 from sage_lib.layout import Run
 from sage_lib.records import Record
 from sage_lib.sampling import rollouts, sample_seed
-from sage_lib.verifier import Verifier, last_answer
+from sage_lib.verifier import Verifier
 
 #: Completions of each traced problem: a group, as the profiles' RL has it.
 COMPLETIONS = 8
@@ -51,7 +51,7 @@ def measure(profile: Profile, run: Run) -> dict:
         out, start, mask = rollouts(model, tokenizer, item, COMPLETIONS, profile.rl, sample_seed(seed, item, 0))
         new, mask = out[:, start:], mask.bool()
         texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(new, mask, strict=True)]
-        verdicts = _correct(item, texts, verifier)
+        verdicts = data.judge([item] * len(texts), texts, verifier)
         # One completion at a time: with a large vocabulary a whole group's distributions would fill a GPU.
         read = [_signals(model, reference, out[i: i + 1], start, mask[i], alpha, profile.rl) for i, alpha in enumerate(_advantages(verdicts))]
         logps, ref, entropy = (torch.stack(x) for x in list(zip(*read, strict=True))[:3])
@@ -82,10 +82,6 @@ def measure(profile: Profile, run: Run) -> dict:
     return record.finish(run.record, of=of.name, completions=(number + 1) * COMPLETIONS)
 
 
-def _correct(item: data.Item, texts: list[str], verifier: Verifier) -> list[bool]:
-    return data.judge([item] * len(texts), [last_answer(t) for t in texts], verifier)
-
-
 def _advantages(correct: list[bool]) -> np.ndarray:
     """GRPO's advantages of one group; on the policy that drew it they are the weight alpha_t of every token (eq. 4 of the report)."""
     rewards = np.asarray(correct, dtype=np.float64)
@@ -108,7 +104,7 @@ def impacts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, profile:
     positions = {"most uncertain": most} | ({"another": random.Random(sample_seed(seed, item, 0)).choice(others)} if others else {})
     rows = []
     for kind, position in positions.items():
-        kept, other = impact(model, tokenizer, prompt, completion, position, CONTINUATIONS, profile.rl, seed, lambda texts: _correct(item, texts, verifier))
+        kept, other = impact(model, tokenizer, prompt, completion, position, CONTINUATIONS, profile.rl, seed, lambda texts: data.judge([item] * len(texts), texts, verifier))
         rows.append({"dataset": item.dataset, "problem": item.id, "token": kind, "position": position, "tokens": len(completion), "entropy": entropy[position], "kept": kept, "replaced": other, "continuations": CONTINUATIONS})
     return rows
 

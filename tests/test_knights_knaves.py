@@ -6,6 +6,7 @@ import pytest
 
 from sage_lib import data, knights_knaves
 from sage_lib.errors import SageError
+from sage_lib.prompts import answer_turn
 from sage_lib.verifier import Verifier
 
 
@@ -62,6 +63,6 @@ def test_scores(answer, expected):
 def test_one_function_judges_puzzles_and_sums_in_any_order():
     items = [data.Item("a", "math", "1 + 1?", "2"), data.Item("b", "knights", "who?", GOLD, judge="knights_knaves"), data.Item("c", "math", "1 + 2?", "3")]
     verifier = Verifier()
-    assert data.judge(items, ["2", GOLD, "4"], verifier) == [True, True, False]
-    assert data.judge(items, [None, None, "3"], verifier) == [False, False, True]
+    assert data.judge(items, [answer_turn("so", a) for a in ("2", GOLD, "4")], verifier) == [True, True, False]
+    assert data.judge(items, ["2", GOLD, answer_turn("so", "3")], verifier) == [False, False, True], "no markers, no answer"
     data.require_golds(items, verifier)  # the puzzle's gold is no formula, and need not be
