@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from matplotlib_venn import venn2, venn3
 
-from sage_lib import metrics, tables
+from sage_lib import metrics, sample_tables, tables
 from sage_lib.config import Profile
 from sage_lib.figures import STYLE, WIDE, look, series
 
 
 def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
     """Figure 7: perplexity under the base model of each method's samples: its distribution, and how heavy the tail is."""
-    frame = tables.scores(profile)
+    frame = sample_tables.scores(profile)
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE, 2.5), sharey=False)
         for method in methods:
@@ -37,7 +37,7 @@ def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
 def exploration(profile: Profile, methods: Sequence[str]) -> Figure:
     """Figure 1 of the exploration report: pass@k, answer diversity, entropy and rollout branching factor; 95 % over problems."""
     frame, settings = tables.evaluations(profile), profile.evaluation
-    votes, scores = tables.means_with_intervals(profile, tables.votes(profile), ["distinct"]), tables.means_with_intervals(profile, tables.scores(profile), ["entropy", "branching"])
+    votes, scores = tables.means_with_intervals(profile, sample_tables.votes(profile), ["distinct"]), tables.means_with_intervals(profile, sample_tables.scores(profile), ["entropy", "branching"])
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 4, figsize=(WIDE, 2.5))
         for method in methods:

@@ -61,8 +61,8 @@ def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
 def reward(items: list[data.Item], kind: str = "accuracy") -> Callable:
     """TRL's reward function: :func:`data.judge` on the last answer, or with ``kind`` "random" a fair coin for every completion
     (drawn from torch's global stream, which checkpoints keep), with the accuracy as the metric ``task/accuracy``. On the
-    embedded task it also logs, as metrics that earn nothing, the share of valid work (``task/valid``), of rewarded work that is not valid (``task/unsound``), and of
-    the rare way among all samples (``task/rare``)."""
+    embedded task it also logs, as metrics that earn nothing, the shares among all samples of valid work (``task/valid``), of
+    rewarded work that is not valid (``task/unsound``), and of the rare way (``task/rare``)."""
 
     def accuracy(completions, item, log_metric=None, **kwargs):
         rewards = [float(ok) for ok in data.judge([items[n] for n in item], [c[-1]["content"] for c in completions], shared())]

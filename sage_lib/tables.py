@@ -1,19 +1,14 @@
-"""Tables made from measured files alone, in the paper's layout."""
+"""Tables made from counts, exact probabilities, step logs and traces alone, in the paper's layout."""
 
-import gzip
-import json
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
 
-from sage_lib import counts, layout, metrics, paths, reported, texts
+from sage_lib import counts, layout, metrics, paths, reported
 from sage_lib.config import Profile
 from sage_lib.errors import SageError
 from sage_lib.files import read_json, read_lines
-from sage_lib.verifier import last_answer
 
 BASE_LABEL = "Base Model"
 #: The methods in groups that are drawn together: Table 1, Table 3, and the anchors and controls of this companion.
@@ -53,7 +48,7 @@ def evaluations(profile: Profile, ood: bool = False) -> pd.DataFrame:
         unequal = set(frames[0]["dataset"] + "/" + frames[0]["problem"]) ^ set(frame["dataset"] + "/" + frame["problem"])
         if unequal:
             raise SageError(f"the evaluations of {frames[0]['run'][0]} and {frame['run'][0]} hold different problems ({min(unequal)} and {len(unequal) - 1} more in one alone): delete the folder of the one that lacks them and run with --resume")
-    found = _of(pd.concat(frames, ignore_index=True), profile, ood)
+    found = of_sets(pd.concat(frames, ignore_index=True), profile, ood)
     if found.empty:
         raise SageError(f"profile {profile.name} has no evaluation data {'marked' if ood else 'without'} ood: true: add a data set to its evaluation.data")
     return found
@@ -69,15 +64,16 @@ def curves(frame: pd.DataFrame, method: str, ks: Sequence[int]) -> tuple[np.ndar
     return np.mean([metrics.pass_at_k_curve(g["n"], g["c"], tuple(ks)) for g in runs], axis=0), list(runs[0]["dataset"])
 
 
-def _read(run: layout.Run, name: str) -> pd.DataFrame:
-    """A table that a stage kept; SageError where it is not there."""
+def read(run: layout.Run, name: str) -> pd.DataFrame:
+    """A CSV table that a stage kept under ``run``; SageError where it is not there."""
     path = run.measured / name
     if not path.is_file():
         raise SageError(f"{run.measured.parent.name}/{run.name}/{name} is missing: run the notebooks that make it for this profile first (python -m sage_lib.reproduce --resume)")
     return pd.read_csv(path)
 
 
-def _of(frame: pd.DataFrame, profile: Profile, ood: bool) -> pd.DataFrame:
+def of_sets(frame: pd.DataFrame, profile: Profile, ood: bool) -> pd.DataFrame:
+    """The rows whose column dataset is among :func:`chosen_sets`."""
     return frame[frame["dataset"].isin(chosen_sets(profile, ood))].reset_index(drop=True)
 
 
@@ -142,7 +138,7 @@ def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -
     no epsilon about them: valid_common and valid_rare (mean probability over problems of valid work in each way), both_ways (share of
     problems of kind "both" with a completion of each way in the support). Means over seeds.
     """
-    frames = [_of(_read(run, "support.csv"), profile, ood=False).assign(method=method, run=of.name) for method, _, run, of in layout.evaluations(profile)]
+    frames = [of_sets(read(run, "support.csv"), profile, ood=False).assign(method=method, run=of.name) for method, _, run, of in layout.evaluations(profile)]
     frame = pd.concat(frames, ignore_index=True)
     frame["p"] = np.exp(frame["logp"])
     frame["name"] = frame["dataset"] + "/" + frame["problem"] + "/" + frame["completion"].astype(str)
@@ -166,7 +162,7 @@ def sampled_against_exact(profile: Profile) -> pd.DataFrame:
     """
     rows = []
     for method, _, run, of in layout.evaluations(profile):
-        exact = _read(run, "support.csv").assign(p=lambda t: np.exp(t["logp"])).groupby(["dataset", "problem"])["p"].sum()
+        exact = read(run, "support.csv").assign(p=lambda t: np.exp(t["logp"])).groupby(["dataset", "problem"])["p"].sum()
         found = counts.read(run.measured / "counts.csv").set_index(["dataset", "problem"]).join(exact)
         valid, expected = (found["valid_common"] + found["valid_rare"]).sum(), (found["n"] * found["p"]).sum()
         rows.append((label(profile, method), of.name, expected / found["n"].sum(), valid / found["n"].sum(), (valid - expected) / np.sqrt((found["n"] * found["p"] * (1 - found["p"])).sum())))
@@ -256,7 +252,7 @@ def effects_size(profile: Profile) -> dict:
 
 def traced(profile: Profile, name: str) -> pd.DataFrame:
     """A table of the stage trace: "updates" (size of the update by entropy) or "impact" (tokens replaced by their runner-up)."""
-    return _read(layout.trace_run(profile), f"{name}.csv")
+    return read(layout.trace_run(profile), f"{name}.csv")
 
 
 def benchmark(name: str) -> pd.DataFrame:
@@ -265,38 +261,6 @@ def benchmark(name: str) -> pd.DataFrame:
     if not path.is_file():
         raise SageError(f"there is no benchmark {name!r} in data/measured/benchmarks: python tools/bench.py {name} makes it")
     return pd.read_csv(path)
-
-
-def scores(profile: Profile) -> pd.DataFrame:
-    """Scored samples of every finished evaluation on the data of Table 1: columns method, seed and scoring.COLUMNS."""
-    frames = [_read(run, "scores.csv").assign(method=method, seed=seed) for method, seed, run, _ in layout.evaluations(profile)]
-    return _of(pd.concat(frames, ignore_index=True), profile, ood=False)
-
-
-def samples(profile: Profile, method: str) -> list[dict]:
-    """Every saved sample of a method on the data of Table 1, a row per problem (and seed): dataset, problem, completions,
-    tokens, finished, correct."""
-    runs = [run for m, _, run, _ in layout.evaluations(profile) if m == method]
-    if not runs:
-        raise SageError(f"profile {profile.name} does not evaluate {method!r}: choose one of base, {', '.join(layout.evaluated(profile))}")
-    for run in runs:
-        counts.read(run.measured / "counts.csv")  # a sentence for an evaluation that is not there
-    rows = [json.loads(line) for run in runs for line in gzip.decompress((run.measured / "samples.jsonl.gz").read_bytes()).decode().split("\n") if line]
-    return [row for row in rows if row["dataset"] in chosen_sets(profile)]
-
-
-def votes(profile: Profile) -> pd.DataFrame:
-    """Per method and problem: columns method, dataset, problem, avg (avg@n), maj (maj@k), distinct (answer diversity), n, k.
-
-    k of maj@k is a quarter of the samples, and at least 3 where there are as many: a vote of all would have no spread. Equal answers are equal texts.
-    """
-    k, rows = max(min(3, profile.evaluation.samples), profile.evaluation.samples // 4), []
-    for method in ("base", *layout.evaluated(profile)):
-        for row in samples(profile, method):
-            answers = [last_answer(text) or None for text in row["completions"]]
-            rows.append({"method": method, "dataset": row["dataset"], "problem": row["problem"], "avg": float(np.mean(row["correct"])), "maj": metrics.majority_at_k(answers, row["correct"], k, 100, profile.evaluation.seed),
-                         "distinct": metrics.distinct_answers(answers), "n": len(answers), "k": k})
-    return pd.DataFrame(rows)
 
 
 def means_with_intervals(profile: Profile, frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
@@ -339,72 +303,3 @@ def crossings(profile: Profile) -> pd.DataFrame:
             found, effect = metrics.crossing_interval(reference, ours, settings.ks, settings.resamples, settings.seed, sets), metrics.minimum_detectable_effect(ours - reference, sets)
             rows.append({"row": f"{label(profile, method)} over {label(profile, against)}", **found, f"detectable at {settings.ks[0]}": effect[0], f"detectable at {settings.ks[-1]}": effect[-1], "problems": len(ours)})
     return pd.DataFrame(rows)
-
-
-def tails(profile: Profile, quantile: float = 0.95) -> pd.DataFrame:
-    """How much of each method's perplexity under the base lies above the base's own ``quantile``, and paired over problems by how
-    much more than the base's: columns row, tail, difference, low, high (95 % over problems), problems, seeds.
-
-    A problem's share is a mean over its scored samples (and seeds); means over problems are taken within data sets first.
-    """
-    frame = scores(profile)
-    frame["tail"] = (frame["perplexity"] > frame[frame["method"] == "base"]["perplexity"].quantile(quantile)).astype(float)
-    shares = frame.groupby(["method", "dataset", "problem"], sort=False)["tail"].mean()
-    base, rows = shares["base"], []
-    for method in dict.fromkeys(frame["method"]):
-        ours, sets = shares[method].loc[base.index].to_numpy(), base.index.get_level_values("dataset")
-        difference, low, high = (float(x[0]) for x in metrics.paired_difference(ours[:, None], base.to_numpy()[:, None], profile.evaluation.resamples, profile.evaluation.seed, sets))
-        rows.append((label(profile, method), float(metrics.mean_over_sets(ours[:, None], sets)[0]), difference, low, high, len(ours), frame[frame["method"] == method]["seed"].nunique(dropna=False)))
-    return pd.DataFrame(rows, columns=["row", "tail", "difference", "low", "high", "problems", "seeds"])
-
-
-def patterns(profile: Profile) -> pd.DataFrame:
-    """Table 2 (eq. 13) and response defects by method: columns row, each pattern, problems, dropped, each defect, samples.
-
-    Of several seeds the correct samples of a problem are taken together, so that eq. 13 ranges over problems.
-    """
-    rows = []
-    for method in ("base", *layout.evaluated(profile)):
-        saved = samples(profile, method)
-        correct: dict[tuple[str, str], list[str]] = {}
-        for r in saved:
-            correct.setdefault((r["dataset"], r["problem"]), []).extend(t for t, ok in zip(r["completions"], r["correct"], strict=True) if ok)
-        frequencies = texts.pattern_frequencies(list(correct.values()))
-        found = [texts.defects(t, done) for r in saved for t, done in zip(r["completions"], r["finished"], strict=True)]
-        one = next(iter(frequencies.values()))
-        rows.append({"row": label(profile, method), **{name: f.frequency for name, f in frequencies.items()}, "problems": one.problems, "dropped": one.dropped,
-                     **{kind: sum(kind in f for f in found) / len(found) for kind in ("format", "repetition", "language", "truncated")}, "samples": len(found)})
-    return pd.DataFrame(rows)
-
-
-def detector_precision() -> pd.DataFrame:
-    """How often a pattern's keyword stood for the pattern: columns pattern, hits, read, genuine, low, high (95 %, Clopper-Pearson).
-
-    One reader judged up to 20 hits a pattern (seed 0), among the worked solutions of MATH-500, AIME 2024 and Minerva, from 90
-    characters on either side; data/measured/detectors/precision.csv names them.
-    """
-    rows = []
-    for pattern, group in pd.read_csv(paths.DETECTORS).groupby("pattern", sort=False):
-        interval = binomtest(int(group["genuine"].sum()), len(group)).proportion_ci(method="exact")
-        rows.append((pattern, group["hits"].iloc[0], len(group), group["genuine"].sum(), interval.low, interval.high))
-    return pd.DataFrame(rows, columns=["pattern", "hits", "read", "genuine", "low", "high"])
-
-
-def token_categories(profile: Profile) -> pd.DataFrame:
-    """Share of each token category (exploration report, Table 1) among all samples of a method, and mean tokens a sample."""
-    rows = []
-    for method in ("base", *layout.evaluated(profile)):
-        saved, counts = samples(profile, method), Counter()
-        for text, times in Counter(t for r in saved for t in r["completions"]).items():
-            counts.update({k: v * times for k, v in texts.categories(text).items()})
-        rows.append({"row": label(profile, method), **{k: counts[k] / max(counts.total(), 1) for k in texts.CATEGORIES}, "tokens a sample": float(np.mean([n for r in saved for n in r["tokens"]]))})
-    return pd.DataFrame(rows)
-
-
-def side_by_side(profile: Profile, methods: Sequence[str]) -> pd.DataFrame:
-    """Appendix H: one problem that every method solved, and the first correct solution of each; columns row, problem, solution."""
-    saved = {m: {(r["dataset"], r["problem"]): r for r in reversed(samples(profile, m))} for m in methods}
-    for place in saved[methods[0]]:
-        if all(any(saved[m][place]["correct"]) for m in methods):
-            return pd.DataFrame([{"row": label(profile, m), "problem": "/".join(place), "solution": next(t for t, ok in zip(saved[m][place]["completions"], saved[m][place]["correct"], strict=True) if ok)} for m in methods])
-    return pd.DataFrame(columns=["row", "problem", "solution"])

@@ -16,7 +16,7 @@ FLOORS = [
     {"layout", "data", "models"},
     {"sampling", "scoring"},
     {"tables", "training", "trainer", "interventions"},
-    {"figures", "plan", "sft"},
+    {"figures", "plan", "sft", "sample_tables"},
     {"rl", "evaluate", "traces", "guide_effects", "theory_figures", "guide_figures", "exploration_figures"},
     {"stages"},
     {"reproduce"},

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sage_lib import config, counts, exploration_figures, figures, layout, metrics, tables
+from sage_lib import config, counts, exploration_figures, figures, layout, metrics, sample_tables, tables
 from sage_lib.errors import SageError
 from sage_lib.prompts import answer_turn
 
@@ -63,7 +63,7 @@ def test_unsolvable_sets_have_the_same_number_of_rollouts_whatever_the_seeds(pro
 
 def test_eq_13_ranges_over_problems_and_not_over_seeds(profile):
     write(profile, lambda method, seed, d, i: 2 if i == 0 or (i == 1 and seed in (None, 2)) else 0)
-    found = tables.patterns(profile).set_index("row")
+    found = sample_tables.patterns(profile).set_index("row")
     assert (found["problems"] == 6).all() and (found["dropped"] == sum(SIZES.values()) - 6).all() and (found["constraint setup"] == 1).all()
 
 
@@ -72,9 +72,9 @@ def test_runs_on_other_problems_and_missing_runs_are_named(profile):
     with pytest.raises(SageError, match="grpo-s2/counts.csv is missing: run notebook 07"):
         tables.evaluations(profile)
     with pytest.raises(SageError, match="grpo-s2/counts.csv is missing"):
-        tables.samples(profile, "grpo")
+        sample_tables.samples(profile, "grpo")
     with pytest.raises(SageError, match="sft/scores.csv is missing: run the notebooks"):
-        tables.scores(profile)
+        sample_tables.scores(profile)
     whole = counts.read(next(run for m, *_, run, _ in layout.evaluations(profile) if m == "base").measured / "counts.csv")
     lacking = next(run for m, s, run, _ in layout.evaluations(profile) if (m, s) == ("grpo", 2)).measured / "counts.csv"
     whole[whole["dataset"] != "both"].to_csv(lacking, index=False)
@@ -102,7 +102,7 @@ def test_tails_are_compared_problem_by_problem(profile):
     for method, _, run, _ in layout.evaluations(profile):
         rows = [(d, f"p{i}", n, True, 5, rng.lognormal() * (4 if method == "grpo_branch" else 1), 1.0, 1.0) for d in SIZES for i in range(SIZES[d]) for n in range(8)]
         pd.DataFrame(rows, columns=["dataset", "problem", "number", "correct", "tokens", "perplexity", "entropy", "branching"]).to_csv(run.measured / "scores.csv", index=False)
-    found = tables.tails(profile).set_index("row")
+    found = sample_tables.tails(profile).set_index("row")
     base, branch = found.loc[tables.BASE_LABEL], found.loc[tables.label(profile, "grpo_branch")]
     assert base["tail"] == pytest.approx(0.05, abs=0.02) and base["difference"] == base["low"] == base["high"] == 0
     assert branch["low"] > 0.1 and branch["difference"] == pytest.approx(branch["tail"] - base["tail"]) and branch["seeds"] == 3

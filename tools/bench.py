@@ -133,7 +133,7 @@ def verifier() -> pd.DataFrame:
     """
     from math_verify import verify
 
-    from sage_lib import tables
+    from sage_lib import sample_tables
     from sage_lib.verifier import Verifier, last_answer, parse
 
     rng = np.random.default_rng(0)
@@ -155,7 +155,7 @@ def verifier() -> pd.DataFrame:
         return f"\\frac{{{n}\\sqrt{{3}}}}{{7}}", [f"\\frac{{{n}\\sqrt{{3}}}}{{7}}", f"\\dfrac{{{n}\\sqrt3}}7", f"\\frac{{{n}}}{{7}}\\sqrt{{3}}", f"{n}\\sqrt{{3}}/7", None, *wrong]
 
     cases = {"whole numbers": drawn(numbers), "formulas": drawn(formulas)}
-    cases["measured"] = [(row["problem"].partition("<")[0], last_answer(text)) for row in tables.samples(config.load("smoke"), "base") for text in row["completions"]]
+    cases["measured"] = [(row["problem"].partition("<")[0], last_answer(text)) for row in sample_tables.samples(config.load("smoke"), "base") for text in row["completions"]]
     rows = []
     for name, pairs in cases.items():
         with_pool = Verifier(workers=2)
