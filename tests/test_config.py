@@ -58,6 +58,8 @@ def edited(tmp_path):
     ("seeds: [3407]", "seeds: ['3407']", "seeds are whole numbers"),
     ("seeds: [3407]", "seeds: [3407, 3407]", "each once"),
     ("  samples: 32 ", "  samples: 16 ", "pass@32 needs"),
+    ("ks: [1, 2, 4,", "ks: [2, 1, 4,", "start at 1 and grow"),
+    ("ks: [1, 2, 4,", "ks: [2, 4,", "start at 1 and grow"),
     ("name: smoke", "name: smoker", "set name: "),
     ("{label: GRPO + Branch, guide: branch}", "{label: GRPO + Branch, guide: branch, rl: {beta: 0.0}}", "needs beta > 0"),
     ("anchor: forward_kl", "anchor: k4", "no anchor 'k4'"),

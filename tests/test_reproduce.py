@@ -71,6 +71,8 @@ def test_a_notebook_that_does_not_make_its_artefact_fails_the_run(sandbox, capsy
 def test_an_earlier_build_is_put_aside_unless_resumed(sandbox):
     notebook(sandbox, "profile = 'smoke'", "import pathlib; p = pathlib.Path('data/measured/smoke'); p.mkdir(parents=True, exist_ok=True); (p / 'made.csv').write_text('1')")
     (sandbox / "build" / "smoke").mkdir(parents=True)
+    assert reproduce.reproduce(config.load("smoke"))
+    assert not (sandbox / "build" / "smoke.old1").exists(), "there was nothing to keep"
     (sandbox / "build" / "smoke" / "weights").write_text("hours of work")
     assert reproduce.reproduce(config.load("smoke"), resume=True)
     assert (sandbox / "build" / "smoke" / "weights").is_file()
@@ -98,8 +100,9 @@ def test_dry_run_of_the_paper_prints_settings_data_runs_and_memory(capsys, offli
         assert words in printed
 
 
-def test_a_process_that_fails_is_named_with_its_reason(sandbox, monkeypatch):
+@pytest.mark.parametrize("stage", ["rl", "evaluate"])
+def test_a_process_that_fails_is_named_with_its_reason(sandbox, monkeypatch, stage):
     profile = config.load("smoke")
-    job = stages.Job(stages.layout.sft_run(profile), ("rl", "--method", "no_such", "--seed", "1"), "trial", 1)
+    job = stages.Job(stages.layout.sft_run(profile), (stage, "--method", "no_such", "--seed", "1"), "trial", 1)
     with pytest.raises(SageError, match="trial failed: error: there is no method 'no_such'"):
         stages._start(profile, [job])

@@ -92,6 +92,17 @@ def test_the_ends_of_the_uniform_interval_pick_tokens_that_are_possible():
     assert picked.tolist() == [1, 2]
 
 
+def test_a_models_own_generation_settings_do_not_reach_rollouts(model):
+    network, tokenizer = model
+    chosen = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "max_completion_length": 12}
+    plain, _, _ = sampling.rollouts(network, tokenizer, ITEMS[0], 8, chosen, seed=1)
+    network.generation_config.repetition_penalty = 5.0
+    try:
+        assert sampling.rollouts(network, tokenizer, ITEMS[0], 8, chosen, seed=1)[0].equal(plain)
+    finally:
+        network.generation_config.repetition_penalty = None
+
+
 def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
     row = {"dataset": "both", "problem": "a", "number": 0, "completion": "x", "tokens": 1, "finished": True}
     for change, words in (({"number": 10}, "sample 10 of both/a, which these settings do not ask for"), ({"problem": "z"}, "both/z, which these settings"), ({"number": None}, "without 'number'")):
