@@ -52,7 +52,7 @@ def _token_signals(model: PreTrainedModel, base: PreTrainedModel, prompt: list[i
 
 
 def branching_factor(probabilities: torch.Tensor, mass: float = 0.95) -> torch.Tensor:
-    """Rollout branching factor: the fewest tokens whose probability reaches ``mass``, for every state.
+    """Rollout branching factor (exploration report, Section 2.2): the fewest tokens whose probability reaches ``mass``, for every state.
 
     ``probabilities``: shape (..., vocabulary); returns whole numbers of shape (...).
     """

@@ -54,12 +54,13 @@ def measure(profile: Profile, run: Run) -> dict:
         verdicts = data.judge([item] * len(texts), texts, verifier)
         # One completion at a time: with a large vocabulary a whole group's distributions would fill a GPU.
         read = [_signals(model, reference, out[i: i + 1], start, mask[i], alpha, profile.rl) for i, alpha in enumerate(_advantages(verdicts))]
-        logps, ref, entropy = (torch.stack(x) for x in list(zip(*read, strict=True))[:3])
+        *by_token, masses, norms = zip(*read, strict=True)
+        logps, ref, entropy = (torch.stack(x) for x in by_token)
         q = {name: guide(GuideInputs(entropies=entropy, logps=logps, mask=mask, progress=0.0, generator=generator)) for name, guide in guides.items()}
         entropies.append(entropy[mask].cpu().numpy())
         surprisals.append(-logps[mask].cpu().numpy())
-        kept += [r[3] for r in read]
-        gradients += [r[4] for r in read]
+        kept += masses
+        gradients += norms
         if number % 2 == 0:
             replaced += impacts(model, tokenizer, profile, item, out[0, :start].tolist(), new[0][mask[0]].tolist(), entropy[0][mask[0]].tolist(), seed, verifier)
         for row, (text, correct) in enumerate(zip(texts, verdicts, strict=True)):
