@@ -24,7 +24,9 @@ def write_bytes(path: Path, data: bytes) -> Path:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise SageError(f"cannot write {path.name} ({error.strerror}); free some space or set SAGE_BUILD to another disk") from error
+        raise SageError(
+            f"cannot write {path.name} ({error.strerror}); free some space or set SAGE_BUILD to another disk"
+        ) from error
     return path
 
 
@@ -37,9 +39,13 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise SageError(f"{path.name} is missing from {path.parent.name}/: run the stage that makes it first") from None
+        raise SageError(
+            f"{path.name} is missing from {path.parent.name}/: run the stage that makes it first"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise SageError(f"{path.parent.name}/{path.name} is not valid JSON ({error}): delete it and run with --resume to make it again") from None
+        raise SageError(
+            f"{path.parent.name}/{path.name} is not valid JSON ({error}): delete it and run with --resume to make it again"
+        ) from None
 
 
 def append_line(path: Path, row: dict) -> None:
@@ -66,8 +72,10 @@ def read_lines(path: Path, repair: bool = False) -> list[dict]:
             rows.append(json.loads(line))
         except ValueError:
             if whole + len(line) < len(data):
-                raise SageError(f"{path.parent.name}/{path.name}: line {len(rows) + 1} is not valid JSON; "
-                                "delete that line, or the file, and run with --resume") from None
+                raise SageError(
+                    f"{path.parent.name}/{path.name}: line {len(rows) + 1} is not valid JSON; "
+                    "delete that line, or the file, and run with --resume"
+                ) from None
             if repair:
                 os.truncate(path, whole)
             break
@@ -85,5 +93,7 @@ def require_space(folder: Path, gigabytes: float, what: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free / 1e9
     if free < gigabytes:
-        raise SageError(f"{what} needs about {gigabytes:.1f} GB of disk and {free:.1f} GB are free: "
-                        "free some space, or set SAGE_BUILD to a folder on a larger disk and run with --resume")
+        raise SageError(
+            f"{what} needs about {gigabytes:.1f} GB of disk and {free:.1f} GB are free: "
+            "free some space, or set SAGE_BUILD to a folder on a larger disk and run with --resume"
+        )

@@ -11,7 +11,7 @@ REPORTED = ROOT / "data" / "reported"
 #: Results of tools/bench.py, kept with the code that made them.
 BENCHMARKS = ROOT / "data" / "measured" / "benchmarks"
 DETECTORS = ROOT / "data" / "measured" / "detectors" / "precision.csv"
-PROFILES = Path(__file__).resolve().parent / "profiles"
+PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
 
 
 def results() -> Path:

@@ -8,23 +8,29 @@ def offline(tmp_path, monkeypatch):
     """Public data can neither be read from a folder nor be fetched."""
     import datasets
 
-    from sage_lib import benchmarks
+    from sage_lib.tasks import public_sets
 
     def no_network(*args, **kwargs):
         raise ConnectionError("no network")
 
     monkeypatch.setenv("SAGE_DATA", str(tmp_path))
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
-    monkeypatch.setattr(benchmarks, "urlopen", no_network)
+    monkeypatch.setattr(public_sets, "urlopen", no_network)
     monkeypatch.setattr(datasets, "load_dataset", no_network)
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """Folder of a one-layer random model with the embedded tokenizer."""
-    from sage_lib import embedded_model
+    from sage_lib.policy import tiny_qwen
 
     folder = tmp_path_factory.mktemp("tiny")
-    shape = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
-    embedded_model.create(folder, shape, limit=99, max_length=64, seed=0)
+    shape = dict(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    tiny_qwen.create(folder, shape, limit=99, max_length=64, seed=0)
     return folder

@@ -11,31 +11,54 @@ import sys
 import zlib
 from pathlib import Path
 
-from sage_lib.backend import GRPOConfig  # first
+# first
+from sage_lib.algorithm.backend import GRPOConfig
+
+# isort: split
 
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from sage_lib import embedded_model, prompts
-from sage_lib.guides import BranchGuide, GuideInputs, RandomGuide
-from sage_lib.trainer import SageTrainer
+from sage_lib.algorithm.guides import BranchGuide, GuideInputs, RandomGuide
+from sage_lib.algorithm.trainer import SageTrainer
+from sage_lib.policy import tiny_qwen
+from sage_lib.tasks import prompts
 
-METHODS = {"branch": {"guide": BranchGuide(threshold=0.5)}, "dapo": {"guide": BranchGuide(threshold=0.5), "loss_type": "dapo"}, "sequence": {"guide": BranchGuide(threshold=0.5), "anchor": "sequence"},
-           "forward_kl": {"anchor": "forward_kl"}, "random": {"guide": RandomGuide()}}
+METHODS = {
+    "branch": {"guide": BranchGuide(threshold=0.5)},
+    "dapo": {"guide": BranchGuide(threshold=0.5), "loss_type": "dapo"},
+    "sequence": {"guide": BranchGuide(threshold=0.5), "anchor": "sequence"},
+    "forward_kl": {"anchor": "forward_kl"},
+    "random": {"guide": RandomGuide()},
+}
 
 
 def rollouts(prompts, trainer) -> dict:
     """Six tokens and an end for each prompt: a function of the prompt, of its place in the group and of the step."""
-    ids = [trainer.processing_class.apply_chat_template(p, add_generation_prompt=True, return_dict=False) for p in prompts]
+    ids = [
+        trainer.processing_class.apply_chat_template(
+            p, add_generation_prompt=True, return_dict=False
+        )
+        for p in prompts
+    ]
     seen: dict[str, int] = {}
     completions = []
     for one in ids:
         key = json.dumps(one)
         seen[key] = seen.get(key, -1) + 1
-        rng = torch.Generator().manual_seed(zlib.crc32(key.encode()) + 7919 * (seen[key] % trainer.num_generations) + 31 * trainer.state.global_step)
-        completions.append([*torch.randint(10, 60, (6,), generator=rng).tolist(), trainer.processing_class.eos_token_id])
+        rng = torch.Generator().manual_seed(
+            zlib.crc32(key.encode())
+            + 7919 * (seen[key] % trainer.num_generations)
+            + 31 * trainer.state.global_step
+        )
+        completions.append(
+            [
+                *torch.randint(10, 60, (6,), generator=rng).tolist(),
+                trainer.processing_class.eos_token_id,
+            ]
+        )
     return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
 
 
@@ -43,7 +66,10 @@ def run(model_folder: str, out: str, method: str, batch: str) -> None:
     torch.manual_seed(0)
     chosen = dict(METHODS[method])
     guide, anchor = chosen.pop("guide", None), chosen.pop("anchor", None)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model_folder),
+        LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    )
     rows = [{"prompt": prompts.messages(f"reach {n} from 1 2 3 4")} for n in range(16)]
     noise = []
 
@@ -53,16 +79,47 @@ def run(model_folder: str, out: str, method: str, batch: str) -> None:
         return q
 
     trainer = SageTrainer(
-        model=model, processing_class=embedded_model.load_tokenizer(Path(model_folder)), train_dataset=Dataset.from_list(rows), guide=None if guide is None else watched, anchor=anchor,
-        reward_funcs=lambda completion_ids, **_: [sum(ids) % 11 / 11 for ids in completion_ids], rollout_func=rollouts,
-        args=GRPOConfig(output_dir=f"{out}.run", per_device_train_batch_size=int(batch), num_generations=4, max_completion_length=7, beta=0.05, learning_rate=1e-2, max_steps=4, bf16=False, use_cpu=True,
-                        gradient_checkpointing=False, report_to="none", logging_steps=1, save_strategy="no", seed=5, disable_tqdm=True, **{"loss_type": "grpo", "use_bias_correction_kl": False} | chosen),
+        model=model,
+        processing_class=tiny_qwen.load_tokenizer(Path(model_folder)),
+        train_dataset=Dataset.from_list(rows),
+        guide=None if guide is None else watched,
+        anchor=anchor,
+        reward_funcs=lambda completion_ids, **_: [sum(ids) % 11 / 11 for ids in completion_ids],
+        rollout_func=rollouts,
+        args=GRPOConfig(
+            output_dir=f"{out}.run",
+            per_device_train_batch_size=int(batch),
+            num_generations=4,
+            max_completion_length=7,
+            beta=0.05,
+            learning_rate=1e-2,
+            max_steps=4,
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            report_to="none",
+            logging_steps=1,
+            save_strategy="no",
+            seed=5,
+            disable_tqdm=True,
+            **{"loss_type": "grpo", "use_bias_correction_kl": False} | chosen,
+        ),
     )
     trainer.train()
-    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]).tolist()
+    weights = torch.cat(
+        [p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]
+    ).tolist()
     accelerator = trainer.accelerator
-    Path(f"{out}.{method}.{accelerator.process_index}").write_text(json.dumps({
-        "weights": weights, "noise": noise, "log": [r for r in trainer.state.log_history if "loss" in r], "processes": accelerator.num_processes}))
+    Path(f"{out}.{method}.{accelerator.process_index}").write_text(
+        json.dumps(
+            {
+                "weights": weights,
+                "noise": noise,
+                "log": [r for r in trainer.state.log_history if "loss" in r],
+                "processes": accelerator.num_processes,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ A case is (name, gold, completion, correct). Cases are made by rules, so that a 
 
 from collections.abc import Iterator
 
-from sage_lib.prompts import SOLUTION_END, SOLUTION_START, SYSTEM_PROMPT, WORK_END, WORK_START
+from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, SYSTEM_PROMPT, WORK_END, WORK_START
 
 
 def answered(answer: str) -> str:
@@ -22,7 +22,9 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
     # Numbers too large to hold.
     for base in (2, 9, 99):
         for depth in (3, 5, 9, 15):
-            yield wrong(f"tower {base}^ x{depth}", "^{".join([str(base)] * depth) + "}" * (depth - 1))
+            yield wrong(
+                f"tower {base}^ x{depth}", "^{".join([str(base)] * depth) + "}" * (depth - 1)
+            )
             yield wrong(f"tower ** {base} x{depth}", "**".join([str(base)] * depth))
     for n in ("1000", "100000", "10000000", "999999999"):
         yield wrong(f"factorial {n}", f"{n}!")
@@ -41,7 +43,18 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
         yield wrong(f"exponent notation {n}", f"1e{n}")
         yield wrong(f"derivative {n}", rf"\frac{{d^{{{n}}}}}{{dx^{{{n}}}}} x^{{{n}}}")
     # Broken pieces of arithmetic that hold the answer.
-    for piece in ("( 7", "7 )", "7 +", "* 7", "7 7", "( 7 ) )", "7 + + ", "/ 7", "7 ^", "( ( 3 + 4 )"):
+    for piece in (
+        "( 7",
+        "7 )",
+        "7 +",
+        "* 7",
+        "7 7",
+        "( 7 ) )",
+        "7 + + ",
+        "/ 7",
+        "7 ^",
+        "( ( 3 + 4 )",
+    ):
         yield wrong(f"piece {piece}", piece)
     # Depth and length.
     for depth in (10, 40, 90, 150, 1000, 20000):
@@ -67,7 +80,17 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
     # Many candidates: listing answers must not score.
     for count in (2, 3, 10, 50, 100, 1000, 5000):
         numbers = list(map(str, range(1, count + 7)))
-        for name, glue in (("comma", ", "), ("or", " or "), ("and", " and "), ("semicolon", "; "), ("space", " "), ("newline", "\n"), ("equals", " = "), ("plus minus", r" \pm "), ("latex text", r" \text{ or } ")):
+        for name, glue in (
+            ("comma", ", "),
+            ("or", " or "),
+            ("and", " and "),
+            ("semicolon", "; "),
+            ("space", " "),
+            ("newline", "\n"),
+            ("equals", " = "),
+            ("plus minus", r" \pm "),
+            ("latex text", r" \text{ or } "),
+        ):
             yield wrong(f"{count} integers by {name}", glue.join(numbers))
         yield wrong(f"{count} boxes", " ".join(rf"\boxed{{{n}}}" for n in numbers))
         yield wrong(f"{count} in braces", r"\{" + ", ".join(numbers) + r"\}")
@@ -75,8 +98,18 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
     # Tags.
     yield ("repeated tags, the last counts", "7", answered("1") + answered("7"), True)
     yield ("repeated tags, the last is wrong", "7", answered("7") + answered("1"), False)
-    yield ("nested tags", "7", f"{SOLUTION_START}{SOLUTION_START}7{SOLUTION_END}{SOLUTION_END}", True)
-    yield ("nested tags around two numbers", "7", f"{SOLUTION_START}7{SOLUTION_START}8{SOLUTION_END}{SOLUTION_END}", False)
+    yield (
+        "nested tags",
+        "7",
+        f"{SOLUTION_START}{SOLUTION_START}7{SOLUTION_END}{SOLUTION_END}",
+        True,
+    )
+    yield (
+        "nested tags around two numbers",
+        "7",
+        f"{SOLUTION_START}7{SOLUTION_START}8{SOLUTION_END}{SOLUTION_END}",
+        False,
+    )
     yield ("tags the wrong way round", "7", f"{SOLUTION_END}7{SOLUTION_START}", False)
     yield ("no closing tag", "7", f"{SOLUTION_START} 7", False)
     yield ("no opening tag", "7", f"7 {SOLUTION_END}", False)
@@ -97,14 +130,83 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
         yield ("U+%04X in the work" % code, "7", f"{chr(code) * 50}{answered('7')}", True)
     for zero in (0x0660, 0x06F0, 0x0966, 0x09E6, 0x0E50, 0xFF10, 0x1D7CE):
         yield wrong(f"digits from U+{zero:04X}, another number", chr(zero + 8))
-        yield wrong(f"digits from U+{zero:04X}, a list", ", ".join(chr(zero + i) for i in range(10)))
+        yield wrong(
+            f"digits from U+{zero:04X}, a list", ", ".join(chr(zero + i) for i in range(10))
+        )
     for symbol in ("∞", "½", "⑦", "七", "Ⅷ", "🙂", "é̸̢", "\u0301" * 100):
         yield wrong(f"symbol {symbol[:2]}", symbol)
     # Code, and words that a careless parser would run.
-    for code in ("__import__('os').system('touch sage_hostile')", "exec('1')", "eval('7')", "(lambda: 7)()", "open('secret.txt').read()", "7 if True else 8", "[7 for _ in range(10**9)]", "while True: pass",
-                 "True", "None", "nan", "inf", "-inf", r"\infty", r"\text{seven}", r"\def\a{\a\a}\a", r"\input{secret.txt}", r"\newcommand{\x}{7}\x", "7; drop table", "<script>7</script>", "%s%s%s%n", "x", "x = x", "gold", "answer",
-                 "the answer", "0 = 0", "7 = 8", "8 = 9", "7 < x", "x > 6", "x \\neq 8", "7, 7, 7, 8", "(7, 8)", "[7, 8]", "7 \\ldots 9", "?", "7?8", "7/0", "0/0", r"\frac{7}{0}", r"\sqrt{-1}", "i", "7i", "e^{i\\pi}", "-7", "0.7", "70", "7.5"):
+    for code in (
+        "__import__('os').system('touch sage_hostile')",
+        "exec('1')",
+        "eval('7')",
+        "(lambda: 7)()",
+        "open('secret.txt').read()",
+        "7 if True else 8",
+        "[7 for _ in range(10**9)]",
+        "while True: pass",
+        "True",
+        "None",
+        "nan",
+        "inf",
+        "-inf",
+        r"\infty",
+        r"\text{seven}",
+        r"\def\a{\a\a}\a",
+        r"\input{secret.txt}",
+        r"\newcommand{\x}{7}\x",
+        "7; drop table",
+        "<script>7</script>",
+        "%s%s%s%n",
+        "x",
+        "x = x",
+        "gold",
+        "answer",
+        "the answer",
+        "0 = 0",
+        "7 = 8",
+        "8 = 9",
+        "7 < x",
+        "x > 6",
+        "x \\neq 8",
+        "7, 7, 7, 8",
+        "(7, 8)",
+        "[7, 8]",
+        "7 \\ldots 9",
+        "?",
+        "7?8",
+        "7/0",
+        "0/0",
+        r"\frac{7}{0}",
+        r"\sqrt{-1}",
+        "i",
+        "7i",
+        "e^{i\\pi}",
+        "-7",
+        "0.7",
+        "70",
+        "7.5",
+    ):
         yield wrong(f"text {code[:24]}", code)
     # What is right must stay right beside all that.
-    for answer in ("7", " 7 ", "7.0", "7.", "+7", "14/2", r"\frac{14}{2}", "(7)", "3+4", "10 - 3", "7 \\cdot 1", "x = 7", r"\boxed{7}", "$7$", r"\sqrt{49}", r"2^3 - 1", "700\\%", "{{7*1}}"):
+    for answer in (
+        "7",
+        " 7 ",
+        "7.0",
+        "7.",
+        "+7",
+        "14/2",
+        r"\frac{14}{2}",
+        "(7)",
+        "3+4",
+        "10 - 3",
+        "7 \\cdot 1",
+        "x = 7",
+        r"\boxed{7}",
+        "$7$",
+        r"\sqrt{49}",
+        r"2^3 - 1",
+        "700\\%",
+        "{{7*1}}",
+    ):
         yield right(f"right: {answer}", answer)

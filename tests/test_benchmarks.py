@@ -10,11 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from sage_lib import benchmarks, config, data
 from sage_lib.errors import SageError
+from sage_lib.experiment import problems
+from sage_lib.experiment.profile import load_profile
+from sage_lib.tasks import public_sets
 
 FIXTURES = Path(__file__).parent / "data"
-COUNTS = {"aime": 4, "amc23": 2, "math500_level5": 2, "minerva": 2, "gsm8k_train": 2, "gsm8k_test": 1, "dapo_math_17k": 2, "open_math_reasoning_mini": 4}
+COUNTS = {
+    "aime": 4,
+    "amc23": 2,
+    "math500_level5": 2,
+    "minerva": 2,
+    "gsm8k_train": 2,
+    "gsm8k_test": 1,
+    "dapo_math_17k": 2,
+    "open_math_reasoning_mini": 4,
+}
 
 
 @pytest.fixture
@@ -22,9 +33,16 @@ def folder(offline, tmp_path, monkeypatch):
     """A copy of the fixtures, each pinned by its own count and checksums; nothing can be fetched."""
     shutil.copytree(FIXTURES, tmp_path / "data")
     monkeypatch.setenv("SAGE_DATA", str(tmp_path / "data"))
-    for name, source in benchmarks.SOURCES.items():
-        parts = tuple(dataclasses.replace(p, sha256=digest(FIXTURES / p.local)) if isinstance(p, benchmarks.File) else p for p in source.parts)
-        monkeypatch.setitem(benchmarks.SOURCES, name, dataclasses.replace(source, parts=parts, rows=COUNTS[name]))
+    for name, source in public_sets.SOURCES.items():
+        parts = tuple(
+            dataclasses.replace(p, sha256=digest(FIXTURES / p.local))
+            if isinstance(p, public_sets.File)
+            else p
+            for p in source.parts
+        )
+        monkeypatch.setitem(
+            public_sets.SOURCES, name, dataclasses.replace(source, parts=parts, rows=COUNTS[name])
+        )
     return tmp_path / "data"
 
 
@@ -32,52 +50,88 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize(("name", "golds"), [
-    ("aime", ["009", "401", "17", "496"]),  # text and number; the last file has no solution and no url
-    ("amc23", ["27", "0.125"]),  # 27.0 in the file
-    ("math500_level5", [r"\frac{5}{6}", "(-2,2)"]),  # the level is a number or a text; level 1 is left out
-    ("minerva", ["6", r"\frac{x^{2}}{3}"]),  # there is no answer: the last box of the solution
-    ("gsm8k_train", ["12", "1200"]), ("gsm8k_test", ["7"]),  # after ####, without the comma
-    ("dapo_math_17k", ["32", "4"]), ("open_math_reasoning_mini", ["7", "x+1", "7", "-2.5"]),
-])
+@pytest.mark.parametrize(
+    ("name", "golds"),
+    [
+        (
+            "aime",
+            ["009", "401", "17", "496"],
+        ),  # text and number; the last file has no solution and no url
+        ("amc23", ["27", "0.125"]),  # 27.0 in the file
+        (
+            "math500_level5",
+            [r"\frac{5}{6}", "(-2,2)"],
+        ),  # the level is a number or a text; level 1 is left out
+        ("minerva", ["6", r"\frac{x^{2}}{3}"]),  # there is no answer: the last box of the solution
+        ("gsm8k_train", ["12", "1200"]),
+        ("gsm8k_test", ["7"]),  # after ####, without the comma
+        ("dapo_math_17k", ["32", "4"]),
+        ("open_math_reasoning_mini", ["7", "x+1", "7", "-2.5"]),
+    ],
+)
 def test_every_format(folder, name, golds):
-    items = benchmarks.load(name)
-    assert [i.gold for i in items] == golds and all(i.question for i in items) and len({i.id for i in items}) == len(golds)
+    items = public_sets.load(name)
+    assert (
+        [i.gold for i in items] == golds
+        and all(i.question for i in items)
+        and len({i.id for i in items}) == len(golds)
+    )
 
 
 def test_worked_answers_are_numeric_fit_half_the_context_and_carry_no_annotations(folder):
-    assert [(w, a) for _, w, a in benchmarks.load_sft("open_math_reasoning_mini", None, 200, len)] == [("3+4=7\n\nIt is 7.", "7"), ("3+4=7\n\nIt is 7.", "-2.5")]
-    assert [(w, a) for _, w, a in benchmarks.load_sft("gsm8k_train", None, 1000, len)] == [("Ann has 3*4=12 nuts.", "12"), ("There are 40*30=1,200 seats.", "1200")]
+    assert [
+        (w, a) for _, w, a in public_sets.load_sft("open_math_reasoning_mini", None, 200, len)
+    ] == [("3+4=7\n\nIt is 7.", "7"), ("3+4=7\n\nIt is 7.", "-2.5")]
+    assert [(w, a) for _, w, a in public_sets.load_sft("gsm8k_train", None, 1000, len)] == [
+        ("Ann has 3*4=12 nuts.", "12"),
+        ("There are 40*30=1,200 seats.", "1200"),
+    ]
     with pytest.raises(SageError, match="no SFT data set 'amc23': choose one of"):
-        benchmarks.load_sft("amc23", None, 1000, len)
+        public_sets.load_sft("amc23", None, 1000, len)
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (lambda text: text.replace('"question"', '"query"'), "amc23.jsonl:1: the column 'question' is missing"),
-    (lambda text: text.replace('"id": 1', '"id": 0'), "amc23.jsonl:2: the id .* occurs twice"),
-    (lambda text: text.replace("27.0", '""'), "amc23.jsonl:1: there is no gold answer"),
-    (lambda text: text.splitlines()[0], "should have 2 problems and has 1"),
-    (lambda text: text[:-9], "line 2 is not valid JSON"),
-])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda text: text.replace('"question"', '"query"'),
+            "amc23.jsonl:1: the column 'question' is missing",
+        ),
+        (lambda text: text.replace('"id": 1', '"id": 0'), "amc23.jsonl:2: the id .* occurs twice"),
+        (lambda text: text.replace("27.0", '""'), "amc23.jsonl:1: there is no gold answer"),
+        (lambda text: text.splitlines()[0], "should have 2 problems and has 1"),
+        (lambda text: text[:-9], "line 2 is not valid JSON"),
+    ],
+)
 def test_damaged_files_are_refused(folder, monkeypatch, damage, words):
     path = folder / "benchmarks/amc23.jsonl"
     path.write_text(damage(path.read_text()))
     with pytest.raises(SageError, match="does not have the checksum"):
-        benchmarks.load("amc23")
-    source = benchmarks.SOURCES["amc23"]  # damaged before it was pinned: what is in the file is looked at too
-    monkeypatch.setitem(benchmarks.SOURCES, "amc23", dataclasses.replace(source, parts=(dataclasses.replace(source.parts[0], sha256=digest(path)),)))
+        public_sets.load("amc23")
+    source = public_sets.SOURCES[
+        "amc23"
+    ]  # damaged before it was pinned: what is in the file is looked at too
+    monkeypatch.setitem(
+        public_sets.SOURCES,
+        "amc23",
+        dataclasses.replace(
+            source, parts=(dataclasses.replace(source.parts[0], sha256=digest(path)),)
+        ),
+    )
     with pytest.raises(SageError, match=words):
-        benchmarks.load("amc23")
+        public_sets.load("amc23")
 
 
 def test_what_the_folder_lacks_is_fetched_once_and_checked(folder, monkeypatch, tmp_path):
     content = (folder / "benchmarks/amc23.jsonl").read_bytes()
     (folder / "benchmarks/amc23.jsonl").unlink()
     with pytest.raises(SageError, match="amc23.jsonl could not be fetched from .*no network"):
-        benchmarks.load("amc23")
-    monkeypatch.setattr(benchmarks, "urlopen", lambda url, timeout: (_ for _ in ()).throw(IncompleteRead(b"half")))
+        public_sets.load("amc23")
+    monkeypatch.setattr(
+        public_sets, "urlopen", lambda url, timeout: (_ for _ in ()).throw(IncompleteRead(b"half"))
+    )
     with pytest.raises(SageError, match="could not be fetched from .*IncompleteRead"):
-        benchmarks.load("amc23")
+        public_sets.load("amc23")
     served = tmp_path / "served"
     served.write_bytes(content + b"\n{}")
     urls = []
@@ -86,51 +140,69 @@ def test_what_the_folder_lacks_is_fetched_once_and_checked(folder, monkeypatch, 
         urls.append(url)
         return served.open("rb")
 
-    monkeypatch.setattr(benchmarks, "urlopen", serve)
+    monkeypatch.setattr(public_sets, "urlopen", serve)
     with pytest.raises(SageError, match="changed at its source"):  # and nothing of it is kept
-        benchmarks.load("amc23")
+        public_sets.load("amc23")
     served.write_bytes(content)
-    assert len(benchmarks.load("amc23")) == len(benchmarks.load("amc23")) == 2
-    assert len(urls) == 2 and urls[0].endswith("QwenLM/Qwen2.5-Math/main/evaluation/data/amc23/test.jsonl")
+    assert len(public_sets.load("amc23")) == len(public_sets.load("amc23")) == 2
+    assert len(urls) == 2 and urls[0].endswith(
+        "QwenLM/Qwen2.5-Math/main/evaluation/data/amc23/test.jsonl"
+    )
     served.write_bytes(content.splitlines()[0])
-    assert len(benchmarks.load("amc23", revision="another")) == 1 and "/another/" in urls[-1]  # on purpose: as it is there
+    assert (
+        len(public_sets.load("amc23", revision="another")) == 1 and "/another/" in urls[-1]
+    )  # on purpose: as it is there
 
 
 def test_unknown_set():
     with pytest.raises(SageError, match="choose one of"):
-        benchmarks.load("amc24")
+        public_sets.load("amc24")
 
 
 def test_every_file_of_the_shipped_sets_is_pinned():
-    for name, source in benchmarks.SOURCES.items():
+    for name, source in public_sets.SOURCES.items():
         for part in source.parts:
-            assert part.revision and (not isinstance(part, benchmarks.File) or (len(part.sha256) == 64 and "{revision}" in part.url)), name
+            assert part.revision and (
+                not isinstance(part, public_sets.File)
+                or (len(part.sha256) == 64 and "{revision}" in part.url)
+            ), name
 
 
-@pytest.mark.skipif("SAGE_DATA" not in os.environ, reason="set SAGE_DATA to a folder with the public benchmark files to check their counts and golds")
+@pytest.mark.skipif(
+    "SAGE_DATA" not in os.environ,
+    reason="set SAGE_DATA to a folder with the public benchmark files to check their counts and golds",
+)
 def test_the_real_files_and_that_every_gold_parses():
-    from sage_lib.verifier import Verifier
+    from sage_lib.tasks.verifier import Verifier
 
     verifier, unparseable = Verifier(), set()
     for name in ("aime", "amc23", "math500_level5", "minerva", "gsm8k_train", "gsm8k_test"):
-        for item in benchmarks.load(name):
+        for item in public_sets.load(name):
             try:
                 verifier.verify_answers([item.gold], ["1"])
             except SageError:
                 unparseable.add((name, item.gold))
     verifier.close()
-    assert unparseable == {("minerva", gold) for gold in benchmarks.SOURCES["minerva"].unparseable}
+    assert unparseable == {("minerva", gold) for gold in public_sets.SOURCES["minerva"].unparseable}
 
 
-def test_a_gold_that_cannot_be_read_is_left_out_of_a_run_aloud_or_stops_it_before_it_samples(folder, monkeypatch, capsys):
-    from sage_lib.verifier import Verifier
+def test_a_gold_that_cannot_be_read_is_left_out_of_a_run_aloud_or_stops_it_before_it_samples(
+    folder, monkeypatch, capsys
+):
+    from sage_lib.tasks.verifier import Verifier
 
-    source = benchmarks.SOURCES["minerva"]
-    monkeypatch.setitem(benchmarks.SOURCES, "minerva", dataclasses.replace(source, unparseable=("6",)))
-    profile = config.load("paper")
-    items = data._items(profile, config.Data("minerva", None, 272, 0), frozenset())
-    assert [i.gold for i in items] == [r"\frac{x^{2}}{3}"] and "minerva: 1 of 2 problems are left out" in capsys.readouterr().out
+    source = public_sets.SOURCES["minerva"]
+    monkeypatch.setitem(
+        public_sets.SOURCES, "minerva", dataclasses.replace(source, unparseable=("6",))
+    )
+    profile = load_profile("paper")
+    items = problems._items(profile, profile.Data("minerva", None, 272, 0), frozenset())
+    assert [i.gold for i in items] == [
+        r"\frac{x^{2}}{3}"
+    ] and "minerva: 1 of 2 problems are left out" in capsys.readouterr().out
     verifier = Verifier()
-    with pytest.raises(SageError, match=r"'E_\{1\},E_\{2\}' cannot be parsed: correct or drop its problem"):
+    with pytest.raises(
+        SageError, match=r"'E_\{1\},E_\{2\}' cannot be parsed: correct or drop its problem"
+    ):
         verifier.require_golds(["7", "E_{1},E_{2}"])
     verifier.close()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from sage_lib.guides import GuideInputs, RandomGuide
+from sage_lib.algorithm.guides import GuideInputs, RandomGuide
 from sage_lib.paths import ROOT
 
 METHODS = ("branch", "dapo", "sequence", "forward_kl", "random")
@@ -19,12 +19,32 @@ METHODS = ("branch", "dapo", "sequence", "forward_kl", "random")
 @pytest.fixture(scope="module")
 def runs(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributed")
-    script, environment = str(ROOT / "tests" / "distributed_run.py"), {**os.environ, "OMP_NUM_THREADS": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "cache")}
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate" / "cpu_gloo.yaml"), "--main_process_port", "0"]
-    for words in ([sys.executable, script, str(tiny_model), str(folder / "one"), "16"], [*launch, script, str(tiny_model), str(folder / "two"), "8"]):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=400, env=environment, cwd=folder)
+    script, environment = (
+        str(ROOT / "tests" / "distributed_run.py"),
+        {**os.environ, "OMP_NUM_THREADS": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "cache")},
+    )
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(ROOT / "accelerate" / "cpu_gloo.yaml"),
+        "--main_process_port",
+        "0",
+    ]
+    for words in (
+        [sys.executable, script, str(tiny_model), str(folder / "one"), "16"],
+        [*launch, script, str(tiny_model), str(folder / "two"), "8"],
+    ):
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=400, env=environment, cwd=folder
+        )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return {(name, method, rank): json.loads((folder / f"{name}.{method}.{rank}").read_text()) for method in METHODS for name, rank in (("one", 0), ("two", 0), ("two", 1))}
+    return {
+        (name, method, rank): json.loads((folder / f"{name}.{method}.{rank}").read_text())
+        for method in METHODS
+        for name, rank in (("one", 0), ("two", 0), ("two", 1))
+    }
 
 
 @pytest.mark.parametrize("method", ["branch", "dapo", "sequence", "forward_kl"])
@@ -35,7 +55,13 @@ def test_two_processes_follow_the_trajectory_of_one(runs, method):
     moved = torch.tensor(one["weights"]) - torch.tensor(runs["one", "random", 0]["weights"])
     assert moved.abs().max() > 1e-4, "the comparison can tell two methods apart"
     for a, b in zip(one["log"], two["log"], strict=True):
-        for key in ("reward", "kl", "kl_ref", "entropy", *(k for k in ("guide/mean", "guide/max", "guide/acting") if k in a)):
+        for key in (
+            "reward",
+            "kl",
+            "kl_ref",
+            "entropy",
+            *(k for k in ("guide/mean", "guide/max", "guide/acting") if k in a),
+        ):
             assert a[key] == pytest.approx(b[key], abs=2e-4), f"{key} is a mean over both processes"
 
 
@@ -46,7 +72,13 @@ def test_both_processes_end_with_the_same_weights_and_their_own_noise(runs):
     for rank, run in enumerate((first, second)):  # and it is what the seed and the rank say
         q = torch.tensor(run["noise"][0])
         shape = torch.zeros_like(q)
-        inputs = GuideInputs(entropies=shape, logps=shape, mask=torch.ones_like(q), progress=0.0, generator=torch.Generator().manual_seed(5 * 1009 + rank))
+        inputs = GuideInputs(
+            entropies=shape,
+            logps=shape,
+            mask=torch.ones_like(q),
+            progress=0.0,
+            generator=torch.Generator().manual_seed(5 * 1009 + rank),
+        )
         assert torch.equal(q, RandomGuide()(inputs))
 
 
@@ -54,4 +86,7 @@ def test_both_processes_end_with_the_same_weights_and_their_own_noise(runs):
 def test_shipped_configurations_are_ones_that_accelerate_reads(path: Path):
     from accelerate.commands.config.config_args import load_config_from_file
 
-    assert load_config_from_file(str(path)).num_processes == YAML(typ="safe").load(path.read_text())["num_processes"]
+    assert (
+        load_config_from_file(str(path)).num_processes
+        == YAML(typ="safe").load(path.read_text())["num_processes"]
+    )

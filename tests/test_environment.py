@@ -48,19 +48,31 @@ def test_the_lock_is_complete_and_consistent(name):
     try:
         needs = distribution(name).requires or []
     except PackageNotFoundError:
-        pytest.fail(f"{name} is locked and not installed: run make test, or install requirements.lock")
+        pytest.fail(
+            f"{name} is locked and not installed: run make test, or install requirements.lock"
+        )
     assert Version(distribution(name).version).public == str(version_of(name))
     for need in map(Requirement, needs):
         other = canonicalize_name(need.name)
-        if (need.marker and not need.marker.evaluate({"extra": ""})) or other in NOT_IN_LOCK or (name, other) in BELOW_FLOOR:
+        if (
+            (need.marker and not need.marker.evaluate({"extra": ""}))
+            or other in NOT_IN_LOCK
+            or (name, other) in BELOW_FLOOR
+        ):
             continue
         assert other in LOCK, f"{name} needs {need}, which is not locked"
-        assert need.specifier.contains(version_of(other), prereleases=True), f"{name} needs {need}, and {version_of(other)} is locked"
+        assert need.specifier.contains(version_of(other), prereleases=True), (
+            f"{name} needs {need}, and {version_of(other)} is locked"
+        )
 
 
 def test_pyproject_agrees_with_the_lock():
-    for name, specifier in parse([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]).items():
-        assert name in LOCK and specifier.contains(version_of(name)), f"pyproject.toml asks for {name}{specifier}"
+    for name, specifier in parse(
+        [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
+    ).items():
+        assert name in LOCK and specifier.contains(version_of(name)), (
+            f"pyproject.toml asks for {name}{specifier}"
+        )
 
 
 def test_environment_yml_is_the_lock_and_the_gpu_extras():
@@ -68,7 +80,11 @@ def test_environment_yml_is_the_lock_and_the_gpu_extras():
     pip = parse(next(d["pip"] for d in CONDA["dependencies"] if isinstance(d, dict)))
     gpu = parse(PROJECT["optional-dependencies"]["gpu"])
     assert any(d.startswith("python=3.11") for d in conda) and {"pip", "make", "git"} <= set(conda)
-    assert {n: s for n, s in pip.items() if n not in gpu and n != "certifi"} == {n: s for n, s in LOCK.items() if n != "certifi"}
+    assert {n: s for n, s in pip.items() if n not in gpu and n != "certifi"} == {
+        n: s for n, s in LOCK.items() if n != "certifi"
+    }
     assert {n: pip.get(n) for n in gpu} == gpu
     # conda's pip resolves, so certifi must satisfy Unsloth there; everything that needs it takes any newer one.
-    assert not pip["certifi"].contains(version_of("certifi")) and pip["certifi"].contains("2026.10.19")
+    assert not pip["certifi"].contains(version_of("certifi")) and pip["certifi"].contains(
+        "2026.10.19"
+    )

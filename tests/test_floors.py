@@ -1,67 +1,120 @@
-"""Imports point one way: a module may import only from floors below its own, and each external library has its place."""
+"""Imports point one way: a room imports only from rooms of lower rank, and each library has its door."""
 
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sage_lib.paths import ROOT
 
-FLOORS = [
-    {"errors", "prompts", "__init__"},
-    {"paths", "metrics", "guides", "anchors", "embedded_task", "verifier", "knights_knaves", "word_problems", "theory"},
-    {"files", "config", "reported", "counts", "texts", "smollm", "embedded_model", "backend", "estimators", "two_path", "closed_forms"},
-    {"records", "benchmarks", "guide_choice", "findings"},
-    {"layout", "data", "models"},
-    {"sampling", "scoring"},
-    {"tables", "training", "trainer", "interventions"},
-    {"figures", "plan", "sft", "sample_tables"},
-    {"rl", "evaluate", "traces", "guide_effects", "theory_figures", "guide_figures", "exploration_figures"},
-    {"stages"},
-    {"reproduce"},
-]
-#: Libraries with one door each.
-DOORS = {"unsloth": {"backend"}, "trl": {"backend"}, "math_verify": {"verifier"}, "pebble": {"verifier"}, "papermill": {"reproduce"}, "reasoning_gym": {"knights_knaves", "word_problems"}, "matplotlib": {"figures", "theory_figures", "guide_figures", "exploration_figures"}, "matplotlib_venn": {"exploration_figures"}, "seaborn": {"figures"}}
+LIBRARY = ROOT / "sage_lib"
+#: Nine rooms and the ground they stand on. Rooms of equal rank never meet.
+RANKS = {
+    "algorithm": 1,
+    "tasks": 1,
+    "experiment": 2,
+    "policy": 3,
+    "theory": 3,
+    "training": 4,
+    "evaluation": 4,
+    "report": 5,
+    "pipeline": 6,
+}
+#: Modules below every room, in the order in which they may import each other.
+GROUND = ("errors", "paths", "files")
+#: Libraries with one door each: who imports it.
+DOORS = {
+    "unsloth": {"algorithm.backend"},
+    "trl": {"algorithm.backend"},
+    "math_verify": {"tasks.verifier"},
+    "pebble": {"tasks.verifier"},
+    "papermill": {"pipeline.reproduce"},
+    "reasoning_gym": {"tasks.knights_knaves", "tasks.word_problems"},
+    "matplotlib_venn": {"report.exploration_figures"},
+    "seaborn": {"report.style"},
+}
 
 
-def imports(module):
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(LIBRARY).with_suffix("").parts)
+
+
+MODULES = {module_name(path): path for path in sorted(LIBRARY.rglob("*.py"))}
+
+
+def imports(path):
     found = set()
-    for node in ast.walk(ast.parse((ROOT / "sage_lib" / f"{module}.py").read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module in ("sage_lib", *ROOM_PATHS):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" if node.module == "sage_lib" else node.module for alias in node.names}
+            found.add(node.module)
     return found
 
 
-MODULES = sorted(p.stem for p in (ROOT / "sage_lib").glob("*.py"))
+ROOM_PATHS = tuple(f"sage_lib.{room}" for room in RANKS)
 
 
-def test_every_module_has_a_floor():
-    assert sorted(m for floor in FLOORS for m in floor) == MODULES
+def test_the_library_is_the_nine_rooms_and_their_ground():
+    rooms = {path.name for path in LIBRARY.iterdir() if (path / "__init__.py").is_file()}
+    assert rooms == set(RANKS)
+    assert {path.stem for path in LIBRARY.glob("*.py")} == {*GROUND, "__init__"}
+    for room in rooms:
+        body = ast.parse((LIBRARY / room / "__init__.py").read_text()).body
+        assert len(body) == 1, f"{room}/__init__.py holds a docstring and nothing else"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_down(module):
-    floor = next(i for i, f in enumerate(FLOORS) if module in f)
-    below = set().union(*FLOORS[:floor])
-    inside = {name.split(".")[1] for name in imports(module) if name.startswith("sage_lib.")}
-    assert inside <= below, f"{module} (floor {floor}) imports {sorted(inside - below)}"
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__"])
+def test_imports_run_down(module):
+    place = module.split(".")[0]
+    for name in imports(MODULES[module]):
+        if not name.startswith("sage_lib."):
+            continue
+        other = name.split(".")[1]
+        if other == place and place in RANKS:
+            continue
+        if other in GROUND:
+            allowed = place in RANKS or GROUND.index(other) < GROUND.index(place)
+        else:
+            allowed = place in RANKS and RANKS[other] < RANKS[place]
+        assert allowed, f"{module} imports {name}"
 
 
 @pytest.mark.parametrize("library", DOORS)
-def test_each_library_has_one_door(library):
-    users = {m for m in MODULES if any(name.split(".")[0] == library for name in imports(m))}
+def test_each_library_has_its_door(library):
+    users = {
+        module
+        for module, path in MODULES.items()
+        if any(name.split(".")[0] == library for name in imports(path))
+    }
     assert users == DOORS[library]
 
 
-def test_importing_the_package_and_reading_results_load_no_training_code():
-    code = "import sys, sage_lib.tables, sage_lib.figures, sage_lib.plan, sage_lib.stages; print(*{'torch', 'trl', 'unsloth', 'transformers'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+def test_figures_are_drawn_in_the_report_alone():
+    users = {m for m, p in MODULES.items() if any(n.startswith("matplotlib") for n in imports(p))}
+    assert users and all(module.startswith("report.") for module in users)
+
+
+def test_reading_results_loads_no_training_code():
+    """Everything that draws and tabulates measured files, the theory's figures apart."""
+    readers = [m for m in MODULES if m.startswith("report.") and m != "report.theory_figures"]
+    readers += ["evaluation.metrics", "evaluation.counts", "experiment.profile"]
+    readers += ["pipeline.plan", "pipeline.stages"]
+    wanted = ", ".join(f"sage_lib.{m.removesuffix('.__init__')}" for m in readers)
+    heavy = "{'torch', 'trl', 'unsloth', 'transformers'}"
+    code = f"import sys, sage_lib, {wanted}; print(*{heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_unsloth_comes_before_trl():
-    lines = (ROOT / "sage_lib" / "backend.py").read_text().splitlines()
-    first = {name: next(i for i, line in enumerate(lines) if line.startswith((f"import {name}", f"from {name}"))) for name in ("unsloth", "trl")}
+    lines = (LIBRARY / "algorithm" / "backend.py").read_text().splitlines()
+    first = {
+        name: next(i for i, x in enumerate(lines) if x.startswith((f"import {name}", f"from {name}")))
+        for name in ("unsloth", "trl")
+    }
     assert first["unsloth"] < first["trl"]

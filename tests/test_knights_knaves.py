@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 
-from sage_lib import data, knights_knaves
 from sage_lib.errors import SageError
-from sage_lib.prompts import answer_turn
-from sage_lib.verifier import Verifier
+from sage_lib.experiment import problems
+from sage_lib.tasks import knights_knaves
+from sage_lib.tasks.prompts import answer_turn
+from sage_lib.tasks.verifier import Verifier
 
 
 def says(statement, roles):
@@ -16,7 +17,13 @@ def says(statement, roles):
     if head in ("telling-truth", "lying"):
         return roles[rest[0]] == (head == "telling-truth")
     values = [says(s, roles) for s in rest]
-    return {"not": lambda: not values[0], "and": lambda: all(values), "or": lambda: any(values), "->": lambda: not values[0] or values[1], "<=>": lambda: values[0] == values[1]}[head]()
+    return {
+        "not": lambda: not values[0],
+        "and": lambda: all(values),
+        "or": lambda: any(values),
+        "->": lambda: not values[0] or values[1],
+        "<=>": lambda: values[0] == values[1],
+    }[head]()
 
 
 @pytest.mark.parametrize("people", [2, 3, 5, 8])
@@ -24,13 +31,21 @@ def test_every_puzzle_has_the_gold_answer_as_its_only_solution(people):
     made = knights_knaves.puzzles(people, 12, seed=7)
     assert len({p.question for p in made}) == 12
     for puzzle in made:
-        solutions = [roles for roles in itertools.product((True, False), repeat=people) if all(says(s, roles) == roles[i] for i, s in enumerate(puzzle.statements))]
+        solutions = [
+            roles
+            for roles in itertools.product((True, False), repeat=people)
+            if all(says(s, roles) == roles[i] for i, s in enumerate(puzzle.statements))
+        ]
         assert solutions == [puzzle.solution]
         assert knights_knaves.correct(puzzle.answer, puzzle.answer)
 
 
 def test_puzzles_are_a_function_of_their_seed():
-    assert knights_knaves.puzzles(3, 5, 1) == knights_knaves.puzzles(3, 5, 1) != knights_knaves.puzzles(3, 5, 2)
+    assert (
+        knights_knaves.puzzles(3, 5, 1)
+        == knights_knaves.puzzles(3, 5, 1)
+        != knights_knaves.puzzles(3, 5, 2)
+    )
     with pytest.raises(SageError, match="2 to 8 people, not 9"):
         knights_knaves.puzzles(9, 1, 0)
 
@@ -38,31 +53,52 @@ def test_puzzles_are_a_function_of_their_seed():
 GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
 
 
-@pytest.mark.parametrize(("answer", "expected"), [
-    ("Emma is a knight, Liam is a knave, and Mia is a knight.", True),
-    ("Mia is a knight, Liam is a knave, Emma is a knight", True),
-    ("(emma is a knight) (liam is a knave) (mia is a knight)", True),
-    ("Emma is a knight,\nLiam is a knave, and\nMia is a knight", True),
-    ("Emma is a knave, Liam is a knave, and Mia is a knight.", False),
-    ("It is false that Emma is a knight, Liam is a knave, and Mia is a knight.", False),
-    ("I do not know. Perhaps not Emma is a knight, Liam is a knave, and Mia is a knight. Or the other way round.", False),
-    ("is " * 130, False),
-    ("Emma is a knight, Liam is a knave", False),
-    ("Emma is a knight, Emma is a knave, Liam is a knight, Liam is a knave, Mia is a knight, Mia is a knave", False),
-    ("Emma is not a knave, Liam is not a knight, Mia is not a knave", False),
-    ("Emma is a knight/knave, Liam is a knight/knave, and Mia is a knight/knave", False),
-    ("", False),
-    (None, False),
-    ("knight " * 200, False),
-    ("\x00" * 50, False),
-])
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Emma is a knight, Liam is a knave, and Mia is a knight.", True),
+        ("Mia is a knight, Liam is a knave, Emma is a knight", True),
+        ("(emma is a knight) (liam is a knave) (mia is a knight)", True),
+        ("Emma is a knight,\nLiam is a knave, and\nMia is a knight", True),
+        ("Emma is a knave, Liam is a knave, and Mia is a knight.", False),
+        ("It is false that Emma is a knight, Liam is a knave, and Mia is a knight.", False),
+        (
+            "I do not know. Perhaps not Emma is a knight, Liam is a knave, and Mia is a knight. Or the other way round.",
+            False,
+        ),
+        ("is " * 130, False),
+        ("Emma is a knight, Liam is a knave", False),
+        (
+            "Emma is a knight, Emma is a knave, Liam is a knight, Liam is a knave, Mia is a knight, Mia is a knave",
+            False,
+        ),
+        ("Emma is not a knave, Liam is not a knight, Mia is not a knave", False),
+        ("Emma is a knight/knave, Liam is a knight/knave, and Mia is a knight/knave", False),
+        ("", False),
+        (None, False),
+        ("knight " * 200, False),
+        ("\x00" * 50, False),
+    ],
+)
 def test_scores(answer, expected):
     assert knights_knaves.correct(GOLD, answer) is expected
 
 
 def test_one_function_judges_puzzles_and_sums_in_any_order():
-    items = [data.Item("a", "math", "1 + 1?", "2"), data.Item("b", "knights", "who?", GOLD, judge="knights_knaves"), data.Item("c", "math", "1 + 2?", "3")]
+    items = [
+        problems.Item("a", "math", "1 + 1?", "2"),
+        problems.Item("b", "knights", "who?", GOLD, judge="knights_knaves"),
+        problems.Item("c", "math", "1 + 2?", "3"),
+    ]
     verifier = Verifier()
-    assert data.judge(items, [answer_turn("so", a) for a in ("2", GOLD, "4")], verifier) == [True, True, False]
-    assert data.judge(items, ["2", GOLD, answer_turn("so", "3")], verifier) == [False, False, True], "no markers, no answer"
-    data.require_golds(items, verifier)  # the puzzle's gold is no formula, and need not be
+    assert problems.judge(items, [answer_turn("so", a) for a in ("2", GOLD, "4")], verifier) == [
+        True,
+        True,
+        False,
+    ]
+    assert problems.judge(items, ["2", GOLD, answer_turn("so", "3")], verifier) == [
+        False,
+        False,
+        True,
+    ], "no markers, no answer"
+    problems.require_golds(items, verifier)  # the puzzle's gold is no formula, and need not be

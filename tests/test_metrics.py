@@ -7,8 +7,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from sage_lib import metrics
 from sage_lib.errors import SageError
+from sage_lib.evaluation import metrics
+from sage_lib.policy import token_signals
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -33,9 +34,17 @@ def test_large_counts_stay_exact():
     assert metrics.pass_at_k([256], [1], 128)[0] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("n", "c", "k", "words"), [
-    ([4, 3], [0, 0], 4, "pass@4 needs"), ([4], [5], 1, "0 <= c <= n"), ([4], [-1], 1, "0 <= c <= n"), ([4], [0.5], 1, "whole"), ([4], [1], 0, "pass@0"), ([], [], 1, "at least one"),
-])
+@pytest.mark.parametrize(
+    ("n", "c", "k", "words"),
+    [
+        ([4, 3], [0, 0], 4, "pass@4 needs"),
+        ([4], [5], 1, "0 <= c <= n"),
+        ([4], [-1], 1, "0 <= c <= n"),
+        ([4], [0.5], 1, "whole"),
+        ([4], [1], 0, "pass@0"),
+        ([], [], 1, "at least one"),
+    ],
+)
 def test_impossible_counts_are_refused(n, c, k, words):
     with pytest.raises(SageError, match=words):
         metrics.pass_at_k(n, c, k)
@@ -65,7 +74,11 @@ def test_ratio_interval_resamples_problems_not_samples():
 def test_paired_difference_cancels_what_problems_share():
     base = np.linspace(0, 1, 40)[:, None]
     mean, low, high = metrics.paired_difference(base + 0.1, base, 500, 0)
-    assert mean[0] == pytest.approx(0.1) and low[0] == pytest.approx(0.1) and high[0] == pytest.approx(0.1)
+    assert (
+        mean[0] == pytest.approx(0.1)
+        and low[0] == pytest.approx(0.1)
+        and high[0] == pytest.approx(0.1)
+    )
     with pytest.raises(SageError, match="same problems"):
         metrics.paired_difference(base, base[:5], 10, 0)
 
@@ -76,12 +89,19 @@ def test_data_sets_weigh_the_same_whatever_their_size():
     parts = [rng.beta(1, 2, (n, 1)) for n in (60, 40, 134)]
     values, sets = np.concatenate(parts), [f"set {i}" for i, p in enumerate(parts) for _ in p]
     shuffled = rng.permutation(len(values))  # problems of the sets in any order
-    mean, low, high = metrics.paired_difference(values[shuffled], values[shuffled] * 0, 20000, 0, [sets[i] for i in shuffled])
+    mean, low, high = metrics.paired_difference(
+        values[shuffled], values[shuffled] * 0, 20000, 0, [sets[i] for i in shuffled]
+    )
     assert mean[0] == pytest.approx(np.mean([p.mean() for p in parts]))
     error = np.sqrt(sum(p.var(ddof=1) / len(p) for p in parts)) / 3
     assert (high[0] - low[0]) / (2 * 1.96) == pytest.approx(error, rel=0.03)
-    assert metrics.minimum_detectable_effect(values, sets)[0] == pytest.approx((1.959964 + 0.841621) * error, rel=1e-5)
-    assert np.array_equal(metrics.bootstrap_means(parts[0], 50, 3), metrics.bootstrap_means(parts[0], 50, 3, ["one"] * 60))
+    assert metrics.minimum_detectable_effect(values, sets)[0] == pytest.approx(
+        (1.959964 + 0.841621) * error, rel=1e-5
+    )
+    assert np.array_equal(
+        metrics.bootstrap_means(parts[0], 50, 3),
+        metrics.bootstrap_means(parts[0], 50, 3, ["one"] * 60),
+    )
     with pytest.raises(SageError, match="two problems of each data set"):
         metrics.minimum_detectable_effect(values[:3], ["a", "a", "b"])
 
@@ -93,8 +113,13 @@ def test_one_seed_has_no_spread():
 
 def test_minimum_detectable_effect_is_found_with_its_power():
     rng = np.random.default_rng(0)
-    effect = metrics.minimum_detectable_effect(rng.normal(0, 1, (4000, 1)))[0] * np.sqrt(4000 / 50)  # of 50 problems, sd 1
-    found = [abs(d.mean()) > 1.96 * d.std(ddof=1) / np.sqrt(50) for d in rng.normal(effect, 1, (4000, 50))]
+    effect = metrics.minimum_detectable_effect(rng.normal(0, 1, (4000, 1)))[0] * np.sqrt(
+        4000 / 50
+    )  # of 50 problems, sd 1
+    found = [
+        abs(d.mean()) > 1.96 * d.std(ddof=1) / np.sqrt(50)
+        for d in rng.normal(effect, 1, (4000, 50))
+    ]
     assert np.mean(found) == pytest.approx(0.8, abs=0.03)
     with pytest.raises(SageError, match="at least two"):
         metrics.minimum_detectable_effect(np.zeros((1, 2)))
@@ -104,10 +129,16 @@ def test_crossing_of_two_curves_and_its_certainty():
     ks = (1, 4, 16)
     a, b = np.tile([0.5, 0.6, 0.7], (40, 1)), np.tile([0.3, 0.6 + 1e-9, 0.9], (40, 1))
     found = metrics.crossing_interval(a, b, ks, 200, 0)
-    assert found["k"] == pytest.approx(4, rel=1e-6) and found["crosses"] == 1 and found["low"] == pytest.approx(found["high"])
+    assert (
+        found["k"] == pytest.approx(4, rel=1e-6)
+        and found["crosses"] == 1
+        and found["low"] == pytest.approx(found["high"])
+    )
     never = metrics.crossing_interval(b, a, ks, 200, 0)
     assert np.isnan(never["k"]) and never["crosses"] == 0 and np.isnan(never["low"])
-    halfway = metrics.crossing_interval(np.tile([0.5, 0.5, 0.5], (2, 1)), np.tile([0.4, 0.4, 0.6], (2, 1)), ks, 10, 0)
+    halfway = metrics.crossing_interval(
+        np.tile([0.5, 0.5, 0.5], (2, 1)), np.tile([0.4, 0.4, 0.6], (2, 1)), ks, 10, 0
+    )
     assert halfway["k"] == pytest.approx(8), "halfway between 4 and 16 on a log axis"
     with pytest.raises(SageError, match="same problems"):
         metrics.crossing_interval(a, b[:3], ks, 10, 0)
@@ -121,7 +152,9 @@ def test_majority_vote_against_every_subset():
             votes = Counter(answers[i] for i in subset if answers[i] is not None)
             best = [a for a, n in votes.items() if n == max(votes.values())] if votes else []
             exact.append(np.mean([a == "4" for a in best]) if best else 0.0)
-        assert metrics.majority_at_k(answers, correct, k, 20_000, 1) == pytest.approx(np.mean(exact), abs=0.015)
+        assert metrics.majority_at_k(answers, correct, k, 20_000, 1) == pytest.approx(
+            np.mean(exact), abs=0.015
+        )
     assert metrics.majority_at_k([None, None], [False, False], 2, 10, 0) == 0
     with pytest.raises(SageError, match="maj@7"):
         metrics.majority_at_k(answers, correct, 7, 10, 0)
@@ -130,13 +163,19 @@ def test_majority_vote_against_every_subset():
 
 
 def test_unsolvable_sets_and_their_regions():
-    sets = {"base": metrics.unsolvable(["a", "b", "c"], np.array([0, 0, 3])), "grpo": metrics.unsolvable(["a", "b", "c"], np.array([0, 1, 0]))}
+    sets = {
+        "base": metrics.unsolvable(["a", "b", "c"], np.array([0, 0, 3])),
+        "grpo": metrics.unsolvable(["a", "b", "c"], np.array([0, 1, 0])),
+    }
     assert sets == {"base": {"a", "b"}, "grpo": {"a", "c"}}
     assert metrics.exclusive_regions(sets) == {("base", "grpo"): 1, ("base",): 1, ("grpo",): 1}
 
 
 def test_diversity_and_redundancy_by_hand():
-    assert metrics.distinct_answers(["1", "1", None, "2"]) == 2 and metrics.distinct_answers([None]) == 0
+    assert (
+        metrics.distinct_answers(["1", "1", None, "2"]) == 2
+        and metrics.distinct_answers([None]) == 0
+    )
     assert metrics.ngram_redundancy("a b c a b c a".split()) == pytest.approx(1 - 3 / 5)
     assert metrics.ngram_redundancy(["a", "b"]) == 0
 
@@ -145,23 +184,32 @@ def test_gradient_norm_is_that_of_autograd():
     import torch
 
     rng = torch.Generator().manual_seed(0)
-    matrix, hidden = (torch.randn(*shape, dtype=torch.float64, generator=rng) for shape in ((7, 5), (3, 5)))
+    matrix, hidden = (
+        torch.randn(*shape, dtype=torch.float64, generator=rng) for shape in ((7, 5), (3, 5))
+    )
     matrix.requires_grad_()
     drawn, weight = torch.tensor([0, 6, 2]), torch.tensor([1.5, -0.3, 2.0], dtype=torch.float64)
     logits = hidden @ matrix.T
-    expected = [torch.autograd.grad(w * row.log_softmax(-1)[o], matrix, retain_graph=True)[0].norm().item() for w, row, o in zip(weight, logits, drawn, strict=True)]
-    assert metrics.gradient_norm(weight.numpy(), logits.detach().numpy(), drawn.numpy(), hidden.numpy()) == pytest.approx(expected)
+    expected = [
+        torch.autograd.grad(w * row.log_softmax(-1)[o], matrix, retain_graph=True)[0].norm().item()
+        for w, row, o in zip(weight, logits, drawn, strict=True)
+    ]
+    assert token_signals.gradient_norm(
+        weight.numpy(), logits.detach().numpy(), drawn.numpy(), hidden.numpy()
+    ) == pytest.approx(expected)
 
 
 def test_perplexity_by_hand():
-    assert metrics.perplexity(np.log([0.5, 0.125])) == pytest.approx(4.0)
-    assert np.isnan(metrics.perplexity(np.array([])))
+    assert token_signals.perplexity(np.log([0.5, 0.125])) == pytest.approx(4.0)
+    assert np.isnan(token_signals.perplexity(np.array([])))
 
 
 def test_empirical_support_and_the_runner_up():
     assert metrics.empirical_support({"a": 0.2, "b": 0.1, "c": 0.01}, 0.1) == {"a"}  # above, not at
     logits = np.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]])
-    assert list(metrics.runner_up(logits, np.array([0, 2]))) == [2, 1] and logits[0, 0] == 3.0  # the drawn token need not be the likeliest
+    assert (
+        list(token_signals.runner_up(logits, np.array([0, 2]))) == [2, 1] and logits[0, 0] == 3.0
+    )  # the drawn token need not be the likeliest
 
 
 def test_no_spread_gives_no_detectable_effect():

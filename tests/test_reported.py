@@ -11,21 +11,42 @@ from pathlib import Path
 
 import pytest
 
-from sage_lib import reported
 from sage_lib.errors import SageError
 from sage_lib.paths import ROOT
+from sage_lib.report import reported
 
-CELLS = {"sage_table1": 56, "sage_table2": 9, "sage_table3": 40, "sage_table4": 24, "sage_table5": 9, "sage_table6": 18, "sage_table9": 6,
-         "report_table3": 34, "report_table4": 80, "report_table5": 12, "report_table6": 56}
-HALF_UNIT = {"sage_table1": 0.0005, "sage_table3": 0.0005, "sage_table4": 0.0005, "report_table4": 0.005, "report_table6": 0.005}
+CELLS = {
+    "sage_table1": 56,
+    "sage_table2": 9,
+    "sage_table3": 40,
+    "sage_table4": 24,
+    "sage_table5": 9,
+    "sage_table6": 18,
+    "sage_table9": 6,
+    "report_table3": 34,
+    "report_table4": 80,
+    "report_table5": 12,
+    "report_table6": 56,
+}
+HALF_UNIT = {
+    "sage_table1": 0.0005,
+    "sage_table3": 0.0005,
+    "sage_table4": 0.0005,
+    "report_table4": 0.005,
+    "report_table6": 0.005,
+}
 
 
 def printed(table):
     """{(row, dataset, metric): (mean, std)} as text, so that decimals count."""
-    return {tuple(line[1:4]): tuple(line[4:6]) for line in reported._as_printed(table).itertuples(index=False)}
+    return {
+        tuple(line[1:4]): tuple(line[4:6])
+        for line in reported._as_printed(table).itertuples(index=False)
+    }
 
 
 # --- what the files hold ---------------------------------------------------------------------------------------------
+
 
 def test_every_table_is_whole():
     assert {t: len(reported.load(t)) for t in reported.tables()} == CELLS
@@ -36,17 +57,26 @@ def test_numbers_come_as_floats_and_a_missing_std_as_nan():
     assert list(frame.columns) == reported.COLUMNS
     assert (frame["mean"].dtype, frame["std"].dtype) == (float, float)
     assert (frame["std"].isna() == (frame["dataset"] == "Avg")).all()
-    line = frame[(frame["row"] == "GRPO + Branch") & (frame["dataset"] == "AMC23") & (frame["metric"] == "pass@1")]
+    line = frame[
+        (frame["row"] == "GRPO + Branch")
+        & (frame["dataset"] == "AMC23")
+        & (frame["metric"] == "pass@1")
+    ]
     assert line[["mean", "std"]].values.tolist() == [[0.465, 0.063]]
 
 
 def test_shares_lie_between_0_and_1_and_percents_between_0_and_100():
     for table in set(CELLS) - {"sage_table5", "report_table5"}:
-        assert reported.load(table)["mean"].between(0, 1 if table.startswith("sage") else 100).all(), table
+        assert (
+            reported.load(table)["mean"].between(0, 1 if table.startswith("sage") else 100).all()
+        ), table
 
 
 def test_the_base_row_of_table_3_repeats_table_1():
-    one, three = ({k: v for k, v in printed(t).items() if k[0] == "Base Model"} for t in ("sage_table1", "sage_table3"))
+    one, three = (
+        {k: v for k, v in printed(t).items() if k[0] == "Base Model"}
+        for t in ("sage_table1", "sage_table3")
+    )
     assert len(one) == 8 and one == three
 
 
@@ -57,14 +87,18 @@ def test_reported_and_measured_share_no_file():
 
 # --- averages --------------------------------------------------------------------------------------------------------
 
+
 def test_rounding_explains_every_printed_average():
     for table in reported.tables():
         assert reported.printed_average_mismatches(table).empty, table
 
 
 def test_averages_that_are_not_the_rounded_mean_of_their_row_as_printed():
-    found = {(t, m.row, m.metric): (m.printed, round(m.recomputed, 4))
-             for t, half in HALF_UNIT.items() for m in reported.printed_average_mismatches(t, half).itertuples()}
+    found = {
+        (t, m.row, m.metric): (m.printed, round(m.recomputed, 4))
+        for t, half in HALF_UNIT.items()
+        for m in reported.printed_average_mismatches(t, half).itertuples()
+    }
     assert found == {
         ("sage_table1", "GRPO w/o KL", "pass@1"): (0.258, 0.2573),
         ("sage_table1", "GRPO + Token", "pass@256"): (0.718, 0.7187),
@@ -75,28 +109,39 @@ def test_averages_that_are_not_the_rounded_mean_of_their_row_as_printed():
 
 def counts(mean, total):
     """The whole numbers n for which n / total prints as ``mean`` with three decimals (either way at an exact half)."""
-    return [n for n in range(total + 1) if abs(Fraction(n, total) - Fraction(mean)) <= Fraction(1, 2000)]
+    return [
+        n for n in range(total + 1) if abs(Fraction(n, total) - Fraction(mean)) <= Fraction(1, 2000)
+    ]
 
 
-@pytest.mark.parametrize(("table", "seeds"), [("sage_table1", 5), ("sage_table3", 5), ("sage_table4", 5), ("sage_table6", 3)])
+@pytest.mark.parametrize(
+    ("table", "seeds"),
+    [("sage_table1", 5), ("sage_table3", 5), ("sage_table4", 5), ("sage_table6", 3)],
+)
 def test_printed_shares_are_counts_of_problems_over_the_seeds(table, seeds):
     problems = {"AIME": 60, "AMC23": 40, "MATH-500": 134}
     exact = {}
     for (row, dataset, metric), (mean, _) in printed(table).items():
         if dataset == "Avg":
             # The average of the exact shares, rounded, is the average printed: the four above were averaged before rounding.
-            assert abs(sum(exact[row, metric]) / 3 - Fraction(mean)) <= Fraction(1, 2000), (row, metric)
+            assert abs(sum(exact[row, metric]) / 3 - Fraction(mean)) <= Fraction(1, 2000), (
+                row,
+                metric,
+            )
         else:
             [n] = counts(mean, seeds * problems[dataset])
             exact.setdefault((row, metric), []).append(Fraction(n, seeds * problems[dataset]))
 
 
 def test_three_seeds_do_not_fit_table_1():
-    amc = [mean for (_, dataset, _), (mean, _) in printed("sage_table1").items() if dataset == "AMC23"]
+    amc = [
+        mean for (_, dataset, _), (mean, _) in printed("sage_table1").items() if dataset == "AMC23"
+    ]
     assert [bool(counts(mean, 3 * 40)) for mean in amc].count(True) == 2 and len(amc) == 14
 
 
 # --- planted faults --------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def copies(tmp_path, monkeypatch):
@@ -109,14 +154,28 @@ def copies(tmp_path, monkeypatch):
         text = path.read_text(encoding="utf-8")
         assert text.count(old) == 1
         path.write_text(text.replace(old, new), encoding="utf-8")
+
     return damage
 
 
-@pytest.mark.parametrize(("table", "old", "new", "metric"), [
-    ("sage_table1", "GRPO + Branch,AMC23,pass@1,0.465", "GRPO + Branch,AMC23,pass@1,0.456", "pass@1"),
-    ("sage_table4", "GRPO,Avg,pass@64,0.771", "GRPO,Avg,pass@64,0.717", "pass@64"),
-    ("report_table6", "Qwen2.5-7B / GRPO,HumanEval,pass@4,22.10", "Qwen2.5-7B / GRPO,HumanEval,pass@4,21.20", "pass@k"),
-])
+@pytest.mark.parametrize(
+    ("table", "old", "new", "metric"),
+    [
+        (
+            "sage_table1",
+            "GRPO + Branch,AMC23,pass@1,0.465",
+            "GRPO + Branch,AMC23,pass@1,0.456",
+            "pass@1",
+        ),
+        ("sage_table4", "GRPO,Avg,pass@64,0.771", "GRPO,Avg,pass@64,0.717", "pass@64"),
+        (
+            "report_table6",
+            "Qwen2.5-7B / GRPO,HumanEval,pass@4,22.10",
+            "Qwen2.5-7B / GRPO,HumanEval,pass@4,21.20",
+            "pass@k",
+        ),
+    ],
+)
 def test_a_mistyped_cell_shows_in_its_average(copies, table, old, new, metric):
     copies(table, old, new)
     found = reported.printed_average_mismatches(table)
@@ -137,25 +196,34 @@ def test_an_average_of_nothing_is_refused(copies):
         reported.printed_average_mismatches("sage_table1")
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [
-    ("metric,mean,std", "metric,mean", "line 1: the columns"),
-    ("GRPO,Minerva,pass@1,0.170,0.005", "GRPO,Minerva,pass@1,0.170", "line 4: 5 cells"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("metric,mean,std", "metric,mean", "line 1: the columns"),
+        ("GRPO,Minerva,pass@1,0.170,0.005", "GRPO,Minerva,pass@1,0.170", "line 4: 5 cells"),
+    ],
+)
 def test_a_missing_column_or_cell_is_refused(copies, old, new, message):
     copies("sage_table9", old, new)
     with pytest.raises(SageError, match=f"sage_table9.csv, {message}"):
         reported.load("sage_table9")
 
 
-@pytest.mark.parametrize(("new", "message"), [
-    ("sage_table9,Base Model,Minerva,pass@1,0.170,0.005", "Base Model / Minerva / pass@1 is on line 2 already"),
-    ("sage_table9,GRPO,Minerva,pass@1,high,0.005", "mean is 'high'"),
-    ("sage_table9,GRPO,Minerva,pass@1,,0.005", "mean is ''"),
-    ("sage_table9,GRPO,Minerva,pass@1,nan,0.005", "mean is 'nan'"),
-    ("sage_table9,GRPO,Minerva,pass@1,0.170,/", "std is '/'"),
-    ("sage_table9,GRPO,,pass@1,0.170,0.005", "must not be empty"),
-    ("sage_table1,GRPO,Minerva,pass@1,0.170,0.005", "the table is called 'sage_table1'"),
-])
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (
+            "sage_table9,Base Model,Minerva,pass@1,0.170,0.005",
+            "Base Model / Minerva / pass@1 is on line 2 already",
+        ),
+        ("sage_table9,GRPO,Minerva,pass@1,high,0.005", "mean is 'high'"),
+        ("sage_table9,GRPO,Minerva,pass@1,,0.005", "mean is ''"),
+        ("sage_table9,GRPO,Minerva,pass@1,nan,0.005", "mean is 'nan'"),
+        ("sage_table9,GRPO,Minerva,pass@1,0.170,/", "std is '/'"),
+        ("sage_table9,GRPO,,pass@1,0.170,0.005", "must not be empty"),
+        ("sage_table1,GRPO,Minerva,pass@1,0.170,0.005", "the table is called 'sage_table1'"),
+    ],
+)
 def test_a_damaged_line_is_refused_by_file_and_line(copies, new, message):
     copies("sage_table9", "sage_table9,GRPO,Minerva,pass@1,0.170,0.005", new)
     with pytest.raises(SageError, match=f"sage_table9.csv, line 4: .*{re.escape(message)}"):
@@ -176,7 +244,10 @@ def test_an_unknown_table_names_the_known_ones(name):
 
 # --- every table read again from the papers' text --------------------------------------------------------------------
 
-needs_papers = pytest.mark.skipif("SAGE_PAPERS" not in os.environ, reason="SAGE_PAPERS is not set: name a folder with text copies of the two papers")
+needs_papers = pytest.mark.skipif(
+    "SAGE_PAPERS" not in os.environ,
+    reason="SAGE_PAPERS is not set: name a folder with text copies of the two papers",
+)
 
 
 def lines_of(title):
@@ -201,7 +272,7 @@ def sage_rows(header, nth=0):
 
 
 def mean_and_std(cell):
-    """"0.0330.024" and "0.057 0.035" hold two numbers of three decimals, "0.227" one."""
+    """ "0.0330.024" and "0.057 0.035" hold two numbers of three decimals, "0.227" one."""
     mean, std = (re.findall(r"\d\.\d{3}", cell) + [""])[:2]
     assert mean + std == cell.replace(" ", ""), cell
     return mean, std
@@ -211,28 +282,48 @@ def sage_wide(nth):
     """Tables 1, 3 and 4: two metrics under each data set."""
     header, metrics, *rows = sage_rows("| Algorithm | AIME |", nth)
     columns = [(header[1 + i // 2], metric.lower()) for i, metric in enumerate(metrics[:8])]
-    return {(row[0], *column): mean_and_std(cell) for row in rows if row[1] for column, cell in zip(columns, row[1:], strict=True)}
+    return {
+        (row[0], *column): mean_and_std(cell)
+        for row in rows
+        if row[1]
+        for column, cell in zip(columns, row[1:], strict=True)
+    }
 
 
 def sage_table2():
     header, *rows = sage_rows("| Reasoning Pattern |")
-    return {(model, "AIME", f"pattern frequency: {row[0].lower()}"): (cell, "") for row in rows for model, cell in zip(header[1:], row[1:], strict=True)}
+    return {
+        (model, "AIME", f"pattern frequency: {row[0].lower()}"): (cell, "")
+        for row in rows
+        for model, cell in zip(header[1:], row[1:], strict=True)
+    }
 
 
 def sage_table5():
     header, *rows = sage_rows("| Algorithm | Early |")
-    return {(row[0], "DAPO-Math-17K", f"gradient norm, {stage.lower()}"): (cell, "") for row in rows for stage, cell in zip(header[1:], row[1:], strict=True)}
+    return {
+        (row[0], "DAPO-Math-17K", f"gradient norm, {stage.lower()}"): (cell, "")
+        for row in rows
+        for stage, cell in zip(header[1:], row[1:], strict=True)
+    }
 
 
 def sage_table6():
     rows = sage_rows("| Hyperparameters | AMC23 |")[2:]
-    return {(f"threshold={threshold}, ratio={ratio}", "AMC23", metric): (cell, "")
-            for threshold, ratio, *cells in rows for metric, cell in zip(("pass@1", "pass@256"), cells, strict=True)}
+    return {
+        (f"threshold={threshold}, ratio={ratio}", "AMC23", metric): (cell, "")
+        for threshold, ratio, *cells in rows
+        for metric, cell in zip(("pass@1", "pass@256"), cells, strict=True)
+    }
 
 
 def sage_table9():
     header, *rows = sage_rows("| Algorithm | Pass@1 |")
-    return {(row[0], "Minerva", metric.lower()): mean_and_std(cell) for row in rows for metric, cell in zip(header[1:], row[1:], strict=True)}
+    return {
+        (row[0], "Minerva", metric.lower()): mean_and_std(cell)
+        for row in rows
+        for metric, cell in zip(header[1:], row[1:], strict=True)
+    }
 
 
 def report_table(number, columns):
@@ -247,7 +338,11 @@ def report_table(number, columns):
         if not any(cells):
             block = f"{label} / " if label.startswith("Qwen") else ""
         elif re.fullmatch(r"[\d./\t]+", "\t".join(cells)) and len(cells) == len(columns):
-            found |= {(block + label, *column): (cell, "") for column, cell in zip(columns, cells, strict=True) if cell != "/"}
+            found |= {
+                (block + label, *column): (cell, "")
+                for column, cell in zip(columns, cells, strict=True)
+                if cell != "/"
+            }
 
 
 def pairs(datasets, metrics):
@@ -262,10 +357,33 @@ IN_THE_TEXT = {
     "sage_table5": sage_table5,
     "sage_table6": sage_table6,
     "sage_table9": sage_table9,
-    "report_table3": lambda: report_table(3, pairs(["AIME24", "AMC23", "Minerva"], ["pass@1", "pass@k"])),
-    "report_table4": lambda: report_table(4, pairs(["AIME24", "AIME25", "AMC23", "MATH500", "Avg"], ["avg@8", "maj@8"])),
-    "report_table5": lambda: report_table(5, pairs(["all test sets"], ["mean length (tokens)", "formal reasoning tokens", "logical structuring tokens", "metacognitive reasoning tokens"])),
-    "report_table6": lambda: report_table(6, [("GPQA", "pass@8"), ("HumanEval", "pass@4"), *pairs(["AIME24", "AIME25", "AMC23", "MATH500"], ["pass@8"]), ("Avg", "pass@k")]),
+    "report_table3": lambda: report_table(
+        3, pairs(["AIME24", "AMC23", "Minerva"], ["pass@1", "pass@k"])
+    ),
+    "report_table4": lambda: report_table(
+        4, pairs(["AIME24", "AIME25", "AMC23", "MATH500", "Avg"], ["avg@8", "maj@8"])
+    ),
+    "report_table5": lambda: report_table(
+        5,
+        pairs(
+            ["all test sets"],
+            [
+                "mean length (tokens)",
+                "formal reasoning tokens",
+                "logical structuring tokens",
+                "metacognitive reasoning tokens",
+            ],
+        ),
+    ),
+    "report_table6": lambda: report_table(
+        6,
+        [
+            ("GPQA", "pass@8"),
+            ("HumanEval", "pass@4"),
+            *pairs(["AIME24", "AIME25", "AMC23", "MATH500"], ["pass@8"]),
+            ("Avg", "pass@k"),
+        ],
+    ),
 }
 
 
@@ -276,7 +394,10 @@ def test_every_cell_is_what_the_text_prints(table):
 
 
 @needs_papers
-@pytest.mark.parametrize(("old", "new"), [("0.172,0.002", "0.127,0.002"), ("0.172,0.002", "0.172,0.020"), ("0.170,0.005", "0.17,0.005")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("0.172,0.002", "0.127,0.002"), ("0.172,0.002", "0.172,0.020"), ("0.170,0.005", "0.17,0.005")],
+)
 def test_a_mistyped_cell_differs_from_the_text(copies, old, new):
     copies("sage_table9", old, new)
     assert printed("sage_table9") != sage_table9()

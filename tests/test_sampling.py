@@ -12,24 +12,34 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
-from sage_lib import config, embedded_model, models, sampling
-from sage_lib.data import Item
 from sage_lib.errors import SageError
+from sage_lib.experiment.problems import Item
+from sage_lib.experiment.profile import load_profile
+from sage_lib.policy import loading, sampling, tiny_qwen
 
-ITEMS = [Item("a", "both", "reach 9 from 1 2 3 4", "9"), Item("b", "both", "reach 17 from 1 2", "17"), Item("c", "forward", "reach 5 from 4 4 4 1 2 9 9", "5")]
+ITEMS = [
+    Item("a", "both", "reach 9 from 1 2 3 4", "9"),
+    Item("b", "both", "reach 17 from 1 2", "17"),
+    Item("c", "forward", "reach 5 from 4 4 4 1 2 9 9", "5"),
+]
 
 
 @pytest.fixture(scope="module")
 def model(tiny_model):
-    return AutoModelForCausalLM.from_pretrained(tiny_model), embedded_model.load_tokenizer(tiny_model)
+    return AutoModelForCausalLM.from_pretrained(tiny_model), tiny_qwen.load_tokenizer(tiny_model)
 
 
 def settings(**changes):
-    return dataclasses.replace(config.load("smoke").evaluation, **{"samples": 10, "max_new_tokens": 12, "batch_size": 7} | changes)
+    return dataclasses.replace(
+        load_profile("smoke").evaluation,
+        **{"samples": 10, "max_new_tokens": 12, "batch_size": 7} | changes,
+    )
 
 
 def draw(model, path, chosen, **more):
-    sampling.sample(sampling.transformers_engine(*model, ITEMS, chosen), model[1], ITEMS, chosen, path, **more)
+    sampling.sample(
+        sampling.transformers_engine(*model, ITEMS, chosen), model[1], ITEMS, chosen, path, **more
+    )
 
 
 def drawn(model, path, chosen, **more):
@@ -40,8 +50,14 @@ def drawn(model, path, chosen, **more):
 def test_the_batch_changes_no_sample(model, tmp_path):
     """Prompts of different lengths, padded left, alone and together, in fp32."""
     together = drawn(model, tmp_path / "a", settings(batch_size=64))
-    assert together == drawn(model, tmp_path / "b", settings(batch_size=1)) == drawn(model, tmp_path / "c", settings(batch_size=7))
-    assert len({text for row in together for text in row["completions"]}) > 20, "and they are samples, not one text"
+    assert (
+        together
+        == drawn(model, tmp_path / "b", settings(batch_size=1))
+        == drawn(model, tmp_path / "c", settings(batch_size=7))
+    )
+    assert len({text for row in together for text in row["completions"]}) > 20, (
+        "and they are samples, not one text"
+    )
     assert together != drawn(model, tmp_path / "d", settings(batch_size=64, seed=12))
 
 
@@ -60,14 +76,24 @@ def test_what_a_kill_left_is_kept_and_the_rest_is_drawn(model, tmp_path):
     rest = random.Random(0).sample(lines, 11)
     (tmp_path / "part").write_text("".join(rest) + lines[0][:30])
     seen = []
-    assert drawn(model, tmp_path / "part", settings(), progress=lambda done, total, rate: seen.append((done, total))) == whole
+    assert (
+        drawn(
+            model,
+            tmp_path / "part",
+            settings(),
+            progress=lambda done, total, rate: seen.append((done, total)),
+        )
+        == whole
+    )
     assert seen[0][0] > 11 and seen[-1] == (30, 30)
     assert len((tmp_path / "part").read_text().splitlines()) == 30
 
 
 def test_samples_follow_the_models_distribution(model, tmp_path):
     network, tokenizer = model
-    chosen = settings(samples=4000, max_new_tokens=1, batch_size=4000, temperature=0.7, top_p=0.9, min_p=0.05)
+    chosen = settings(
+        samples=4000, max_new_tokens=1, batch_size=4000, temperature=0.7, top_p=0.9, min_p=0.05
+    )
     uniform = torch.rand(4000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits = 3 * torch.randn(1, 30, generator=torch.Generator().manual_seed(1))
     scores = logits.expand(4000, -1)
@@ -88,13 +114,21 @@ def test_samples_follow_the_models_distribution(model, tmp_path):
 
 def test_the_ends_of_the_uniform_interval_pick_tokens_that_are_possible():
     scores = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]] * 2)
-    picked = sampling.InverseTransform(torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64), 3)(torch.zeros(2, 3), scores).argmax(-1)
+    picked = sampling.InverseTransform(torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64), 3)(
+        torch.zeros(2, 3), scores
+    ).argmax(-1)
     assert picked.tolist() == [1, 2]
 
 
 def test_a_models_own_generation_settings_do_not_reach_rollouts(model):
     network, tokenizer = model
-    chosen = {"temperature": 0.02, "top_p": 1.0, "top_k": 0, "min_p": None, "max_completion_length": 12}
+    chosen = {
+        "temperature": 0.02,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": None,
+        "max_completion_length": 12,
+    }
     # cold, since an untrained model hardly prefers any token and a penalty would change none
     plain, _, _ = sampling.rollouts(network, tokenizer, ITEMS[0], 8, chosen, seed=1)
     network.generation_config.repetition_penalty = 5.0
@@ -105,8 +139,19 @@ def test_a_models_own_generation_settings_do_not_reach_rollouts(model):
 
 
 def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
-    row = {"dataset": "both", "problem": "a", "number": 0, "completion": "x", "tokens": 1, "finished": True}
-    for change, words in (({"number": 10}, "sample 10 of both/a, which these settings do not ask for"), ({"problem": "z"}, "both/z, which these settings"), ({"number": None}, "without 'number'")):
+    row = {
+        "dataset": "both",
+        "problem": "a",
+        "number": 0,
+        "completion": "x",
+        "tokens": 1,
+        "finished": True,
+    }
+    for change, words in (
+        ({"number": 10}, "sample 10 of both/a, which these settings do not ask for"),
+        ({"problem": "z"}, "both/z, which these settings"),
+        ({"number": None}, "without 'number'"),
+    ):
         bad = {k: v for k, v in {**row, **change}.items() if v is not None}
         (tmp_path / "bad").write_text(json.dumps(bad) + "\n")
         with pytest.raises(SageError, match=words):
@@ -116,12 +161,22 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
         sampling.collect([tmp_path / "few"], ITEMS, 10)
 
 
-def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(model, tmp_path, monkeypatch):
+def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
+    model, tmp_path, monkeypatch
+):
     """vLLM itself needs a GPU: a stand-in keeps what it was asked and answers with what transformers draws."""
     network, tokenizer = model
     chosen = settings(engine="vllm", vllm={"gpu_memory_utilization": 0.5}, top_k=0)
     whole, asked = drawn(model, tmp_path / "whole", settings()), []
-    by_seed = {sampling.sample_seed(chosen.seed, item, n): (item, row["completions"][n], row["finished"][n]) for item, row in zip(ITEMS, whole, strict=True) for n in range(10)}
+    by_seed = {
+        sampling.sample_seed(chosen.seed, item, n): (
+            item,
+            row["completions"][n],
+            row["finished"][n],
+        )
+        for item, row in zip(ITEMS, whole, strict=True)
+        for n in range(10)
+    }
 
     class LLM:
         def __init__(self, **keywords):
@@ -131,18 +186,44 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(m
             outputs = []
             for request, wanted in zip(requests, parameters, strict=True):
                 item, text, finished = by_seed[wanted["seed"]]
-                assert request == {"prompt_token_ids": models.encode(tokenizer, item.question)}
+                assert request == {"prompt_token_ids": loading.encode(tokenizer, item.question)}
                 asked.append(wanted)
-                ids = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * finished
-                outputs.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, finish_reason="stop" if finished else "length")]))
+                ids = (
+                    tokenizer(text, add_special_tokens=False)["input_ids"]
+                    + [tokenizer.eos_token_id] * finished
+                )
+                outputs.append(
+                    SimpleNamespace(
+                        outputs=[
+                            SimpleNamespace(
+                                token_ids=ids, finish_reason="stop" if finished else "length"
+                            )
+                        ]
+                    )
+                )
             return outputs
 
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=lambda **keywords: keywords))
-    sampling.sample(sampling.vllm_engine(Path("folder"), tokenizer, ITEMS, chosen), tokenizer, ITEMS, chosen, tmp_path / "vllm")
+    monkeypatch.setitem(
+        sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=lambda **keywords: keywords)
+    )
+    sampling.sample(
+        sampling.vllm_engine(Path("folder"), tokenizer, ITEMS, chosen),
+        tokenizer,
+        ITEMS,
+        chosen,
+        tmp_path / "vllm",
+    )
     found = sampling.collect([tmp_path / "vllm"], ITEMS, 10)
-    assert [(r["completions"], r["finished"]) for r in found] == [(r["completions"], r["finished"]) for r in whole]
+    assert [(r["completions"], r["finished"]) for r in found] == [
+        (r["completions"], r["finished"]) for r in whole
+    ]
     one = asked[0]
-    assert (one["temperature"], one["top_k"], one["max_tokens"], one["stop_token_ids"]) == (chosen.temperature, -1, 12, [tokenizer.eos_token_id]) and len({a["seed"] for a in asked}) == 30
+    assert (one["temperature"], one["top_k"], one["max_tokens"], one["stop_token_ids"]) == (
+        chosen.temperature,
+        -1,
+        12,
+        [tokenizer.eos_token_id],
+    ) and len({a["seed"] for a in asked}) == 30
 
 
 def test_without_vllm_its_engine_says_so(model, monkeypatch):

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from sage_lib import estimators, theory
 from sage_lib.errors import SageError
-from sage_lib.theory import Tree
+from sage_lib.theory import estimators, solutions
+from sage_lib.theory.tree import Tree, random_tree
 
 
 def instance(seed, beta=0.5, depth=3, branches=3):
     """A random tree with reference, reward (both outcomes present) and a guide per edge within the clamp."""
     rng = np.random.default_rng(seed)
-    tree = theory.random_tree(rng, depth, branches)
+    tree = random_tree(rng, depth, branches)
     log_reference = tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges))))
     reward = torch.as_tensor((rng.permutation(len(tree.completions)) % 2 == 0).astype(float))
     log_q = torch.as_tensor(np.log(rng.uniform(0.6, 1.4, len(tree.edges))))
@@ -27,7 +27,12 @@ SEEDS = st.integers(0, 10**6)
 
 def test_a_tree_knows_its_states_and_edges():
     tree = Tree((("a", "x"), ("a", "y"), ("b",)))
-    assert tree.states == ((), ("a",)) and tree.edges == (((), "a"), ((), "b"), (("a",), "x"), (("a",), "y"))
+    assert tree.states == ((), ("a",)) and tree.edges == (
+        ((), "a"),
+        ((), "b"),
+        (("a",), "x"),
+        (("a",), "y"),
+    )
     policy = tree.log_policy(torch.tensor([0.0, np.log(3), 0.0, 0.0], dtype=torch.float64))
     assert tree.completion_probabilities(policy).tolist() == pytest.approx([0.125, 0.125, 0.75])
     assert tree.entropies(policy)[1].item() == pytest.approx(np.log(2))
@@ -40,18 +45,26 @@ def test_a_tree_knows_its_states_and_edges():
 def test_policies_are_normalised_and_conditionals_invert_the_product(seed):
     tree, log_reference, *_ = instance(seed)
     p = tree.completion_probabilities(log_reference)
-    assert p.sum().item() == pytest.approx(1) and torch.allclose(tree.conditionals(p), log_reference)
-    assert tree.visits(log_reference)[tree.state_of == tree.states.index(())].sum().item() == pytest.approx(1)
+    assert p.sum().item() == pytest.approx(1) and torch.allclose(
+        tree.conditionals(p), log_reference
+    )
+    assert tree.visits(log_reference)[
+        tree.state_of == tree.states.index(())
+    ].sum().item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_eq_2_and_4_are_where_gradient_ascent_ends(seed):
     tree, log_reference, reward, log_q, beta = instance(seed)
     reference = tree.completion_probabilities(log_reference)
-    for guide in (torch.ones_like(reference), theory.product_guide(tree, log_q)):
-        solution = theory.tilted(reference, reward, beta, guide)
+    for guide in (torch.ones_like(reference), solutions.product_guide(tree, log_q)):
+        solution = solutions.tilted(reference, reward, beta, guide)
         start = torch.as_tensor(np.random.default_rng(seed).normal(size=len(tree.edges)))
-        found = theory.ascend(tree, lambda p, g=guide: (p * reward).sum() - beta * theory.pseudo_kl(p, g * reference), start)
+        found = solutions.ascend(
+            tree,
+            lambda p, g=guide: (p * reward).sum() - beta * solutions.pseudo_kl(p, g * reference),
+            start,
+        )
         assert (found - solution).abs().max() < 1e-6
 
 
@@ -65,20 +78,30 @@ def test_eq_2_by_an_optimiser_that_knows_no_gradient_of_ours():
 
     found = minimize(loss, np.zeros(len(reference)), tol=1e-12)
     p = np.exp(found.x) / np.exp(found.x).sum()
-    assert np.abs(p - theory.tilted(torch.as_tensor(reference), reward, beta).numpy()).max() < 1e-5
+    assert (
+        np.abs(p - solutions.tilted(torch.as_tensor(reference), reward, beta).numpy()).max() < 1e-5
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.floats(0.05, 5))
 def test_eq_24_and_theorem_4_3_and_the_scale_of_q(seed, beta):
     tree, log_reference, reward, log_q, _ = instance(seed)
-    reference, guide = tree.completion_probabilities(log_reference), theory.product_guide(tree, log_q)
-    rlvr, sage = theory.tilted(reference, reward, beta), theory.tilted(reference, reward, beta, guide)
+    reference, guide = (
+        tree.completion_probabilities(log_reference),
+        solutions.product_guide(tree, log_q),
+    )
+    rlvr, sage = (
+        solutions.tilted(reference, reward, beta),
+        solutions.tilted(reference, reward, beta, guide),
+    )
     assert torch.allclose(sage, rlvr * guide / (rlvr * guide).sum())
-    assert torch.allclose(sage, theory.tilted(reference, reward, beta, 7.3 * guide)), "q need not be normalised"
+    assert torch.allclose(sage, solutions.tilted(reference, reward, beta, 7.3 * guide)), (
+        "q need not be normalised"
+    )
     for threshold in (0.01, 0.05, 0.2):
-        condition = theory.theorem_4_3(rlvr, guide, threshold) & (reward == 1)
-        assert torch.equal(condition, theory.support(sage, reward, threshold))
+        condition = solutions.theorem_4_3(rlvr, guide, threshold) & (reward == 1)
+        assert torch.equal(condition, solutions.support(sage, reward, threshold))
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,7 +109,7 @@ def test_eq_24_and_theorem_4_3_and_the_scale_of_q(seed, beta):
 def test_forward_kl_solution_is_normalised_and_optimal(seed, beta):
     tree, log_reference, reward, *_ = instance(seed)
     reference = tree.completion_probabilities(log_reference)
-    solution, lagrange = theory.forward_kl(reference, reward, beta)
+    solution, lagrange = solutions.forward_kl(reference, reward, beta)
     assert solution.sum().item() == pytest.approx(1) and lagrange > 1
 
     def objective(p):
@@ -102,23 +125,31 @@ def test_forward_kl_solution_is_normalised_and_optimal(seed, beta):
 @given(SEEDS, st.floats(0.05, 2))
 def test_reweighting_and_separation(seed, beta):
     tree, log_reference, reward, log_q, _ = instance(seed)
-    reference, guide = tree.completion_probabilities(log_reference), theory.product_guide(tree, log_q)
-    forward, lagrange = theory.forward_kl(reference, reward, beta)
-    sage = theory.tilted(reference, reward, beta, guide)
+    reference, guide = (
+        tree.completion_probabilities(log_reference),
+        solutions.product_guide(tree, log_q),
+    )
+    forward, lagrange = solutions.forward_kl(reference, reward, beta)
+    sage = solutions.tilted(reference, reward, beta, guide)
     weight = guide * (reward / beta).exp() * (lagrange - reward)
-    assert torch.allclose(sage, weight * forward / (weight * forward).sum()), "eq. 28: pi_ref cancels"
-    exact, enough = theory.separation(guide, reward, beta, lagrange)
+    assert torch.allclose(sage, weight * forward / (weight * forward).sum()), (
+        "eq. 28: pi_ref cancels"
+    )
+    exact, enough = solutions.separation(guide, reward, beta, lagrange)
     assert exact or not enough, "eq. 32 implies eq. 30"
     if exact:
         assert sage[reward == 0].sum() < forward[reward == 0].sum(), "eq. 31"
 
 
 def test_separation_can_fail_and_then_so_can_its_conclusion():
-    reference, reward = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
-    forward, lagrange = theory.forward_kl(reference, reward, 2.0)
+    reference, reward = (
+        torch.tensor([0.5, 0.5], dtype=torch.float64),
+        torch.tensor([1.0, 0.0], dtype=torch.float64),
+    )
+    forward, lagrange = solutions.forward_kl(reference, reward, 2.0)
     guide = torch.tensor([0.6, 1.4], dtype=torch.float64)  # towards the wrong completion
-    assert theory.separation(guide, reward, 2.0, lagrange) == (False, False)
-    assert theory.tilted(reference, reward, 2.0, guide)[1] > forward[1]
+    assert solutions.separation(guide, reward, 2.0, lagrange) == (False, False)
+    assert solutions.tilted(reference, reward, 2.0, guide)[1] > forward[1]
 
 
 @settings(max_examples=30, deadline=None)
@@ -126,20 +157,29 @@ def test_separation_can_fail_and_then_so_can_its_conclusion():
 def test_entropy_bonus_is_optimal_and_keeps_the_order(seed):
     tree, log_reference, reward, _, beta = instance(seed)
     reference = tree.completion_probabilities(log_reference)
-    solution = theory.entropy_bonus(reference, reward, beta, 0.3)
+    solution = solutions.entropy_bonus(reference, reward, beta, 0.3)
 
     def objective(p):
-        return (p * reward).sum() - beta * theory.pseudo_kl(p, reference) - 0.3 * torch.special.xlogy(p, p).sum()
+        return (
+            (p * reward).sum()
+            - beta * solutions.pseudo_kl(p, reference)
+            - 0.3 * torch.special.xlogy(p, p).sum()
+        )
 
     other = torch.as_tensor(np.random.default_rng(seed).dirichlet(np.ones(len(reference))))
     assert objective(solution) >= objective(0.9 * solution + 0.1 * other) - 1e-12
-    assert torch.equal(solution.argsort(stable=True), theory.tilted(reference, reward, beta).argsort(stable=True)), "a temperature has no direction"
+    assert torch.equal(
+        solution.argsort(stable=True),
+        solutions.tilted(reference, reward, beta).argsort(stable=True),
+    ), "a temperature has no direction"
 
 
 def test_detection_probability_is_the_share_of_budgets_that_see_it():
     draws = np.random.default_rng(0).random((20000, 8)) < 0.05
     share = draws.any(1).mean()
-    assert theory.detection_probability(0.05, 8).item() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 20000))
+    assert solutions.detection_probability(0.05, 8).item() == pytest.approx(
+        share, abs=4 * np.sqrt(share * (1 - share) / 20000)
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -152,8 +192,12 @@ def test_expected_gradients_are_those_of_the_divergence_they_claim(seed):
         return estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)
 
     reverse = estimators.reverse_kl_gradient(tree, logits, log_reference, log_q)
-    assert torch.allclose(gradient("k2"), reverse) and torch.allclose(gradient("k3_corrected"), reverse)
-    assert torch.allclose(gradient("k3"), estimators.forward_kl_gradient(tree, logits, log_reference, log_q))
+    assert torch.allclose(gradient("k2"), reverse) and torch.allclose(
+        gradient("k3_corrected"), reverse
+    )
+    assert torch.allclose(
+        gradient("k3"), estimators.forward_kl_gradient(tree, logits, log_reference, log_q)
+    )
     assert gradient("k1_loss").abs().max() < 1e-12, "k1 as a loss has no expected effect"
 
 
@@ -169,14 +213,21 @@ def test_expected_gradient_equals_finite_differences_of_a_surrogate(estimator):
         d = log_reference + log_q - log_pi
         if estimator == "sequence":
             return -(tree.completion_probabilities(log_pi) * (tree.paths @ d)).sum()
-        term = {"k1_loss": -d, "k2": d**2 / 2, "k3": d.exp() - d - 1, "k3_corrected": (log_pi - start).exp() * (d.exp() - d - 1)}[estimator]
+        term = {
+            "k1_loss": -d,
+            "k2": d**2 / 2,
+            "k3": d.exp() - d - 1,
+            "k3_corrected": (log_pi - start).exp() * (d.exp() - d - 1),
+        }[estimator]
         return (taken * term).sum()
 
     h, ours = 1e-6, estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)
     for e in range(len(tree.edges)):
         step = torch.zeros_like(logits)
         step[e] = h
-        assert ours[e].item() == pytest.approx(((surrogate(logits + step) - surrogate(logits - step)) / (2 * h)).item(), abs=1e-7)
+        assert ours[e].item() == pytest.approx(
+            ((surrogate(logits + step) - surrogate(logits - step)) / (2 * h)).item(), abs=1e-7
+        )
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_corrected"])
@@ -185,15 +236,24 @@ def test_sampled_estimators_average_to_the_enumerated_gradient(estimator):
     logits = torch.as_tensor(np.random.default_rng(2).normal(size=len(tree.edges)))
     log_pi = tree.log_policy(logits)
     n = 40_000
-    drawn = torch.multinomial(tree.completion_probabilities(log_pi), n, replacement=True, generator=torch.Generator().manual_seed(7))
+    drawn = torch.multinomial(
+        tree.completion_probabilities(log_pi),
+        n,
+        replacement=True,
+        generator=torch.Generator().manual_seed(7),
+    )
     per_completion = []
-    for leaf in range(len(tree.completions)):  # the gradient of one completion's tokens, by autograd
+    for leaf in range(
+        len(tree.completions)
+    ):  # the gradient of one completion's tokens, by autograd
         x = logits.clone().requires_grad_()
         lp = tree.log_policy(x)
         terms = estimators.token_terms(estimator, log_reference + log_q - lp, lp)
         per_completion.append(torch.autograd.grad((tree.paths[leaf] * terms).sum(), x)[0])
     samples = torch.stack(per_completion)[drawn]
-    z = (samples.mean(0) - estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)) / (samples.std(0) / n**0.5)
+    z = (
+        samples.mean(0) - estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)
+    ) / (samples.std(0) / n**0.5)
     assert z[samples.std(0) > 0].abs().max() < 4
 
 
@@ -211,17 +271,25 @@ def test_a_state_only_guide_does_nothing_under_the_corrected_estimator_and_scale
 
     nothing = torch.zeros_like(log_q)
     assert torch.allclose(gradient("k3_corrected", log_q), gradient("k3_corrected", nothing))
-    assert torch.allclose(gradient("k3", log_q), q_of_state[tree.state_of] * gradient("k3", nothing))
+    assert torch.allclose(
+        gradient("k3", log_q), q_of_state[tree.state_of] * gradient("k3", nothing)
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_where_each_estimator_leads(seed):
     tree, log_reference, reward, log_q, beta = instance(seed, depth=2)
     reference = tree.completion_probabilities(log_reference)
-    solution = theory.tilted(reference, reward, beta, theory.product_guide(tree, log_q))
-    sequence = tree.completion_probabilities(estimators.fixed_point(tree, "sequence", reward, log_reference, beta, log_q))
-    assert (sequence - solution).abs().max() < 1e-8, "eq. 4 is the sequence-level objective's solution"
-    k3 = tree.completion_probabilities(estimators.fixed_point(tree, "k3", reward, log_reference, beta, log_q))
+    solution = solutions.tilted(reference, reward, beta, solutions.product_guide(tree, log_q))
+    sequence = tree.completion_probabilities(
+        estimators.fixed_point(tree, "sequence", reward, log_reference, beta, log_q)
+    )
+    assert (sequence - solution).abs().max() < 1e-8, (
+        "eq. 4 is the sequence-level objective's solution"
+    )
+    k3 = tree.completion_probabilities(
+        estimators.fixed_point(tree, "k3", reward, log_reference, beta, log_q)
+    )
     assert (k3 - solution).abs().max() > 1e-3, "plain k3 leads elsewhere"
 
 
@@ -231,14 +299,14 @@ def test_on_a_single_choice_the_corrected_estimator_leads_to_eq_4_and_plain_k3_t
     reward, beta = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), 0.5
     k3 = estimators.fixed_point(tree, "k3", reward, log_reference, beta).exp()
     corrected = estimators.fixed_point(tree, "k3_corrected", reward, log_reference, beta).exp()
-    assert torch.allclose(corrected, theory.tilted(log_reference.exp(), reward, beta), atol=1e-9)
-    assert torch.allclose(k3, theory.forward_kl(log_reference.exp(), reward, beta)[0], atol=1e-9)
+    assert torch.allclose(corrected, solutions.tilted(log_reference.exp(), reward, beta), atol=1e-9)
+    assert torch.allclose(k3, solutions.forward_kl(log_reference.exp(), reward, beta)[0], atol=1e-9)
 
 
 def test_wrong_input_is_refused():
     with pytest.raises(SageError, match="beta must be positive"):
-        theory.tilted(torch.tensor([1.0]), torch.tensor([1.0]), 0.0)
+        solutions.tilted(torch.tensor([1.0]), torch.tensor([1.0]), 0.0)
     with pytest.raises(SageError, match="both must be there"):
-        theory.separation(torch.ones(2), torch.ones(2), 1.0, 2.0)
+        solutions.separation(torch.ones(2), torch.ones(2), 1.0, 2.0)
     with pytest.raises(SageError, match="choose one of"):
         estimators.token_terms("k4", torch.zeros(1), torch.zeros(1))

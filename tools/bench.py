@@ -15,9 +15,20 @@ import numpy as np
 import pandas as pd
 import torch
 
-from sage_lib import config, embedded_model, paths, records
+from sage_lib import paths
+from sage_lib.algorithm.guides import (
+    BranchGuide,
+    GuideInputs,
+    IdentityGuide,
+    RandomGuide,
+    ShuffledGuide,
+    TokenGuide,
+    compose,
+)
+from sage_lib.experiment import records
+from sage_lib.experiment.profile import load_profile
 from sage_lib.files import write_json, write_text
-from sage_lib.guides import BranchGuide, GuideInputs, IdentityGuide, RandomGuide, ShuffledGuide, TokenGuide, compose
+from sage_lib.policy import tiny_qwen
 
 
 def interleaved(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -34,23 +45,61 @@ def interleaved(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str
 def guides() -> pd.DataFrame:
     """Every guide on a (64, 2048) batch, against one forward pass of the embedded model at that shape."""
     batch, time_steps = 64, 2048
-    profile = config.load("smoke")
+    profile = load_profile("smoke")
     folder = paths.build("benchmarks") / "model"
-    embedded_model.create(folder, {**profile.model.architecture, "max_position_embeddings": time_steps}, profile.task.limit, time_steps, seed=0)
+    tiny_qwen.create(
+        folder,
+        {**profile.model.architecture, "max_position_embeddings": time_steps},
+        profile.task.limit,
+        time_steps,
+        seed=0,
+    )
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(len(embedded_model.load_tokenizer(folder)), (batch, time_steps), generator=generator)
-    inputs = GuideInputs(entropies=torch.rand(batch, time_steps, generator=generator) * 3, logps=-torch.rand(batch, time_steps, generator=generator) * 5,
-                         mask=(torch.rand(batch, time_steps, generator=generator) < 0.9).long(), progress=0.3, generator=generator)
-    cases = {"identity": IdentityGuide(), "branch": BranchGuide(), "random": RandomGuide(), "token (min-max)": TokenGuide(), "token (rank)": TokenGuide("rank"),
-             "token (z-score)": TokenGuide("zscore"), "shuffled branch": ShuffledGuide(BranchGuide()), "branch x random": compose(BranchGuide(), RandomGuide())}
+    ids = torch.randint(
+        len(tiny_qwen.load_tokenizer(folder)), (batch, time_steps), generator=generator
+    )
+    inputs = GuideInputs(
+        entropies=torch.rand(batch, time_steps, generator=generator) * 3,
+        logps=-torch.rand(batch, time_steps, generator=generator) * 5,
+        mask=(torch.rand(batch, time_steps, generator=generator) < 0.9).long(),
+        progress=0.3,
+        generator=generator,
+    )
+    cases = {
+        "identity": IdentityGuide(),
+        "branch": BranchGuide(),
+        "random": RandomGuide(),
+        "token (min-max)": TokenGuide(),
+        "token (rank)": TokenGuide("rank"),
+        "token (z-score)": TokenGuide("zscore"),
+        "shuffled branch": ShuffledGuide(BranchGuide()),
+        "branch x random": compose(BranchGuide(), RandomGuide()),
+    }
     with torch.no_grad():
-        times = interleaved({"forward pass": lambda: model(ids), **{name: (lambda g=g: g(inputs)) for name, g in cases.items()}}, rounds=5)
+        times = interleaved(
+            {
+                "forward pass": lambda: model(ids),
+                **{name: (lambda g=g: g(inputs)) for name, g in cases.items()},
+            },
+            rounds=5,
+        )
     forward = times.pop("forward pass")
-    return pd.DataFrame([{"guide": name, "seconds": statistics.median(t), "forward pass seconds": statistics.median(forward), "share": statistics.median(t) / statistics.median(forward),
-                          "largest share": max(a / b for a, b in zip(t, forward, strict=True)), "rounds": len(t)} for name, t in times.items()])
+    return pd.DataFrame(
+        [
+            {
+                "guide": name,
+                "seconds": statistics.median(t),
+                "forward pass seconds": statistics.median(forward),
+                "share": statistics.median(t) / statistics.median(forward),
+                "largest share": max(a / b for a, b in zip(t, forward, strict=True)),
+                "rounds": len(t),
+            }
+            for name, t in times.items()
+        ]
+    )
 
 
 class _Turns:
@@ -89,39 +138,93 @@ def trainer() -> pd.DataFrame:
 
     The learning rate is 0, so that all of them draw the very same completions in the same step.
     """
-    from sage_lib.backend import GRPOConfig, GRPOTrainer  # first
-    from sage_lib.trainer import SageTrainer
-
     import datasets
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from sage_lib import data, prompts
+    from sage_lib.algorithm.backend import GRPOConfig, GRPOTrainer  # first
+    from sage_lib.algorithm.trainer import SageTrainer
+    from sage_lib.experiment import problems
+    from sage_lib.tasks import prompts
 
-    steps, profile = 40, config.load("smoke")
+    steps, profile = 40, load_profile("smoke")
     folder = paths.build("benchmarks") / "rl_model"
-    embedded_model.create(folder, profile.model.architecture, profile.task.limit, profile.model.max_seq_length, seed=0)
-    rows = datasets.Dataset.from_list([{"prompt": prompts.messages(i.question), "answer": i.gold} for i in data.rl_items(profile)])
-    cases = {"stock GRPOTrainer": None, "SageTrainer, no guide": {}, "Branch": {"guide": BranchGuide(0.3, 0.14)}, "Random": {"guide": RandomGuide()}, "Token": {"guide": TokenGuide()},
-             "Branch, sequence": {"guide": BranchGuide(0.3, 0.14), "anchor": "sequence"}, "exact forward KL": {"anchor": "forward_kl"}}
+    tiny_qwen.create(
+        folder, profile.model.architecture, profile.task.limit, profile.model.max_seq_length, seed=0
+    )
+    rows = datasets.Dataset.from_list(
+        [
+            {"prompt": prompts.messages(i.question), "answer": i.gold}
+            for i in problems.rl_items(profile)
+        ]
+    )
+    cases = {
+        "stock GRPOTrainer": None,
+        "SageTrainer, no guide": {},
+        "Branch": {"guide": BranchGuide(0.3, 0.14)},
+        "Random": {"guide": RandomGuide()},
+        "Token": {"guide": TokenGuide()},
+        "Branch, sequence": {"guide": BranchGuide(0.3, 0.14), "anchor": "sequence"},
+        "exact forward KL": {"anchor": "forward_kl"},
+    }
     turns = _Turns(list(cases))
-    settings = {**profile.rl, "max_steps": steps, "learning_rate": 0.0, "save_strategy": "no", "seed": 0}
+    settings = {
+        **profile.rl,
+        "max_steps": steps,
+        "learning_rate": 0.0,
+        "save_strategy": "no",
+        "seed": 0,
+    }
 
     def make(name: str, extra: dict | None):
-        model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), LoraConfig(r=8, lora_alpha=16, target_modules=list(profile.rl_lora["target_modules"]), task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(folder),
+            LoraConfig(
+                r=8,
+                lora_alpha=16,
+                target_modules=list(profile.rl_lora["target_modules"]),
+                task_type="CAUSAL_LM",
+            ),
+        )
         return (GRPOTrainer if extra is None else SageTrainer)(
-            model=model, processing_class=embedded_model.load_tokenizer(folder), reward_funcs=lambda completions, **_: [len(c[0]["content"]) % 7 / 7 for c in completions], train_dataset=rows,
-            args=GRPOConfig(**settings, output_dir=str(folder.parent / name), report_to="none", disable_tqdm=True), callbacks=[turns.callback(name)], **(extra or {}))
+            model=model,
+            processing_class=tiny_qwen.load_tokenizer(folder),
+            reward_funcs=lambda completions, **_: [
+                len(c[0]["content"]) % 7 / 7 for c in completions
+            ],
+            train_dataset=rows,
+            args=GRPOConfig(
+                **settings,
+                output_dir=str(folder.parent / name),
+                report_to="none",
+                disable_tqdm=True,
+            ),
+            callbacks=[turns.callback(name)],
+            **(extra or {}),
+        )
 
-    trainers = [make(*case) for case in cases.items()]  # loading a model is not safe beside another's
+    trainers = [
+        make(*case) for case in cases.items()
+    ]  # loading a model is not safe beside another's
     with ThreadPoolExecutor(len(trainers)) as pool:
         for done in [pool.submit(t.train) for t in trainers]:
             done.result()
     stock = turns.seconds["stock GRPOTrainer"]
     rows = []
     for name, times in turns.seconds.items():
-        ratios = sorted(a / b for a, b in zip(times[2:], stock[2:], strict=True))  # the first two steps warm up
-        rows.append({"trainer": name, "seconds": statistics.median(times[2:]), "ratio": statistics.median(ratios), "ratio 10 %": ratios[len(ratios) // 10], "ratio 90 %": ratios[-len(ratios) // 10], "steps": len(ratios)})
+        ratios = sorted(
+            a / b for a, b in zip(times[2:], stock[2:], strict=True)
+        )  # the first two steps warm up
+        rows.append(
+            {
+                "trainer": name,
+                "seconds": statistics.median(times[2:]),
+                "ratio": statistics.median(ratios),
+                "ratio 10 %": ratios[len(ratios) // 10],
+                "ratio 90 %": ratios[-len(ratios) // 10],
+                "steps": len(ratios),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -133,29 +236,58 @@ def verifier() -> pd.DataFrame:
     """
     from math_verify import verify
 
-    from sage_lib import sample_tables
-    from sage_lib.verifier import Verifier, last_answer, parse
+    from sage_lib.report import sample_tables
+    from sage_lib.tasks.verifier import Verifier, last_answer, parse
 
     rng = np.random.default_rng(0)
 
-    def drawn(candidates: Callable[[int], tuple[str, list[str | None]]]) -> list[tuple[str, str | None]]:
+    def drawn(
+        candidates: Callable[[int], tuple[str, list[str | None]]],
+    ) -> list[tuple[str, str | None]]:
         pairs = []
         for _ in range(60):
             gold, options = candidates(int(rng.integers(2, 900)))
             rng.shuffle(options)
             weights = 1 / np.arange(1, len(options) + 1) ** 2
-            pairs += [(gold, options[i]) for i in rng.choice(len(options), 256, p=weights / weights.sum())]
+            pairs += [
+                (gold, options[i]) for i in rng.choice(len(options), 256, p=weights / weights.sum())
+            ]
         return pairs
 
     def numbers(n: int) -> tuple[str, list[str | None]]:
-        return str(n), [str(n), f"{n:04d}", f"\\boxed{{{n}}}", None, f"\\frac{{{2 * n}}}{{2}}", *(str(n + d) for d in (*range(1, 30), 100, 1000)), f"{n}.5", f"{n}^2", f"{n}\\%"]
+        return str(n), [
+            str(n),
+            f"{n:04d}",
+            f"\\boxed{{{n}}}",
+            None,
+            f"\\frac{{{2 * n}}}{{2}}",
+            *(str(n + d) for d in (*range(1, 30), 100, 1000)),
+            f"{n}.5",
+            f"{n}^2",
+            f"{n}\\%",
+        ]
 
     def formulas(n: int) -> tuple[str, list[str | None]]:
-        wrong = [f"\\frac{{{n + d}\\sqrt{{3}}}}{{7}}" for d in range(1, 15)] + [f"\\frac{{{n}\\sqrt{{{d}}}}}{{7}}" for d in range(5, 15)] + [f"{n}x + {d}" for d in range(5)]
-        return f"\\frac{{{n}\\sqrt{{3}}}}{{7}}", [f"\\frac{{{n}\\sqrt{{3}}}}{{7}}", f"\\dfrac{{{n}\\sqrt3}}7", f"\\frac{{{n}}}{{7}}\\sqrt{{3}}", f"{n}\\sqrt{{3}}/7", None, *wrong]
+        wrong = (
+            [f"\\frac{{{n + d}\\sqrt{{3}}}}{{7}}" for d in range(1, 15)]
+            + [f"\\frac{{{n}\\sqrt{{{d}}}}}{{7}}" for d in range(5, 15)]
+            + [f"{n}x + {d}" for d in range(5)]
+        )
+        return f"\\frac{{{n}\\sqrt{{3}}}}{{7}}", [
+            f"\\frac{{{n}\\sqrt{{3}}}}{{7}}",
+            f"\\dfrac{{{n}\\sqrt3}}7",
+            f"\\frac{{{n}}}{{7}}\\sqrt{{3}}",
+            f"{n}\\sqrt{{3}}/7",
+            None,
+            *wrong,
+        ]
 
     cases = {"whole numbers": drawn(numbers), "formulas": drawn(formulas)}
-    cases["measured"] = [(row["problem"].partition("<")[0], last_answer(text)) for row in sample_tables.samples(config.load("smoke"), "base") for text in row["completions"]]
+    cases["measured"] = [
+        (row["problem"].partition("<")[0], last_answer(text))
+        for row in sample_tables.samples(load_profile("smoke"), "base")
+        for text in row["completions"]
+    ]
     rows = []
     for name, pairs in cases.items():
         with_pool = Verifier(workers=2)
@@ -163,12 +295,28 @@ def verifier() -> pd.DataFrame:
         started = time.perf_counter()
         ours = [v.correct for v in with_pool.verify_answers(*zip(*pairs, strict=True))]
         middle = time.perf_counter()
-        loop = [answer is not None and bool(verify(parse(gold, trusted=True), parse(answer), timeout_seconds=None)) for gold, answer in pairs]
+        loop = [
+            answer is not None
+            and bool(verify(parse(gold, trusted=True), parse(answer), timeout_seconds=None))
+            for gold, answer in pairs
+        ]
         ended = time.perf_counter()
         with_pool.close()
         if ours != loop:
-            raise SystemExit(f"{name}: verdicts differ, first for {next(p for p, a, b in zip(pairs, ours, loop, strict=True) if a != b)}")
-        rows.append({"answers": name, "pairs": len(pairs), "distinct pairs": len(set(pairs)), "correct": sum(ours), "seconds": middle - started, "loop seconds": ended - middle, "times faster": (ended - middle) / (middle - started)})
+            raise SystemExit(
+                f"{name}: verdicts differ, first for {next(p for p, a, b in zip(pairs, ours, loop, strict=True) if a != b)}"
+            )
+        rows.append(
+            {
+                "answers": name,
+                "pairs": len(pairs),
+                "distinct pairs": len(set(pairs)),
+                "correct": sum(ours),
+                "seconds": middle - started,
+                "loop seconds": ended - middle,
+                "times faster": (ended - middle) / (middle - started),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -183,7 +331,16 @@ def main() -> None:
     table = BENCHMARKS[name]()
     folder = paths.BENCHMARKS
     write_text(folder / f"{name}.csv", table.to_csv(index=False))
-    write_json(folder / f"{name}.json", {"benchmark": name, "revision": records.revision(), "versions": records.versions(), "machine": records.machine(), "threads": torch.get_num_threads()})
+    write_json(
+        folder / f"{name}.json",
+        {
+            "benchmark": name,
+            "revision": records.revision(),
+            "versions": records.versions(),
+            "machine": records.machine(),
+            "threads": torch.get_num_threads(),
+        },
+    )
     print(table.to_string(index=False))
 
 

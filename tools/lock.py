@@ -37,20 +37,34 @@ def walk(names: list[str]) -> dict[str, str]:
         try:
             package = distribution(name)
         except PackageNotFoundError:
-            raise SystemExit(f"{name} is needed and not installed: install it, then run this again") from None
+            raise SystemExit(
+                f"{name} is needed and not installed: install it, then run this again"
+            ) from None
         found[name] = Version(package.version).public
         for need in map(Requirement, package.requires or []):
-            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            if need.marker is None or any(
+                need.marker.evaluate({"extra": extra}) for extra in ("", *extras)
+            ):
                 queue.append((canonicalize_name(need.name), frozenset(need.extras)))
     return dict(sorted(found.items()))
 
 
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [Requirement(r).name for r in [*project["dependencies"], *project["optional-dependencies"]["test"]]]
+    wanted = [
+        Requirement(r).name
+        for r in [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    ]
     lock = walk([*wanted, *UNDECLARED, *BUILD])
-    (ROOT / "requirements.lock").write_text(HEADER + "".join(f"{n}=={v}\n" for n, v in lock.items()))
-    lines = [f"{n}=={v}" if n != "certifi" else "certifi>=2026.10.19  # conda's pip resolves, and Unsloth asks for this" for n, v in lock.items()]
+    (ROOT / "requirements.lock").write_text(
+        HEADER + "".join(f"{n}=={v}\n" for n, v in lock.items())
+    )
+    lines = [
+        f"{n}=={v}"
+        if n != "certifi"
+        else "certifi>=2026.10.19  # conda's pip resolves, and Unsloth asks for this"
+        for n, v in lock.items()
+    ]
     lines += [f"{r}  # GPU" for r in project["optional-dependencies"]["gpu"]]
     (ROOT / "environment.yml").write_text(
         "# conda env create -f environment.yml: the same versions as requirements.lock, and the GPU extras. Made by `make lock`.\n"

@@ -1,0 +1,1 @@
+"""The method itself: guides, anchors and the trainer. Knows nothing of profiles."""

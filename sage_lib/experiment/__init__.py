@@ -1,0 +1,1 @@
+"""What a run is asked to do, where it keeps things, and what made it."""

@@ -1,0 +1,1 @@
+"""Notebooks and stages in order."""

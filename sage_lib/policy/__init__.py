@@ -1,0 +1,1 @@
+"""A model: load it, sample from it, score it."""

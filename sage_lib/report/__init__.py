@@ -1,0 +1,1 @@
+"""Measured files in; tables and figures out."""

@@ -1,0 +1,1 @@
+"""Problems, prompts, and who judges an answer. Knows nothing of profiles."""

@@ -1,0 +1,1 @@
+"""Exact results on small token trees."""
