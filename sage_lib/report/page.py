@@ -33,16 +33,13 @@ class Page:
         plt.close(figure)  # an open figure would be displayed again at the end of the cell
         _display(figure)
 
-    def keep(
-        self, frame: pd.DataFrame, name: str, precision: int = 3, **formats: str
-    ) -> pd.DataFrame:
+    def keep(self, frame: pd.DataFrame, name: str, precision: int = 3, **formats: str) -> None:
         """Write <name>.csv to data/measured with keys of methods; display it with their labels.
 
-        ``precision`` and ``formats`` as :meth:`table` has them. Returns the table as given.
+        ``precision`` and ``formats`` as :meth:`table` has them.
         """
         write_text(paths.measured(self.name) / f"{name}.csv", frame.to_csv(index=False))
         self.table(frame, precision, **formats)
-        return frame
 
     def table(self, frame: pd.DataFrame, precision: int = 3, **formats: str) -> None:
         """Display a table: labels for keys, no row numbers, floats with ``precision`` decimals.
