@@ -1,0 +1,168 @@
+"""One style for every figure: sizes, and the colour, dash and marker of each method.
+
+The colours are black and those of seaborn's "colorblind" palette that show on white, which most
+colour-blind readers tell apart. Markers and dashes tell methods apart in grey print as well.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from sage_lib import paths
+from sage_lib.experiment import records
+from sage_lib.files import write_json
+
+#: Columns of a two-column page and of one column, inches.
+WIDE, NARROW = 6.75, 3.25
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "figure.titlesize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "pdf.fonttype": 42,
+}
+_PALETTE = sns.color_palette("colorblind").as_hex()
+COLOURS = {
+    "blue": _PALETTE[0],
+    "orange": _PALETTE[1],
+    "green": _PALETTE[2],
+    "vermilion": _PALETTE[3],
+    "pink": _PALETTE[4],
+    "brown": _PALETTE[5],
+    "grey": _PALETTE[7],
+    "sky": _PALETTE[9],
+    "black": "#262626",
+}
+#: Of series that are no methods, in this order: neighbours differ in lightness as well as in hue.
+_SERIES = ["grey", "orange", "green", "brown", "pink", "vermilion", "blue", "sky", "black"]
+_DASHES = ["-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))]
+_MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d"]
+#: The methods that come with the companion.
+_SHIPPED = {
+    # Table 1: seven colours, seven markers
+    "base": ("grey", "-", "o"),
+    "grpo": ("blue", "-", "s"),
+    "grpo_no_kl": ("orange", "--", "^"),
+    "grpo_forward_kl": ("green", "-.", "D"),
+    "grpo_random": ("sky", (0, (1, 1)), "v"),
+    "grpo_token": ("pink", (0, (3, 1, 1, 1)), "P"),
+    "grpo_branch": ("vermilion", "-", "X"),
+    # Table 3
+    "bnpo_no_kl": ("brown", "--", "<"),
+    "bnpo_branch": ("green", "-", ">"),
+    "dapo_no_kl": ("orange", ":", "d"),
+    "dapo_branch": ("pink", "-.", "*"),
+    # anchors and controls
+    "grpo_entropy": ("brown", (0, (5, 1)), "P"),
+    "branch_corrected": ("orange", "-.", "p"),
+    "branch_sequence": ("green", "--", "h"),
+    "identity": ("sky", ":", "<"),
+    "shuffled_branch": ("black", "--", "v"),
+    "random_reward": ("pink", (0, (1, 1)), "o"),
+}
+#: The base, GRPO and GRPO + Branch stand in most figures: no other method takes their colour.
+_RESERVED = {"grey", "blue", "vermilion"}
+
+
+def look(method: str) -> dict[str, Any]:
+    """Colour, dash and marker of a method, as keywords of ``plot``: the same in every figure.
+
+    They follow from the method's key alone. The methods that come with the companion have a fixed
+    look; any other key takes one of those left over, by its hash.
+    """
+    if method in _SHIPPED:
+        colour, dash, marker = _SHIPPED[method]
+    else:
+        taken = {(colour, marker) for colour, _, marker in _SHIPPED.values()}
+        free = [
+            (colour, marker)
+            for colour in COLOURS
+            for marker in _MARKERS
+            if colour not in _RESERVED and (colour, marker) not in taken
+        ]
+        number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:8])
+        colour, marker = free[number % len(free)]
+        dash = _DASHES[number // len(free) % len(_DASHES)]
+    return {"color": COLOURS[colour], "linestyle": dash, "marker": marker}
+
+
+def series(i: int) -> dict[str, Any]:
+    """Colour, dash and marker of the i-th series of a figure whose series are no methods."""
+    return {
+        "color": COLOURS[_SERIES[i % len(_SERIES)]],
+        "linestyle": _DASHES[i % len(_DASHES)],
+        "marker": _MARKERS[i % len(_MARKERS)],
+    }
+
+
+def points(chosen: dict[str, Any]) -> dict[str, Any]:
+    """A look with its marker alone: no line joins the points."""
+    return {**chosen, "linestyle": "none"}
+
+
+def line(chosen: dict[str, Any]) -> dict[str, Any]:
+    """A look with its line alone."""
+    return {**chosen, "marker": ""}
+
+
+def error_bar(axis: Axes, x: float, mean: float, low: float, high: float, **chosen: Any) -> None:
+    """A point with the interval from ``low`` to ``high`` around it.
+
+    Rounding can leave the mean of equal values just outside their interval, and matplotlib refuses
+    a bar of negative length: such a bar has length 0.
+    """
+    lengths = np.maximum([[mean - low], [high - mean]], 0)
+    axis.errorbar(x, mean, yerr=lengths, capsize=3, **points(chosen))
+
+
+def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **chosen: Any) -> None:
+    """A light band between ``low`` and ``high`` in the colour of a look."""
+    axis.fill_between(x, low, high, color=chosen["color"], alpha=0.15, linewidth=0)
+
+
+def save_figure(figure: Figure, name: str, folder_name: str) -> list[Path]:
+    """Write figures/<folder_name>/<name>.pdf and .png; a record of revision and versions beside them.
+
+    ``folder_name`` is a profile's name, or "theory". Returns the two files.
+    """
+    folder = paths.figures(folder_name)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Without dates and program names the same figure is the same file.
+    options: dict[str, dict[str, Any]] = {
+        "pdf": {"metadata": {"CreationDate": None}},
+        "png": {"metadata": {"Software": None}, "dpi": 200},
+    }
+    made = []
+    for ending, option in options.items():
+        temporary = folder / f".{name}.{ending}"
+        # "tight": no title or label is cut.
+        figure.savefig(temporary, format=ending, bbox_inches="tight", pad_inches=0.05, **option)
+        made.append(temporary.replace(folder / f"{name}.{ending}"))
+    plt.close(figure)  # or a notebook would show it a second time at the end of the cell
+    record = {
+        "figure": name,
+        "folder": folder_name,
+        "revision": records.revision(),
+        "versions": records.versions(),
+    }
+    write_json(folder / f"{name}.json", record)
+    return made
