@@ -8,7 +8,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -140,9 +139,10 @@ def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **chosen: An
 
 
 def save_figure(figure: Figure, name: str, folder_name: str) -> list[Path]:
-    """Write figures/<folder_name>/<name>.pdf and .png; a record of revision and versions beside them.
+    """Write <name>.pdf and .png to figures/<folder_name>; returns the two files.
 
-    ``folder_name`` is a profile's name, or "theory". Returns the two files.
+    <name>.json beside them tells the revision and the versions. ``folder_name`` is a profile's
+    name, or "theory".
     """
     folder = paths.figures(folder_name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,6 @@ def save_figure(figure: Figure, name: str, folder_name: str) -> list[Path]:
         # "tight": no title or label is cut.
         figure.savefig(temporary, format=ending, bbox_inches="tight", pad_inches=0.05, **option)
         made.append(temporary.replace(folder / f"{name}.{ending}"))
-    plt.close(figure)  # or a notebook would show it a second time at the end of the cell
     record = {
         "figure": name,
         "folder": folder_name,
