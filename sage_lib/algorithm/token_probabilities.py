@@ -1,0 +1,105 @@
+"""From a model's logits to log-probabilities and entropies: the one place where either is computed.
+
+The trainer, the base model's entropies from which the branch guide takes its threshold, scores of
+samples and traces all call these functions, so that a token has the same numbers everywhere.
+"""
+
+from typing import Any
+
+import torch
+
+
+def completion_logits(
+    model: torch.nn.Module,
+    ids: torch.Tensor,
+    start: int,
+    attention_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Logits from which each token of the completions was, or could have been, drawn.
+
+    Args:
+        model: a causal language model of transformers, or one wrapped around it.
+        ids: token ids of prompts and completions, shape (batch, prompt and time).
+        start: length of the prompts, padding included; at least 1.
+        attention_mask: shape of ``ids``, 0 where a token is padding; None: there is no padding.
+
+    Returns:
+        float32 of shape (batch, time, vocabulary), at temperature 1, not normalised. It carries a
+        gradient unless the caller is under ``torch.no_grad``.
+    """
+    return _of_completion(_forward(model, ids, attention_mask).logits, start)
+
+
+def completion_logits_and_hidden(
+    model: torch.nn.Module,
+    ids: torch.Tensor,
+    start: int,
+    attention_mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`completion_logits`, and the last hidden states that the output matrix made them from.
+
+    The hidden states are float32 of shape (batch, time, width).
+    """
+    result = _forward(model, ids, attention_mask, output_hidden_states=True)
+    logits = _of_completion(result.logits, start)
+    hidden = _of_completion(result.hidden_states[-1], start)
+    return logits, hidden
+
+
+def log_probabilities(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """log pi (nats) of every token of the vocabulary at a sampling temperature: float32, the shape
+    (..., vocabulary) of ``logits``."""
+    return _at_temperature(logits, temperature).log_softmax(-1)
+
+
+def drawn_log_probabilities(log_pi: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """log pi (nats) of the tokens that were drawn.
+
+    Args:
+        log_pi: :func:`log_probabilities`, shape (..., vocabulary).
+        drawn: token ids, shape (...), which is also that of the result.
+    """
+    return log_pi.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
+
+
+def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Entropy (nats, eq. 12) of the next token over the whole vocabulary, at a temperature.
+
+    ``logits`` may be :func:`log_probabilities` as well, since those are logits too; then the
+    temperature is in them already. A token whose logit is minus infinity adds nothing.
+
+    Args:
+        logits: shape (..., vocabulary).
+
+    Returns:
+        float32 of shape (...).
+    """
+    # The arithmetic of torch.distributions.Categorical(logits=...).entropy(), bit for bit: the
+    # threshold of the branch guide, and with it every trained weight, depends on the last digit.
+    scaled = _at_temperature(logits, temperature)
+    log_pi = scaled - scaled.logsumexp(-1, keepdim=True)
+    pi = log_pi.softmax(-1)
+    finite_log_pi = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)
+    return -(finite_log_pi * pi).sum(-1)
+
+
+def _forward(
+    model: torch.nn.Module,
+    ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **asked: bool,
+) -> Any:
+    if attention_mask is None:
+        attention_mask = torch.ones_like(ids)
+    return model(input_ids=ids, attention_mask=attention_mask, **asked)
+
+
+def _of_completion(outputs: torch.Tensor, start: int) -> torch.Tensor:
+    """The states before each token of the completion: the output at a token predicts the next."""
+    return outputs[:, start - 1 : -1].float()
+
+
+def _at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = logits.float()
+    # Temperature 1 changes no value and would cost a copy of the largest tensor there is.
+    return logits if temperature == 1 else logits / temperature
