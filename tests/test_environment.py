@@ -1,4 +1,5 @@
-"""One environment, described three times: pyproject.toml, requirements.lock and environment.yml agree, and are complete."""
+"""One environment, described three times: pyproject.toml, requirements.lock and environment.yml
+agree, and are complete; what is packaged is all there is."""
 
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
@@ -8,26 +9,31 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from ruamel.yaml import YAML
+from setuptools import find_packages
 
 from sage_lib.paths import ROOT
 
-#: What the lock leaves out on purpose: GPU-only needs of Unsloth, and its floor for certifi, newer than every mirror has.
+#: What the lock leaves out on purpose: GPU-only needs of Unsloth, and its floor for certifi, newer
+#: than every mirror has.
 NOT_IN_LOCK = {"torchvision", "xformers", "bitsandbytes", "torchao", "diffusers", "triton"}
 BELOW_FLOOR = {("unsloth", "certifi"), ("unsloth-zoo", "certifi")}
 
 
 def parse(lines):
+    """Name -> what is asked of its version, of lines of a requirements file."""
     found = {}
     for line in lines:
-        line = line.split("#")[0].strip()
-        if line:
-            requirement = Requirement(line)
+        text = line.split("#")[0].strip()
+        if text:
+            requirement = Requirement(text)
             found[canonicalize_name(requirement.name)] = requirement.specifier
     return found
 
 
 LOCK = parse((ROOT / "requirements.lock").read_text().splitlines())
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 CONDA = YAML(typ="safe").load((ROOT / "environment.yml").read_text())
 
 
@@ -39,52 +45,88 @@ def version_of(name):
     return Version(next(iter(LOCK[name])).version)
 
 
+def is_locked(package, need):
+    """Whether the lock has to hold this requirement of a package."""
+    if need.marker and not need.marker.evaluate({"extra": ""}):
+        return False
+    name = canonicalize_name(need.name)
+    return name not in NOT_IN_LOCK and (package, name) not in BELOW_FLOOR
+
+
 def test_every_locked_package_has_one_exact_version():
-    assert len(LOCK) > 100 and all(pinned(s) for s in LOCK.values())
+    assert len(LOCK) > 100 and all(pinned(specifier) for specifier in LOCK.values())
 
 
 @pytest.mark.parametrize("name", sorted(LOCK))
 def test_the_lock_is_complete_and_consistent(name):
     try:
-        needs = distribution(name).requires or []
+        package = distribution(name)
     except PackageNotFoundError:
-        pytest.fail(
-            f"{name} is locked and not installed: run make test, or install requirements.lock"
-        )
-    assert Version(distribution(name).version).public == str(version_of(name))
-    for need in map(Requirement, needs):
-        other = canonicalize_name(need.name)
-        if (
-            (need.marker and not need.marker.evaluate({"extra": ""}))
-            or other in NOT_IN_LOCK
-            or (name, other) in BELOW_FLOOR
-        ):
+        pytest.fail(f"{name} is locked and not installed: run make test")
+    assert Version(package.version).public == str(version_of(name))
+    for need in map(Requirement, package.requires or []):
+        if not is_locked(name, need):
             continue
+        other = canonicalize_name(need.name)
         assert other in LOCK, f"{name} needs {need}, which is not locked"
-        assert need.specifier.contains(version_of(other), prereleases=True), (
-            f"{name} needs {need}, and {version_of(other)} is locked"
-        )
+        agrees = need.specifier.contains(version_of(other), prereleases=True)
+        assert agrees, f"{name} needs {need}, and {version_of(other)} is locked"
 
 
 def test_pyproject_agrees_with_the_lock():
-    for name, specifier in parse(
-        [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
-    ).items():
-        assert name in LOCK and specifier.contains(version_of(name)), (
-            f"pyproject.toml asks for {name}{specifier}"
-        )
+    wanted = parse([*PROJECT["dependencies"], *EXTRAS["test"], *EXTRAS["dev"]])
+    for name, specifier in wanted.items():
+        agrees = name in LOCK and specifier.contains(version_of(name))
+        assert agrees, f"pyproject.toml asks for {name}{specifier}"
+
+
+def test_the_tools_of_make_lint_have_one_exact_version():
+    """Another version formats otherwise, and finds other errors."""
+    assert all(pinned(specifier) for specifier in parse(EXTRAS["dev"]).values())
 
 
 def test_environment_yml_is_the_lock_and_the_gpu_extras():
-    conda = [d for d in CONDA["dependencies"] if isinstance(d, str)]
-    pip = parse(next(d["pip"] for d in CONDA["dependencies"] if isinstance(d, dict)))
-    gpu = parse(PROJECT["optional-dependencies"]["gpu"])
-    assert any(d.startswith("python=3.11") for d in conda) and {"pip", "make", "git"} <= set(conda)
-    assert {n: s for n, s in pip.items() if n not in gpu and n != "certifi"} == {
-        n: s for n, s in LOCK.items() if n != "certifi"
-    }
-    assert {n: pip.get(n) for n in gpu} == gpu
-    # conda's pip resolves, so certifi must satisfy Unsloth there; everything that needs it takes any newer one.
-    assert not pip["certifi"].contains(version_of("certifi")) and pip["certifi"].contains(
-        "2026.10.19"
-    )
+    conda = [line for line in CONDA["dependencies"] if isinstance(line, str)]
+    by_pip = next(line["pip"] for line in CONDA["dependencies"] if isinstance(line, dict))
+    pip = parse(by_pip)
+    gpu = parse(EXTRAS["gpu"])
+    assert any(line.startswith("python=3.11") for line in conda)
+    assert {"pip", "make", "git"} <= set(conda)
+    assert {name: pip.get(name) for name in gpu} == gpu
+    # conda's pip resolves, so certifi must satisfy Unsloth there; everything else that needs it
+    # takes any newer one.
+    certifi = pip.pop("certifi")
+    assert certifi.contains("2026.10.19") and not certifi.contains(version_of("certifi"))
+    shared = {name: specifier for name, specifier in pip.items() if name not in gpu}
+    assert shared == {name: specifier for name, specifier in LOCK.items() if name != "certifi"}
+
+
+def test_the_hooks_run_the_tools_of_the_environment():
+    """A pinned tool in a second place would drift, and a hook that fetches needs a network."""
+    hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [source["repo"] for source in hooks["repos"]] == ["local"]
+    assert {hook["language"] for hook in hooks["repos"][0]["hooks"]} == {"system"}
+
+
+def test_every_module_and_profile_is_packaged():
+    found = PYPROJECT["tool"]["setuptools"]["packages"]["find"]
+    packages = find_packages(str(ROOT), include=found["include"])
+    folders = {ROOT.joinpath(*package.split(".")): package for package in packages}
+    for module in (ROOT / "sage_lib").rglob("*.py"):
+        assert module.parent in folders, f"{module} would not be installed"
+
+    kept = PYPROJECT["tool"]["setuptools"]["package-data"]
+    packaged = set()
+    for folder, package in folders.items():
+        for pattern in kept.get(package, ()):
+            packaged |= set(folder.glob(pattern))
+    assert ROOT / "sage_lib" / "py.typed" in packaged
+    files = {path for path in (ROOT / "sage_lib").rglob("*") if path.is_file()}
+    others = {path for path in files if path.suffix not in {".py", ".pyc"}}
+    assert others == packaged, "files of sage_lib that package-data misses"
+
+
+def test_the_console_script_exists():
+    module, _, function = PROJECT["scripts"]["sage-companion"].partition(":")
+    path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    assert f"def {function}(" in path.read_text()

@@ -1,13 +1,13 @@
-"""Write requirements.lock and environment.yml from the packages that are installed and pyproject.toml needs.
+"""Write requirements.lock and environment.yml from what is installed and pyproject.toml needs.
 
     python tools/lock.py      (or: make lock)
 
-Install or upgrade what you want in .venv first; this walks the requirements of pyproject.toml through the installed
-packages' own metadata and pins what it meets.
+Install or upgrade what you want in .venv first; this walks the requirements of pyproject.toml
+through the installed packages' own metadata and pins what it meets.
 """
 
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -15,63 +15,87 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-# Unsloth's GPU-only needs come with the extra "gpu"; torch's CUDA build brings triton.
+#: Extras that are installed with the project itself: its tests and its habits.
+LOCKED_EXTRAS = ("test", "dev")
+#: Unsloth's GPU-only needs come with the extra "gpu"; torch's CUDA build brings triton.
 GPU_ONLY = {"torchvision", "xformers", "bitsandbytes", "torchao", "diffusers", "triton"}
-# Needed to install the project itself, editable and without a network.
+#: Needed to install the project itself, editable and without a network.
 BUILD = ["setuptools", "wheel"]
-# Imported by Unsloth without being declared.
+#: Imported by Unsloth without being declared.
 UNDECLARED = ["docstring-parser", "typeguard", "shtab"]
-HEADER = "# Every package at one version; made by `make lock`. Install torch first, with its dependencies, then this with --no-deps.\n"
+#: conda's pip resolves, and Unsloth asks for a newer certifi than every mirror has.
+CERTIFI = "certifi>=2026.10.19  # conda's pip resolves, and Unsloth asks for this"
+
+LOCK_HEAD = """\
+# Every package at one version; made by `make lock`. Install torch first, with its dependencies,
+# then this with --no-deps.
+"""
+CONDA_HEAD = """\
+# conda env create -f environment.yml: the same versions as requirements.lock, and the GPU extras.
+# Made by `make lock`.
+name: sage-companion
+channels: [conda-forge]
+dependencies:
+  - python=3.11
+  - pip
+  - make
+  - git
+  - pip:
+"""
+
+
+def installed(name: str) -> Distribution:
+    """Metadata of an installed package, or the end of this script."""
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        message = f"{name} is needed and not installed: install it, then run this again"
+        raise SystemExit(message) from None
+
+
+def applies(need: Requirement, extras: frozenset[str]) -> bool:
+    """Whether a package installed with these extras has this requirement on this machine."""
+    if need.marker is None:
+        return True
+    return any(need.marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
 def walk(names: list[str]) -> dict[str, str]:
     """Name -> public version of the named packages and all they need, as installed."""
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
-    queue = [(canonicalize_name(name), frozenset()) for name in names]
+    queue = [(str(canonicalize_name(name)), frozenset[str]()) for name in names]
     while queue:
         name, extras = queue.pop()
-        if (name, extras) in seen or name in GPU_ONLY or name.startswith(("nvidia-", "cuda-")):
+        comes_with_the_gpu = name in GPU_ONLY or name.startswith(("nvidia-", "cuda-"))
+        if (name, extras) in seen or comes_with_the_gpu:
             continue
         seen.add((name, extras))
-        try:
-            package = distribution(name)
-        except PackageNotFoundError:
-            raise SystemExit(
-                f"{name} is needed and not installed: install it, then run this again"
-            ) from None
+        package = installed(name)
         found[name] = Version(package.version).public
         for need in map(Requirement, package.requires or []):
-            if need.marker is None or any(
-                need.marker.evaluate({"extra": extra}) for extra in ("", *extras)
-            ):
-                queue.append((canonicalize_name(need.name), frozenset(need.extras)))
+            if applies(need, extras):
+                queue.append((str(canonicalize_name(need.name)), frozenset(need.extras)))
     return dict(sorted(found.items()))
 
 
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        Requirement(r).name
-        for r in [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    ]
-    lock = walk([*wanted, *UNDECLARED, *BUILD])
-    (ROOT / "requirements.lock").write_text(
-        HEADER + "".join(f"{n}=={v}\n" for n, v in lock.items())
-    )
-    lines = [
-        f"{n}=={v}"
-        if n != "certifi"
-        else "certifi>=2026.10.19  # conda's pip resolves, and Unsloth asks for this"
-        for n, v in lock.items()
-    ]
-    lines += [f"{r}  # GPU" for r in project["optional-dependencies"]["gpu"]]
+    extras = project["optional-dependencies"]
+    wanted = list(project["dependencies"])
+    for extra in LOCKED_EXTRAS:
+        wanted += extras[extra]
+    lock = walk([*(Requirement(line).name for line in wanted), *UNDECLARED, *BUILD])
+
+    pins = [f"{name}=={version}" for name, version in lock.items()]
+    (ROOT / "requirements.lock").write_text(LOCK_HEAD + "".join(f"{pin}\n" for pin in pins))
+
+    conda = [CERTIFI if pin.startswith("certifi==") else pin for pin in pins]
+    conda += [f"{requirement}  # GPU" for requirement in extras["gpu"]]
     (ROOT / "environment.yml").write_text(
-        "# conda env create -f environment.yml: the same versions as requirements.lock, and the GPU extras. Made by `make lock`.\n"
-        "name: sage-companion\nchannels: [conda-forge]\ndependencies:\n  - python=3.11\n  - pip\n  - make\n  - git\n  - pip:\n"
-        + "".join(f"      - {line}\n" for line in lines)
+        CONDA_HEAD + "".join(f"      - {line}\n" for line in conda)
     )
-    print(f"requirements.lock: {len(lock)} packages; environment.yml: {len(lines)}")
+    print(f"requirements.lock: {len(pins)} packages; environment.yml: {len(conda)}")
 
 
 if __name__ == "__main__":
