@@ -1,11 +1,14 @@
 """Guides against values computed by hand."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from sage_lib.algorithm.guides import (
+    GUIDES,
     BranchGuide,
     CosineSchedule,
     GuideInputs,
@@ -13,20 +16,32 @@ from sage_lib.algorithm.guides import (
     RandomGuide,
     ShuffledGuide,
     TokenGuide,
+    build_guide,
+    check_choice,
+    check_guide,
+    check_q,
     compose,
+    needs_entropies,
 )
 from sage_lib.errors import SageError
+from sage_lib.paths import ROOT
+
+
+def seen(entropies, logps, mask, progress=0.0, seed=0):
+    """GuideInputs of tokens whose ids do not matter."""
+    return GuideInputs(
+        entropies=entropies,
+        logps=logps,
+        mask=mask,
+        progress=progress,
+        generator=torch.Generator().manual_seed(seed),
+        ids=torch.zeros_like(mask, dtype=torch.long),
+    )
 
 
 def inputs(entropies, mask=None):
     h = torch.tensor(entropies, dtype=torch.float64)
-    return GuideInputs(
-        h,
-        -torch.ones_like(h),
-        torch.ones_like(h) if mask is None else torch.tensor(mask),
-        0.0,
-        torch.Generator(),
-    )
+    return seen(h, -torch.ones_like(h), torch.ones_like(h) if mask is None else torch.tensor(mask))
 
 
 def test_branch_is_eq_11_between_the_clamps():
@@ -41,7 +56,7 @@ def test_q_is_one_outside_the_mask_and_where_the_signal_is_not_a_number():
 
 def test_q_is_a_constant_to_the_gradient():
     h = torch.tensor([[2.0]], requires_grad=True)
-    q = BranchGuide()(GuideInputs(h, h, torch.ones(1, 1), 0.0, torch.Generator()))
+    q = BranchGuide()(seen(h, h, torch.ones(1, 1)))
     assert not q.requires_grad
 
 
@@ -64,6 +79,8 @@ def test_cosine_schedule_restarts_lower_each_period():
     with pytest.raises(SageError):
         schedule(1.1)
     assert math.isclose(CosineSchedule(0.1, 0.0)(7 / 8), 0.1 * 0.9**7)
+    with pytest.raises(SageError, match="from high down to low"):
+        CosineSchedule(0.1, 0.2)
 
 
 def batch(rows=6, time=40, seed=0, progress=0.0, dtype=torch.float64):
@@ -71,11 +88,11 @@ def batch(rows=6, time=40, seed=0, progress=0.0, dtype=torch.float64):
     h = torch.rand(rows, time, generator=random, dtype=dtype) * 3
     logps = -torch.rand(rows, time, generator=random, dtype=dtype) * 4
     mask = (torch.arange(time) < torch.randint(1, time + 1, (rows, 1), generator=random)).long()
-    return GuideInputs(h, logps, mask, progress, torch.Generator().manual_seed(seed))
+    return seen(h, logps, mask, progress, seed)
 
 
 def again(x):
-    return GuideInputs(x.entropies, x.logps, x.mask, x.progress, torch.Generator().manual_seed(0))
+    return seen(x.entropies, x.logps, x.mask, x.progress)
 
 
 EVERY = [
@@ -101,9 +118,8 @@ def test_every_guide_is_clamped_seeded_one_outside_the_mask_and_leaves_its_input
     assert q.shape == x.logps.shape and q.dtype == dtype and not q.requires_grad
     assert (q >= 0.6).all() and (q <= 1.4).all() and (q[x.mask == 0] == 1).all()
     assert torch.equal(q, guide(again(x)))
-    assert all(
-        torch.equal(a, b) for a, b in zip(before, (x.entropies, x.logps, x.mask), strict=True)
-    )
+    after = (x.entropies, x.logps, x.mask)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("guide", EVERY, ids=lambda g: getattr(g, "weight", type(g).__name__))
@@ -113,40 +129,21 @@ def test_edge_cases_are_defined(guide):
     rows[2, 0] = float("-inf")
     rows[3] = -1.0
     mask = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1], [0, 0, 0]])
-    q = guide(GuideInputs(rows.abs(), rows, mask, 1.0, torch.Generator().manual_seed(0)))
+    q = guide(seen(rows.abs(), rows, mask, progress=1.0))
     assert torch.isfinite(q).all() and (q[4] == 1).all()
-    single = guide(
-        GuideInputs(
-            torch.zeros(1, 1),
-            -torch.ones(1, 1),
-            torch.ones(1, 1),
-            0.0,
-            torch.Generator().manual_seed(1),
-        )
-    )
+    single = guide(seen(torch.zeros(1, 1), -torch.ones(1, 1), torch.ones(1, 1), seed=1))
     assert torch.isfinite(single).all()
 
 
 def test_random_guide_acts_at_its_probability_with_its_scale():
     guide = RandomGuide(low=1e-6, high=1e6)
-    q = guide(
-        GuideInputs(
-            torch.zeros(200, 1000),
-            torch.zeros(200, 1000),
-            torch.ones(200, 1000),
-            0.0,
-            torch.Generator().manual_seed(3),
-        )
-    )
+    nothing = torch.zeros(200, 1000)
+    q = guide(seen(nothing, nothing, torch.ones(200, 1000), seed=3))
     acting = q[q != 1]
-    assert (
-        acting.numel() / q.numel() == pytest.approx(0.1, abs=0.003)
-        and acting.std().item() == pytest.approx(0.15, rel=0.02)
-        and acting.mean().item() == pytest.approx(1, abs=0.005)
-    )
-    later = guide(
-        GuideInputs(torch.zeros(9, 9), torch.zeros(9, 9), torch.ones(9, 9), 1.0, torch.Generator())
-    )
+    assert acting.numel() / q.numel() == pytest.approx(0.1, abs=0.003)
+    assert acting.std().item() == pytest.approx(0.15, rel=0.02)
+    assert acting.mean().item() == pytest.approx(1, abs=0.005)
+    later = guide(seen(nothing[:9, :9], nothing[:9, :9], torch.ones(9, 9), progress=1.0))
     assert (later == 1).all(), "the probability ends at 0"
 
 
@@ -168,13 +165,11 @@ def reference_weight(kind, surprisal):
 @pytest.mark.parametrize("kind", ["minmax", "rank", "zscore"])
 def test_token_weights_equal_a_row_by_row_reference(kind):
     x = batch(rows=20)
-    logps = torch.where(
-        torch.rand(x.logps.shape, generator=torch.Generator().manual_seed(5)) < 0.3, -1.0, x.logps
-    )  # ties
-    still = CosineSchedule(0.0, 0.0)
-    q = TokenGuide(kind, amplitude=CosineSchedule(0.2, 0.2), scale=still, low=0.1, high=9.0)(
-        GuideInputs(x.entropies, logps, x.mask, 0.0, x.generator)
-    )
+    tied = torch.rand(x.logps.shape, generator=torch.Generator().manual_seed(5)) < 0.3
+    logps = torch.where(tied, -1.0, x.logps)
+    constant, still = CosineSchedule(0.2, 0.2), CosineSchedule(0.0, 0.0)
+    guide = TokenGuide(kind, amplitude=constant, scale=still, low=0.1, high=9.0)
+    q = guide(seen(x.entropies, logps, x.mask))
     for row in range(20):
         n = int(x.mask[row].sum())
         expected = 1 + 0.2 * torch.as_tensor(reference_weight(kind, -logps[row, :n].numpy()))
@@ -187,19 +182,14 @@ def test_shuffled_guide_keeps_each_sequences_values_and_loses_their_place():
     moved = ShuffledGuide(BranchGuide())(again(x))
     for row in range(8):
         n = int(x.mask[row].sum())
-        torch.testing.assert_close(
-            moved[row, :n].sort().values, inner[row, :n].sort().values, rtol=0, atol=0
-        )
+        kept, values = moved[row, :n].sort().values, inner[row, :n].sort().values
+        torch.testing.assert_close(kept, values, rtol=0, atol=0)
     assert not torch.equal(moved, inner)
 
 
 def test_noise_does_not_depend_on_the_mask():
     x = batch()
-    full = RandomGuide()(
-        GuideInputs(
-            x.entropies, x.logps, torch.ones_like(x.mask), 0.0, torch.Generator().manual_seed(0)
-        )
-    )
+    full = RandomGuide()(seen(x.entropies, x.logps, torch.ones_like(x.mask)))
     part = RandomGuide()(again(x))
     assert torch.equal(torch.where(x.mask.bool(), full, torch.ones_like(full)), part)
 
@@ -209,3 +199,148 @@ def test_wrong_settings_are_refused():
         TokenGuide("median")
     with pytest.raises(SageError, match="at least one"):
         compose()
+
+
+@pytest.mark.parametrize(
+    ("guide", "reason"),
+    [
+        (BranchGuide, r"the class BranchGuide, not an instance: write BranchGuide\(\)"),
+        ("branch", "a choice and not yet a guide"),
+        ({"name": "token"}, r"hand over build_guide\(\{'name': 'token'\}\)"),
+        (1.2, "1.2 cannot be called"),
+        (lambda entropies, logps: entropies, "takes something else"),
+    ],
+)
+def test_what_is_no_guide_is_refused_at_construction(guide, reason):
+    for use in (check_guide, ShuffledGuide, compose):
+        with pytest.raises(SageError, match=reason):
+            use(guide)
+
+
+def test_whatever_takes_its_inputs_is_a_guide():
+    class Mine:
+        def __call__(self, inputs, strength=1.0):
+            return torch.ones_like(inputs.logps)
+
+    for guide in (*EVERY, Mine(), torch.nn.Identity(), lambda inputs: inputs.logps):
+        check_guide(guide)
+
+
+@pytest.mark.parametrize(
+    ("q", "reason"),
+    [
+        (1.2, "not 1.2 of type float"),
+        (torch.ones(2), r"not a tensor of shape \(2,\)"),
+        (torch.tensor([[1.0, 0.0]]), "some are not"),
+        (torch.tensor([[1.0, float("nan")]]), "some are not"),
+    ],
+)
+def test_q_that_is_no_weight_of_every_token_is_refused(q, reason):
+    x = inputs([[1.0, 2.0]])
+    with pytest.raises(SageError, match=rf"of shape \(1, 2\), one for each token.*{reason}"):
+        check_q(q, x)
+    for guide in (ShuffledGuide(lambda _: q), compose(BranchGuide(), lambda _: q)):
+        with pytest.raises(SageError, match=reason):
+            guide(x)
+
+
+QUANTILES = {"0.5": 0.03341073170304298, "0.9": 0.25246456265449524, "0.999": 3.1509079933166504}
+MEASURED = {"name": "branch", "threshold_quantile": 0.9, "clamp_quantile": 0.999}
+THRESHOLD, TOP = QUANTILES["0.9"], QUANTILES["0.999"]
+FROM_ENTROPIES = BranchGuide(threshold=THRESHOLD, ratio=(1.4 - 1) / (TOP - THRESHOLD))
+
+
+@pytest.mark.parametrize(
+    ("choice", "guide"),
+    [
+        ({"name": "branch", "threshold": 1, "ratio": 0.3}, BranchGuide(1.0, 0.3)),
+        ({"name": "branch", "threshold": 1.2, "ratio": 0.3, "high": 2}, BranchGuide(high=2.0)),
+        (MEASURED, FROM_ENTROPIES),
+        ({**MEASURED, "threshold": None, "ratio": None}, FROM_ENTROPIES),
+        ({"name": "random"}, RandomGuide()),
+        ({"name": "random", "low": 0.7, "high": 1.3}, RandomGuide(low=0.7, high=1.3)),
+        (
+            {"name": "random", "probability": {"high": 0.5, "low": 0.1, "periods": 2}},
+            RandomGuide(CosineSchedule(0.5, 0.1, periods=2)),
+        ),
+        ({"name": "token", "weight": "rank"}, TokenGuide("rank")),
+        (
+            {"name": "token", "scale": {"high": 0.0, "low": 0.0, "decay": 1}},
+            TokenGuide(scale=CosineSchedule(0.0, 0.0, decay=1.0)),
+        ),
+        ({"name": "identity"}, IdentityGuide()),
+        ({"name": "shuffled", "inner": MEASURED}, ShuffledGuide(FROM_ENTROPIES)),
+    ],
+)
+def test_a_choice_becomes_its_guide(choice, guide):
+    check_choice(choice)
+    assert build_guide(choice, QUANTILES) == guide
+    wants = FROM_ENTROPIES in (guide, getattr(guide, "inner", None))
+    assert needs_entropies(choice) == wants
+    if wants:
+        with pytest.raises(SageError, match="measure them first"):
+            build_guide(choice)
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ("branch", "a guide is chosen by its name and parameters"),
+        ({"weight": "rank"}, "a guide is chosen by its name and parameters"),
+        ({"name": "median"}, "no guide 'median': choose one of branch, random, token, identity"),
+        ({"name": ["token"]}, "there is no guide"),
+        ({"name": "identity", "low": 0.6}, "no parameter 'low'; known ones are none"),
+        (
+            {"name": "token", "ratio": 0.3},
+            "no parameter 'ratio'; known ones are low, high, weight, amplitude, scale",
+        ),
+        ({**MEASURED, "median": 1}, "known ones are .*clamp_quantile"),
+        ({"name": "token", "weight": "median"}, "one of minmax, rank, zscore, not 'median'"),
+        ({"name": "token", "weight": 3}, "weight is a word, not 3"),
+        ({"name": "token", "low": "0.6"}, "low is a number, not '0.6'"),
+        ({"name": "token", "low": True}, "low is a number, not True"),
+        ({"name": "token", "high": float("inf")}, "high is a number, not inf"),
+        ({"name": "token", "low": 1.1}, "clamped around 1"),
+        ({**MEASURED, "low": 1.1}, "clamped around 1"),
+        ({"name": "random", "scale": 0.1}, "scale is a schedule over the run"),
+        ({"name": "random", "scale": {"high": 0.1}}, "scale: the parameter 'low' is missing"),
+        ({"name": "random", "scale": {"high": 0.1, "low": 0.2}}, "from high down to low"),
+        (
+            {"name": "random", "scale": {"high": 0.1, "low": 0.0, "periods": 1.5}},
+            "periods is a whole number",
+        ),
+        ({"name": "random", "scale": {"high": 0.1, "low": 0.0, "top": 1}}, "known ones are high"),
+        ({"name": "shuffled"}, "the parameter 'inner' is missing"),
+        ({"name": "shuffled", "inner": {"name": "tokn"}}, "guide.inner: there is no guide 'tokn'"),
+        ({"name": "branch"}, "either threshold and ratio, or threshold_quantile and clamp"),
+        ({"name": "branch", "threshold": 1.2}, "either threshold and ratio"),
+        ({**MEASURED, "threshold": 1.2, "ratio": 0.3}, "either threshold and ratio"),
+        ({**MEASURED, "threshold_quantile": None}, "either threshold and ratio"),
+        ({**MEASURED, "clamp_quantile": 99.9}, "clamp_quantile is a quantile"),
+        ({**MEASURED, "clamp_quantile": 0.5}, "threshold_quantile must lie below clamp_quantile"),
+    ],
+)
+def test_a_wrong_choice_is_told_in_one_sentence_that_begins_with_its_place(choice, reason):
+    with pytest.raises(SageError, match=reason) as told:
+        check_choice(choice, "profile mine: methods.a.guide")
+    assert str(told.value).startswith("profile mine: methods.a.guide")
+
+
+def test_entropies_that_do_not_give_a_guide_are_refused():
+    with pytest.raises(SageError, match=r"'0.8' was not measured: choose from 0.5, 0.9, 0.999"):
+        build_guide({**MEASURED, "threshold_quantile": 0.8}, QUANTILES)
+    with pytest.raises(SageError, match="choose them further apart"):
+        build_guide(MEASURED, {"0.9": 0.1, "0.999": 0.1})
+
+
+def test_choices_are_checked_without_torch():
+    choices = [{"name": name} for name in GUIDES if name not in ("branch", "shuffled")]
+    choices += [MEASURED, {"name": "shuffled", "inner": MEASURED}]
+    code = (
+        "import sys; from sage_lib.algorithm import anchors, guides\n"
+        f"for choice in {choices}: guides.build_guide(choice, {QUANTILES})\n"
+        "print('torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"
