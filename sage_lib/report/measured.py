@@ -1,15 +1,41 @@
-"""Measured files of a profile: what they hold, and under which labels their methods are shown.
+"""The measured files of a profile: where they are read, and how methods are named.
 
 Tables and figures carry the *key* of a method ("base", "grpo", ...); :func:`labelled` puts the
 labels on at the end.
 """
 
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.evaluation import counts
+from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
+from sage_lib.files import read_json, read_lines
 
 #: Columns (or the index) that hold keys of methods.
 KEYS = ("method", "against")
+#: Which notebook makes a measured file.
+MADE_BY = {
+    "entropy.json": "04_sft",
+    "steps.jsonl": "05_grpo_and_sage",
+    "effects.json": "05_grpo_and_sage",
+    "traces.json": "06_guides",
+    "signals.json": "06_guides",
+    "updates.csv": "06_guides",
+    "impact.csv": "06_guides",
+    "samples.jsonl.gz": "07_evaluate",
+    "scores.csv": "07_evaluate",
+    "support.csv": "07_evaluate",
+}
+
+
+# --- methods ------------------------------------------------------------------------------------
 
 
 def labelled(profile: Profile, frame: pd.DataFrame) -> pd.DataFrame:
@@ -22,3 +48,183 @@ def labelled(profile: Profile, frame: pd.DataFrame) -> pd.DataFrame:
     present = [name for name in KEYS if name in frame]
     shown = frame.assign(**{name: [labels.get(v, v) for v in frame[name]] for name in present})
     return shown.rename(index=labels) if shown.index.name in KEYS else shown
+
+
+def reference(profile: Profile) -> str:
+    """The method that others are compared with: the profile's, or the base where it has no counts.
+
+    A profile may train its reference and evaluate other methods alone.
+    """
+    return profile.reference if profile.reference in profile.evaluated else "base"
+
+
+def trio(profile: Profile) -> tuple[str, ...]:
+    """The base, the reference, and the last evaluated method of the reference's family.
+
+    For a picture with room for three sets; fewer where the profile evaluates fewer.
+    """
+    if not profile.evaluated:
+        return ("base",)
+    evaluated = profile.evaluated
+    compared = profile.reference if profile.reference in evaluated else evaluated[0]
+    family = profile.methods[compared].family
+    last = [m for m in evaluated if profile.methods[m].family == family][-1]
+    return tuple(dict.fromkeys(("base", compared, last)))
+
+
+# --- data sets ------------------------------------------------------------------------------------
+
+
+def chosen_sets(profile: Profile, ood: bool = False) -> list[str]:
+    """Names of the evaluation data of Table 1, or with ``ood`` of those outside it."""
+    return [d.label for d in profile.evaluation.data if d.ood == ood]
+
+
+def of_sets(frame: pd.DataFrame, profile: Profile, ood: bool) -> pd.DataFrame:
+    """The rows whose column dataset is among :func:`chosen_sets`."""
+    return frame[frame["dataset"].isin(chosen_sets(profile, ood))].reset_index(drop=True)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def evaluations(profile: Profile, ood: bool = False) -> pd.DataFrame:
+    """Counts of every finished evaluation on the data of Table 1 (with ``ood``: outside it).
+
+    One row per run and problem: columns method, seed (None for the base), run and those of
+    counts.csv. Raises SageError where counts are missing, where two runs hold different problems,
+    or where the profile has no such data.
+    """
+    frames = []
+    for method, seed, run, policy in runs.evaluations(profile):
+        table = counts.read(run.measured / "counts.csv")
+        frames.append(table.assign(method=method, seed=seed, run=policy.name))
+    for frame in frames[1:]:  # an optional data set may have loaded for one run and not for another
+        _require_same_problems(frames[0], frame)
+    found = of_sets(pd.concat(frames, ignore_index=True), profile, ood)
+    if found.empty:
+        kind = "marked" if ood else "without"
+        raise SageError(
+            f"profile {profile.name} has no evaluation data {kind} ood: true: "
+            "add a data set to its evaluation.data"
+        )
+    return found
+
+
+def _require_same_problems(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    problems = [set(frame["dataset"] + "/" + frame["problem"]) for frame in (one, other)]
+    unequal = problems[0] ^ problems[1]
+    if unequal:
+        raise SageError(
+            f"the evaluations of {one['run'][0]} and {other['run'][0]} hold different problems "
+            f"({min(unequal)} and {len(unequal) - 1} more in one alone): "
+            "delete the folder of the one that lacks them and run with --resume"
+        )
+
+
+def is_complete(profile: Profile) -> bool:
+    """True where the counts of every evaluation of the profile are there."""
+    evaluated = [run for _, _, run, _ in runs.evaluations(profile)]
+    return all((run.measured / "counts.csv").is_file() for run in evaluated)
+
+
+def table_of(run: runs.Run, name: str) -> pd.DataFrame:
+    """A CSV table that a stage kept under ``run``; SageError where it is not there."""
+    return pd.read_csv(_present(run, name))
+
+
+def _present(run: runs.Run, name: str) -> Path:
+    """The path of a measured file; where there is none, a SageError that says what makes it."""
+    path = run.measured / name
+    if not path.is_file():
+        place = f"{path.parent.parent.name}/{path.parent.name}/{name}"
+        raise SageError(f"{place} is missing: run notebook {MADE_BY[name]} for this profile first")
+    return path
+
+
+def training(profile: Profile) -> pd.DataFrame:
+    """Step logs of every RL run: columns method, seed, step and every logged metric.
+
+    Without rows for a profile without methods.
+    """
+    frames = []
+    for method, seed, run in runs.rl_runs(profile):
+        steps = read_lines(_present(run, "steps.jsonl"))
+        frames.append(pd.DataFrame(steps).assign(method=method, seed=seed))
+    if not frames:
+        return pd.DataFrame(columns=["method", "seed", "step"])
+    return pd.concat(frames, ignore_index=True)
+
+
+def entropy(profile: Profile) -> dict[str, Any]:
+    """The base model's token entropies: tokens, mean, histogram and quantiles (nats)."""
+    return read_json(_present(runs.entropy_run(profile), "entropy.json"))
+
+
+def effects(profile: Profile) -> dict[str, Any]:
+    """The whole of effects.json: what the branch guide adds to the expected gradients.
+
+    Beside "anchors" it holds prompts, batches a prompt, completions a batch, the KL to the
+    reference and the share of tokens acted on.
+    """
+    return read_json(_present(runs.effects_run(profile), "effects.json"))
+
+
+def trace(profile: Profile) -> dict[str, Any]:
+    """The traced completion that is shown: its problem, and signals and guides by token."""
+    return read_json(_present(runs.trace_run(profile), "traces.json"))
+
+
+def signals(profile: Profile) -> dict[str, Any]:
+    """Entropy and surprisal over all traced completions; the branch guide's threshold and ratio."""
+    return read_json(_present(runs.trace_run(profile), "signals.json"))
+
+
+def traced(profile: Profile, name: str) -> pd.DataFrame:
+    """A table of the stage trace.
+
+    "updates": size of the update by entropy; "impact": tokens replaced by their runner-up.
+    """
+    return table_of(runs.trace_run(profile), f"{name}.csv")
+
+
+def scores(profile: Profile) -> pd.DataFrame:
+    """Scored samples of every finished evaluation on the data of Table 1.
+
+    Columns method, seed, dataset, problem, number, correct, tokens, perplexity, entropy, branching.
+    """
+    frames = []
+    for method, seed, run, _ in runs.evaluations(profile):
+        frames.append(table_of(run, "scores.csv").assign(method=method, seed=seed))
+    return of_sets(pd.concat(frames, ignore_index=True), profile, ood=False)
+
+
+def samples(profile: Profile, method: str) -> list[dict[str, Any]]:
+    """Every saved sample of a method on the data of Table 1, a row per problem (and seed).
+
+    Keys: dataset, problem, and lists of equal length: completions, tokens, finished, correct.
+    """
+    chosen = [run for key, _, run, _ in runs.evaluations(profile) if key == method]
+    if not chosen:
+        known = ", ".join(("base", *profile.evaluated))
+        raise SageError(
+            f"profile {profile.name} does not evaluate {method!r}: choose one of {known}"
+        )
+    datasets = chosen_sets(profile)
+    rows = []
+    for run in chosen:
+        packed = _present(run, "samples.jsonl.gz").read_bytes()
+        lines = gzip.decompress(packed).decode().split("\n")
+        rows += [json.loads(line) for line in lines if line]
+    return [row for row in rows if row["dataset"] in datasets]
+
+
+def benchmark(name: str) -> pd.DataFrame:
+    """A result of tools/bench.py as it is kept in data/measured/benchmarks."""
+    path = paths.BENCHMARKS / f"{name}.csv"
+    if not path.is_file():
+        raise SageError(
+            f"there is no benchmark {name!r} in data/measured/benchmarks: "
+            f"python tools/bench.py {name} makes it"
+        )
+    return pd.read_csv(path)

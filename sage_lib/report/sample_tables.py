@@ -1,61 +1,37 @@
-"""Tables made from saved samples and their scores: votes, perplexity, reasoning patterns, token categories, solutions."""
+"""Tables made from saved samples and their scores: votes, tails, patterns, categories, solutions.
 
-import gzip
-import json
+Every table names methods by their key in the column method.
+"""
+
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
 from sage_lib import paths
-from sage_lib.errors import SageError
-from sage_lib.evaluation import counts, metrics, text_patterns
-from sage_lib.experiment import runs
+from sage_lib.evaluation import metrics, text_patterns
 from sage_lib.experiment.profile import Profile
-from sage_lib.report import tables
+from sage_lib.report.measured import samples, scores
 from sage_lib.tasks.verifier import last_answer
 
-
-def scores(profile: Profile) -> pd.DataFrame:
-    """Scored samples of every finished evaluation on the data of Table 1: columns method, seed and scoring.COLUMNS."""
-    frames = [
-        tables.read(run, "scores.csv").assign(method=method, seed=seed)
-        for method, seed, run, _ in runs.evaluations(profile)
-    ]
-    return tables.of_sets(pd.concat(frames, ignore_index=True), profile, ood=False)
-
-
-def samples(profile: Profile, method: str) -> list[dict]:
-    """Every saved sample of a method on the data of Table 1, a row per problem (and seed): dataset, problem, completions,
-    tokens, finished, correct."""
-    chosen = [run for m, _, run, _ in runs.evaluations(profile) if m == method]
-    if not chosen:
-        raise SageError(
-            f"profile {profile.name} does not evaluate {method!r}: choose one of base, {', '.join(runs.evaluated(profile))}"
-        )
-    for run in chosen:
-        counts.read(run.measured / "counts.csv")  # a sentence for an evaluation that is not there
-    rows = [
-        json.loads(line)
-        for run in chosen
-        for line in gzip.decompress((run.measured / "samples.jsonl.gz").read_bytes())
-        .decode()
-        .split("\n")
-        if line
-    ]
-    return [row for row in rows if row["dataset"] in tables.chosen_sets(profile)]
+TAILS = ["method", "tail", "difference", "low", "high", "problems", "seeds"]
+DEFECTS = ("format", "repetition", "language", "truncated")
 
 
 def votes(profile: Profile) -> pd.DataFrame:
-    """Per method and problem: columns method, dataset, problem, avg (avg@n), maj (maj@k), distinct (answer diversity), n, k.
+    """Per method and problem: method, dataset, problem, avg (avg@n), maj (maj@k), distinct, n, k.
 
-    k of maj@k is a quarter of the samples, and at least 3 where there are as many: a vote of all would have no spread. Equal
-    answers are equal texts.
+    distinct is the number of different answers. k of maj@k is a quarter of the samples, and at
+    least 3 where there are as many: a vote of all would have no spread. Equal answers are equal
+    texts.
     """
-    k, rows = max(min(3, profile.evaluation.samples), profile.evaluation.samples // 4), []
-    for method in ("base", *runs.evaluated(profile)):
+    n, seed = profile.evaluation.samples, profile.evaluation.seed
+    k = max(min(3, n), n // 4)
+    rows = []
+    for method in ("base", *profile.evaluated):
         for row in samples(profile, method):
             answers = [last_answer(text) or None for text in row["completions"]]
             rows.append(
@@ -64,9 +40,7 @@ def votes(profile: Profile) -> pd.DataFrame:
                     "dataset": row["dataset"],
                     "problem": row["problem"],
                     "avg": float(np.mean(row["correct"])),
-                    "maj": metrics.majority_at_k(
-                        answers, row["correct"], k, 100, profile.evaluation.seed
-                    ),
+                    "maj": metrics.majority_at_k(answers, row["correct"], k, 100, seed),
                     "distinct": metrics.distinct_answers(answers),
                     "n": len(answers),
                     "k": k,
@@ -76,146 +50,137 @@ def votes(profile: Profile) -> pd.DataFrame:
 
 
 def tails(profile: Profile, quantile: float = 0.95) -> pd.DataFrame:
-    """How much of each method's perplexity under the base lies above the base's own ``quantile``, and paired over problems by how
-    much more than the base's: columns row, tail, difference, low, high (95 % over problems), problems, seeds.
+    """How much of each method's perplexity under the base lies above the base's own ``quantile``.
 
-    A problem's share is a mean over its scored samples (and seeds); means over problems are taken within data sets first.
+    Columns :data:`TAILS`: the share above, and by how much more than the base's it is, paired over
+    problems, with its 95 % interval. A problem's share is a mean over its scored samples (and
+    seeds); means over problems are taken within data sets first.
     """
+    settings = profile.evaluation
     frame = scores(profile)
-    frame["tail"] = (
-        frame["perplexity"] > frame[frame["method"] == "base"]["perplexity"].quantile(quantile)
-    ).astype(float)
+    of_base = frame[frame["method"] == "base"]["perplexity"]
+    above = frame["perplexity"] > of_base.quantile(quantile)
+    frame["tail"] = above.astype(float)
     shares = frame.groupby(["method", "dataset", "problem"], sort=False)["tail"].mean()
-    base, rows = shares["base"], []
+    base = shares["base"]
+    sets = base.index.get_level_values("dataset")
+    theirs = base.to_numpy()[:, None]
+    rows = []
     for method in dict.fromkeys(frame["method"]):
-        ours, sets = (
-            shares[method].loc[base.index].to_numpy(),
-            base.index.get_level_values("dataset"),
-        )
-        difference, low, high = (
-            float(x[0])
-            for x in metrics.paired_difference(
-                ours[:, None],
-                base.to_numpy()[:, None],
-                profile.evaluation.resamples,
-                profile.evaluation.seed,
-                sets,
-            )
-        )
-        rows.append(
-            (
-                tables.label(profile, method),
-                float(metrics.mean_over_sets(ours[:, None], sets)[0]),
-                difference,
-                low,
-                high,
-                len(ours),
-                frame[frame["method"] == method]["seed"].nunique(dropna=False),
-            )
-        )
-    return pd.DataFrame(
-        rows, columns=["row", "tail", "difference", "low", "high", "problems", "seeds"]
-    )
+        ours = shares[method].loc[base.index].to_numpy()[:, None]
+        found = metrics.paired_difference(ours, theirs, settings.resamples, settings.seed, sets)
+        difference, low, high = (float(column[0]) for column in found)
+        tail = float(metrics.mean_over_sets(ours, sets)[0])
+        seeds = frame[frame["method"] == method]["seed"].nunique(dropna=False)
+        rows.append((method, tail, difference, low, high, len(ours), seeds))
+    return pd.DataFrame(rows, columns=TAILS)
 
 
 def patterns(profile: Profile) -> pd.DataFrame:
-    """Table 2 (eq. 13) and response defects by method: columns row, each pattern, problems, dropped, each defect, samples.
+    """Table 2 (eq. 13) and response defects by method.
 
-    Of several seeds the correct samples of a problem are taken together, so that eq. 13 ranges over problems.
+    Columns method, each pattern, problems, dropped, each of :data:`DEFECTS` (shares of samples),
+    samples. Of several seeds the correct samples of a problem are taken together, so that eq. 13
+    ranges over problems.
     """
     rows = []
-    for method in ("base", *runs.evaluated(profile)):
+    for method in ("base", *profile.evaluated):
         saved = samples(profile, method)
         correct: dict[tuple[str, str], list[str]] = {}
-        for r in saved:
-            correct.setdefault((r["dataset"], r["problem"]), []).extend(
-                t for t, ok in zip(r["completions"], r["correct"], strict=True) if ok
-            )
+        defects: Counter[str] = Counter()
+        for row in saved:
+            solutions = correct.setdefault((row["dataset"], row["problem"]), [])
+            solutions += _correct_texts(row)
+            for text, done in zip(row["completions"], row["finished"], strict=True):
+                defects.update(set(text_patterns.defects(text, done)))
         frequencies = text_patterns.pattern_frequencies(list(correct.values()))
-        found = [
-            text_patterns.defects(t, done)
-            for r in saved
-            for t, done in zip(r["completions"], r["finished"], strict=True)
-        ]
         one = next(iter(frequencies.values()))
+        count = sum(len(row["completions"]) for row in saved)
         rows.append(
             {
-                "row": tables.label(profile, method),
-                **{name: f.frequency for name, f in frequencies.items()},
+                "method": method,
+                **{name: found.frequency for name, found in frequencies.items()},
                 "problems": one.problems,
                 "dropped": one.dropped,
-                **{
-                    kind: sum(kind in f for f in found) / len(found)
-                    for kind in ("format", "repetition", "language", "truncated")
-                },
-                "samples": len(found),
+                **{kind: defects[kind] / count for kind in DEFECTS},
+                "samples": count,
             }
         )
     return pd.DataFrame(rows)
 
 
-def detector_precision() -> pd.DataFrame:
-    """How often a pattern's keyword stood for the pattern: columns pattern, hits, read, genuine, low, high (95 %, Clopper-Pearson).
+def _correct_texts(row: dict[str, Any]) -> list[str]:
+    """The correct completions of one row of samples, in the order in which they were drawn."""
+    pairs = zip(row["completions"], row["correct"], strict=True)
+    return [text for text, correct in pairs if correct]
 
-    One reader judged up to 20 hits a pattern (seed 0), among the worked solutions of MATH-500, AIME 2024 and Minerva, from 90
-    characters on either side; data/measured/detectors/precision.csv names them.
+
+def pattern_hits(profile: Profile, pattern: str) -> list[str]:
+    """The correct samples of all evaluated methods in which a detector finds its pattern."""
+    hits = []
+    for method in ("base", *profile.evaluated):
+        for row in samples(profile, method):
+            texts = _correct_texts(row)
+            hits += [text for text in texts if pattern in text_patterns.patterns(text)]
+    return hits
+
+
+def detector_precision() -> pd.DataFrame:
+    """How often a pattern's keyword stood for the pattern.
+
+    Columns pattern, hits, read, genuine, low, high (95 %, Clopper-Pearson). One reader judged up to
+    20 hits a pattern (seed 0), among the worked solutions of MATH-500, AIME 2024 and Minerva, from
+    90 characters on either side; data/measured/detectors/precision.csv names them.
     """
     rows = []
     for pattern, group in pd.read_csv(paths.DETECTORS).groupby("pattern", sort=False):
-        interval = binomtest(int(group["genuine"].sum()), len(group)).proportion_ci(method="exact")
-        rows.append(
-            (
-                pattern,
-                group["hits"].iloc[0],
-                len(group),
-                group["genuine"].sum(),
-                interval.low,
-                interval.high,
-            )
-        )
+        hits, read, genuine = group["hits"].iloc[0], len(group), group["genuine"].sum()
+        interval = binomtest(int(genuine), read).proportion_ci(method="exact")
+        rows.append((pattern, hits, read, genuine, interval.low, interval.high))
     return pd.DataFrame(rows, columns=["pattern", "hits", "read", "genuine", "low", "high"])
 
 
 def token_categories(profile: Profile) -> pd.DataFrame:
-    """Share of each token category (exploration report, Table 1) among all samples of a method, and mean tokens a sample."""
+    """Share of each token category (exploration report, Table 1) among all samples of a method.
+
+    Columns method, each of text_patterns.CATEGORIES, tokens a sample (mean).
+    """
     rows = []
-    for method in ("base", *runs.evaluated(profile)):
-        saved, counts = samples(profile, method), Counter()
-        for text, times in Counter(t for r in saved for t in r["completions"]).items():
-            counts.update({k: v * times for k, v in text_patterns.categories(text).items()})
+    for method in ("base", *profile.evaluated):
+        saved = samples(profile, method)
+        texts = Counter(text for row in saved for text in row["completions"])
+        found: Counter[str] = Counter()
+        for text, times in texts.items():  # equal texts are read once
+            for category, count in text_patterns.categories(text).items():
+                found[category] += count * times
+        total = max(found.total(), 1)
+        lengths = [tokens for row in saved for tokens in row["tokens"]]
         rows.append(
             {
-                "row": tables.label(profile, method),
-                **{k: counts[k] / max(counts.total(), 1) for k in text_patterns.CATEGORIES},
-                "tokens a sample": float(np.mean([n for r in saved for n in r["tokens"]])),
+                "method": method,
+                **{category: found[category] / total for category in text_patterns.CATEGORIES},
+                "tokens a sample": float(np.mean(lengths)),
             }
         )
     return pd.DataFrame(rows)
 
 
 def side_by_side(profile: Profile, methods: Sequence[str]) -> pd.DataFrame:
-    """Appendix H: one problem that every method solved, and the first correct solution of each; columns row, problem, solution."""
-    saved = {
-        m: {(r["dataset"], r["problem"]): r for r in reversed(samples(profile, m))} for m in methods
-    }
-    for place in saved[methods[0]]:
-        if all(any(saved[m][place]["correct"]) for m in methods):
-            return pd.DataFrame(
-                [
-                    {
-                        "row": tables.label(profile, m),
-                        "problem": "/".join(place),
-                        "solution": next(
-                            t
-                            for t, ok in zip(
-                                saved[m][place]["completions"],
-                                saved[m][place]["correct"],
-                                strict=True,
-                            )
-                            if ok
-                        ),
-                    }
-                    for m in methods
-                ]
-            )
-    return pd.DataFrame(columns=["row", "problem", "solution"])
+    """Appendix H: one problem that every method solved, and the first correct solution of each.
+
+    The last such problem in the order of the data. Columns method, problem (data set/id), solution;
+    no rows where no problem was solved by all. Of several seeds the first is read.
+    """
+    saved: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    for method in methods:
+        by_problem = saved.setdefault(method, {})
+        for row in samples(profile, method):
+            by_problem.setdefault((row["dataset"], row["problem"]), row)
+    rows: list[tuple[str, str, str]] = []
+    for place in reversed(saved[methods[0]]):
+        if all(any(saved[method][place]["correct"]) for method in methods):
+            for method in methods:
+                solution = _correct_texts(saved[method][place])[0]
+                rows.append((method, "/".join(place), solution))
+            break
+    return pd.DataFrame(rows, columns=["method", "problem", "solution"])

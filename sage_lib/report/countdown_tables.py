@@ -1,0 +1,157 @@
+"""Exact tables of the task countdown, whose ways of solving can be told apart and listed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sage_lib.errors import SageError
+from sage_lib.evaluation import counts, metrics
+from sage_lib.experiment import runs
+from sage_lib.experiment.profile import Profile
+from sage_lib.report.measured import evaluations, of_sets, table_of
+
+#: The columns of counts.csv that this task fills.
+COUNTED = ["rare", "valid_common", "valid_rare"]
+MODES = [
+    "method",
+    *("rare_share", "rare_low", "rare_high"),
+    *("both_ways", "both_ways_low", "both_ways_high"),
+    *("unsound", "samples"),
+]
+PROBLEM = ["dataset", "problem"]
+
+
+def modes(profile: Profile) -> pd.DataFrame:
+    """How each method solves, with 95 % intervals over problems: columns :data:`MODES`.
+
+    rare_share: share of samples that take the rare way. both_ways: share of problems of kind "both"
+    for which a valid sample of each way was drawn (coverage; NaN without such problems). unsound:
+    share of rewarded samples whose work is not valid.
+    """
+    _require_countdown(profile)
+    frame = evaluations(profile).dropna(subset=COUNTED)  # other tasks leave these cells empty
+    rows = []
+    for method, group in frame.groupby("method", sort=False):
+        rows.append({"method": method, **_modes_of(profile, group)})
+    return pd.DataFrame(rows, columns=MODES)
+
+
+def _require_countdown(profile: Profile) -> None:
+    if "countdown" not in profile.tasks:
+        raise SageError(
+            f"profile {profile.name} evaluates no data of the task countdown, "
+            "and only that task's ways of solving can be counted: add such a set to evaluation.data"
+        )
+
+
+def _modes_of(profile: Profile, group: pd.DataFrame) -> dict[str, Any]:
+    """One method's row of :func:`modes`."""
+    resamples, seed = profile.evaluation.resamples, profile.evaluation.seed
+    by_problem = group.groupby(PROBLEM, sort=False)[["n", "c", *COUNTED]].sum()
+    rare, samples = by_problem["rare"], by_problem["n"]
+    rare_low, rare_high = metrics.ratio_interval(rare, samples, resamples, seed)
+
+    both = group[group["dataset"] == "both"]
+    in_each_way = (both["valid_common"] > 0) & (both["valid_rare"] > 0)
+    covered = in_each_way.groupby(both["problem"]).mean().to_numpy()
+    share = both_low = both_high = np.nan
+    if len(covered):
+        share = float(covered.mean())
+        low, high = metrics.bootstrap_interval(covered[:, None], resamples, seed)
+        both_low, both_high = float(low[0]), float(high[0])
+
+    rewarded = by_problem["c"].sum()
+    valid = (by_problem["valid_common"] + by_problem["valid_rare"]).sum()
+    return {
+        "rare_share": rare.sum() / samples.sum(),
+        "rare_low": rare_low,
+        "rare_high": rare_high,
+        "both_ways": share,
+        "both_ways_low": both_low,
+        "both_ways_high": both_high,
+        "unsound": float(1 - valid / rewarded if rewarded else np.nan),
+        "samples": int(samples.sum()),
+    }
+
+
+def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -> pd.DataFrame:
+    """Empirical support (Definition 4.1) of the valid completions, exactly, on Table 1's data.
+
+    Columns method, epsilon, size (completions in supp_eps), of (all valid ones), entered and left
+    (against the base's), both_ways (share of problems of kind "both" with a completion of each way
+    in the support), and, whatever the epsilon, valid_common and valid_rare (mean probability over
+    problems of valid work in each way). Means over seeds.
+    """
+    _require_countdown(profile)
+    by_method: dict[str, list[pd.DataFrame]] = {}
+    for method, _, run, _ in runs.evaluations(profile):
+        table = of_sets(table_of(run, "support.csv"), profile, ood=False)
+        completion = table["completion"].astype(str)
+        name = table["dataset"] + "/" + table["problem"] + "/" + completion
+        table = table.assign(p=np.exp(table["logp"]), name=name)
+        by_method.setdefault(method, []).append(table)
+    base = _probabilities(by_method["base"][0])
+    rows = []
+    for method, tables in by_method.items():
+        mass = pd.concat([_mass_by_way(table) for table in tables])
+        for epsilon in epsilons:
+            before = metrics.empirical_support(base, epsilon)
+            sets = [metrics.empirical_support(_probabilities(t), epsilon) for t in tables]
+            rows.append(
+                {
+                    "method": method,
+                    "epsilon": epsilon,
+                    "size": np.mean([len(now) for now in sets]),
+                    "of": len(base),
+                    "entered": np.mean([len(now - before) for now in sets]),
+                    "left": np.mean([len(before - now) for now in sets]),
+                    "both_ways": float(np.mean([_both_ways(t, epsilon) for t in tables])),
+                    "valid_common": mass["L"].mean(),
+                    "valid_rare": mass["R"].mean(),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _probabilities(table: pd.DataFrame) -> dict[str, float]:
+    """Completion -> its probability under one run's policy."""
+    return table.set_index("name")["p"].to_dict()
+
+
+def _mass_by_way(table: pd.DataFrame) -> pd.DataFrame:
+    """Probability of valid work by problem (rows) and way (columns L, the common one, and R)."""
+    mass = table.groupby([*PROBLEM, "way"])["p"].sum()
+    return mass.unstack("way", fill_value=0).reindex(columns=["L", "R"], fill_value=0)
+
+
+def _both_ways(table: pd.DataFrame, epsilon: float) -> float:
+    """Share of the problems of kind "both" with a completion of each way above ``epsilon``."""
+    both = table[table["dataset"] == "both"]
+    inside = both.assign(inside=both["p"] > epsilon)
+    by_way = inside.groupby(["problem", "way"])["inside"].any()
+    return by_way.groupby("problem").all().mean()
+
+
+def sampled_against_exact(profile: Profile) -> pd.DataFrame:
+    """The share of valid work among a policy's samples against its exact probability.
+
+    Over all problems of the task. Columns method, run, exact, sampled, z (their difference in
+    standard errors, given the problems). The two agree where samples come from the very
+    distribution: temperature 1, nothing cut off.
+    """
+    _require_countdown(profile)
+    rows = []
+    for method, _, run, policy in runs.evaluations(profile):
+        completions = table_of(run, "support.csv")
+        completions["p"] = np.exp(completions["logp"])
+        exact = completions.groupby(PROBLEM)["p"].sum()
+        sampled = counts.read(run.measured / "counts.csv").set_index(PROBLEM)
+        found = sampled.join(exact, how="inner")
+        n, p = found["n"], found["p"]
+        samples, expected = n.sum(), (n * p).sum()
+        valid = (found["valid_common"] + found["valid_rare"]).sum()
+        z = (valid - expected) / np.sqrt((n * p * (1 - p)).sum())
+        rows.append((method, policy.name, expected / samples, valid / samples, z))
+    return pd.DataFrame(rows, columns=["method", "run", "exact", "sampled", "z"])

@@ -1,0 +1,52 @@
+"""Tables made from step logs, and from what the guide adds to the expected gradients."""
+
+import numpy as np
+import pandas as pd
+
+from sage_lib.evaluation import metrics
+from sage_lib.experiment.profile import Profile
+from sage_lib.report import measured
+
+TIMES = ["time/generation", "time/scoring", "time/reward", "time/loss", "step_time"]
+THIRDS = ("early", "mid", "late")
+
+
+def time_split(profile: Profile) -> pd.DataFrame:
+    """Median seconds of an RL step and of its parts by run, after the first step.
+
+    Columns method, seed and :data:`TIMES`: generation, scoring, reward, loss, the whole step.
+    """
+    frame = measured.training(profile)
+    if frame.empty:
+        return pd.DataFrame(columns=["method", "seed", *TIMES])
+    later = frame[frame["step"] > 1]
+    return later.groupby(["method", "seed"], sort=False)[TIMES].median().reset_index()
+
+
+def table5(profile: Profile) -> pd.DataFrame:
+    """Table 5, measured: mean gradient norm of the first, middle and last third of the steps.
+
+    Columns method, early, mid, late (means over seeds), each followed by its standard deviation
+    over seeds (early_std, ...; NaN for one), seeds. The norm is that before clipping.
+    """
+    rows = []
+    for method, group in measured.training(profile).groupby("method", sort=False):
+        thirds = []
+        for _, run in group.groupby("seed"):
+            norms = run.sort_values("step")["grad_norm"].to_numpy()
+            thirds.append([part.mean() for part in np.array_split(norms, 3)])
+        row = {"method": method}
+        for name, over_seeds in zip(THIRDS, np.transpose(thirds), strict=True):
+            row[name], row[f"{name}_std"] = metrics.mean_std(over_seeds)
+        rows.append({**row, "seeds": len(thirds)})
+    columns = [column for name in THIRDS for column in (name, f"{name}_std")]
+    return pd.DataFrame(rows, columns=["method", *columns, "seeds"])
+
+
+def effects(profile: Profile) -> pd.DataFrame:
+    """What the branch guide adds to each anchor's expected gradient.
+
+    Columns anchor, pull (size of the KL term's gradient), added (by the guide), share, along (the
+    change of the pull along itself), each also with its standard error over prompts (pull_se, ...).
+    """
+    return pd.DataFrame(measured.effects(profile)["anchors"])
