@@ -1,7 +1,7 @@
-"""What can be read off the text of a sample: reasoning patterns, token categories, response defects.
+"""What can be read off the text of a sample: reasoning patterns, token categories, defects.
 
-All detectors are keyword heuristics, as those of the papers are; their keywords stand here, and notebook 10 shows samples
-that each one hit, so that its precision can be judged.
+All detectors are keyword heuristics, as those of the papers are; their keywords stand here, and
+notebook 10 shows samples that each one hit, so that its precision can be judged.
 """
 
 import re
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sage_lib.evaluation.metrics import ngram_redundancy
-from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
+from sage_lib.tasks.prompts import MARKERS, SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
 
-#: Appendix G names the patterns and some phrases of each; the rest of the phrases is chosen in their spirit.
+#: Appendix G names the patterns and some phrases of each; the rest is chosen in their spirit.
 PATTERNS = {
     "constraint setup": (
         r"\blet\s+(us\s+)?(\$|\\\(|[a-z]\b)",
@@ -46,8 +46,8 @@ _PATTERNS = {
     name: re.compile("|".join(phrases), re.IGNORECASE) for name, phrases in PATTERNS.items()
 }
 
-#: Table 1 of the exploration report; what matches none of these is "semantic". A letter alone is a variable, but "a" and "I"
-#: only beside a sign.
+#: Table 1 of the exploration report; a word that matches nothing above "semantic" is semantic. A
+#: letter alone is a variable, but "a" and "I" only beside a sign.
 CATEGORIES = {
     "metacognitive": (
         r"let('s| us) (check|verify|see|recheck)",
@@ -99,15 +99,21 @@ CATEGORIES = {
     ),
     "semantic": (r"[^\W\d_]+('[a-z]+)?",),
 }
+
+
+def _named_group(name: str, phrases: Sequence[str]) -> str:
+    """A regular expression that matches any of ``phrases`` and says so under ``name``."""
+    alternatives = "|".join(f"(?:{phrase})" for phrase in phrases)
+    return f"(?P<{name}>{alternatives})"
+
+
 _CATEGORIES = re.compile(
-    "|".join(
-        f"(?P<{name}>{'|'.join(f'(?:{p})' for p in phrases)})"
-        for name, phrases in CATEGORIES.items()
-    ),
-    re.IGNORECASE,
+    "|".join(_named_group(name, phrases) for name, phrases in CATEGORIES.items()), re.IGNORECASE
 )
 
-#: Above this 3-gram redundancy a response counts as repetitive (exploration report, 4.4: "exceeding 0.31").
+_MARKERS = re.compile("|".join(map(re.escape, MARKERS)))
+
+#: 3-gram redundancy above which a response is repetitive: "exceeding 0.31" (exploration report, 4.4).
 REDUNDANCY_LIMIT = 0.31
 
 
@@ -118,54 +124,53 @@ def patterns(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class PatternFrequency:
-    """Eq. 13 for one pattern: ``frequency`` over ``problems`` with a correct sample; ``dropped`` problems had none."""
+    """Eq. 13 for one pattern."""
 
-    frequency: float
-    problems: int
-    dropped: int
+    frequency: float  # mean over ``problems``, NaN where there is none
+    problems: int  # with a correct sample
+    dropped: int  # problems without one
 
 
 def pattern_frequencies(correct_texts: Sequence[Sequence[str]]) -> dict[str, PatternFrequency]:
     """Eq. 13: the mean over problems of the share of their correct samples that show a pattern.
 
-    ``correct_texts`` holds the correct samples of every problem. The equation divides by C_p, the number of them, which can
-    be 0: such a problem is dropped from the mean and counted.
+    ``correct_texts`` holds the correct samples of every problem. The equation divides by C_p, the
+    number of them, which can be 0: such a problem is dropped from the mean and counted.
     """
     kept = [texts for texts in correct_texts if len(texts)]
-    found = {
-        name: [sum(bool(regex.search(t)) for t in texts) / len(texts) for texts in kept]
-        for name, regex in _PATTERNS.items()
-    }
-    return {
-        name: PatternFrequency(
-            sum(shares) / len(shares) if shares else float("nan"),
-            len(kept),
-            len(correct_texts) - len(kept),
-        )
-        for name, shares in found.items()
-    }
+    dropped = len(correct_texts) - len(kept)
+    frequencies = {}
+    for name, pattern in _PATTERNS.items():
+        shares = [_share_that_shows(pattern, texts) for texts in kept]
+        mean = sum(shares) / len(shares) if shares else float("nan")
+        frequencies[name] = PatternFrequency(mean, len(kept), dropped)
+    return frequencies
 
 
-def categories(text: str) -> Counter:
-    """How many tokens of each category a text has; phrases such as "let's check" count once, longest category first."""
-    return Counter(match.lastgroup for match in _CATEGORIES.finditer(text) if match.lastgroup)
+def _share_that_shows(pattern: re.Pattern[str], texts: Sequence[str]) -> float:
+    return sum(bool(pattern.search(text)) for text in texts) / len(texts)
+
+
+def categories(text: str) -> Counter[str]:
+    """How many tokens of each category a text has.
+
+    Phrases such as "let's check" count once, and what two categories match belongs to the one that
+    stands first in :data:`CATEGORIES`.
+    """
+    names = (match.lastgroup for match in _CATEGORIES.finditer(text))
+    return Counter(name for name in names if name)
 
 
 def defects(text: str, finished: bool = True) -> set[str]:
     """What is wrong with a response, in the exploration report's three kinds and one of length.
 
-    "format": not exactly one work end and one answer, in this order; "repetition": 3-gram redundancy above 0.31;
-    "language": letters of a script that the prompt does not use; "truncated": cut off by the length limit.
+    "format": not exactly one work end and one answer, in this order; "repetition": 3-gram
+    redundancy above :data:`REDUNDANCY_LIMIT`; "language": letters of a script that the prompt does
+    not use; "truncated": cut off by the length limit, which ``finished`` says.
     """
     found = set() if finished else {"truncated"}
-    body = text.removeprefix(WORK_START)
-    marks = [
-        m
-        for m in re.findall(
-            "|".join(map(re.escape, (WORK_START, WORK_END, SOLUTION_START, SOLUTION_END))), body
-        )
-    ]
-    if marks != [WORK_END, SOLUTION_START, SOLUTION_END]:
+    body = text.removeprefix(WORK_START)  # the prompt's own, where a sample is kept with it
+    if _MARKERS.findall(body) != [WORK_END, SOLUTION_START, SOLUTION_END]:
         found.add("format")
     if ngram_redundancy(text.split()) > REDUNDANCY_LIMIT:
         found.add("repetition")
@@ -175,9 +180,12 @@ def defects(text: str, finished: bool = True) -> set[str]:
 
 
 def _foreign(character: str) -> bool:
-    """True for a letter of a script other than Latin and Greek; symbols made of letters, such as the aleph of set theory, are no script."""
-    if not character.isalpha() or ord(character) < 128 or 0x2100 <= ord(character) <= 0x214F:
+    """Whether a character is a letter of a script other than Latin and Greek.
+
+    Symbols made of letters, such as the aleph of set theory, are no script.
+    """
+    letterlike_symbol = 0x2100 <= ord(character) <= 0x214F
+    if not character.isalpha() or character.isascii() or letterlike_symbol:
         return False
-    return not unicodedata.name(unicodedata.normalize("NFKC", character)[0], "").startswith(
-        ("LATIN", "GREEK", "MATHEMATICAL")
-    )
+    plain = unicodedata.normalize("NFKC", character)[0]
+    return not unicodedata.name(plain, "").startswith(("LATIN", "GREEK", "MATHEMATICAL"))
