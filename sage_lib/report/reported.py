@@ -1,8 +1,7 @@
-"""Numbers copied from the two papers (data/reported/*.csv). No run writes there, and nothing measured is kept there."""
+"""Numbers copied from the two papers (data/reported/*.csv). No run writes there."""
 
 import csv
 import re
-from decimal import Decimal
 from fractions import Fraction
 
 import pandas as pd
@@ -11,6 +10,7 @@ from sage_lib.errors import SageError
 from sage_lib.paths import REPORTED
 
 COLUMNS = ["table", "row", "dataset", "metric", "mean", "std"]
+MISMATCHES = ["row", "metric", "printed", "recomputed", "difference", "tolerance"]
 #: What the papers print: plain decimals, nothing negative, no nan.
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
@@ -23,87 +23,92 @@ def tables() -> list[str]:
 def load(table: str) -> pd.DataFrame:
     """One table in tidy form, a line per printed number.
 
-    Columns: :data:`COLUMNS`; mean and std are floats in the paper's own units (SAGE prints shares of 1, the exploration
-    report percent), std is NaN where the paper prints none. data/reported/README.md lists units and sources by table.
+    Columns: :data:`COLUMNS`; row is the paper's own label. mean and std are floats in the paper's
+    own units (SAGE prints shares of 1, the exploration report percent), std is NaN where the paper
+    prints none. data/reported/README.md lists units and sources by table.
 
-    Raises SageError for an unknown table, and, with the file and line, for a wrong column, an empty label, a number that
-    is none, or a cell that is there twice.
+    Raises SageError for an unknown table, and, with the file and line, for a wrong column, an empty
+    label, a number that is none, or a cell that is there twice.
     """
     frame = _as_printed(table)
-    return frame.assign(
-        mean=frame["mean"].astype(float), std=frame["std"].replace("", "nan").astype(float)
-    )
+    mean, std = frame["mean"].astype(float), frame["std"].replace("", "nan").astype(float)
+    return frame.assign(mean=mean, std=std)
 
 
 def printed_average_mismatches(table: str, tolerance: float | None = None) -> pd.DataFrame:
     """Printed averages ("Avg") that do not follow from the numbers of their row.
 
-    Each is compared with the plain mean of the same row and metric over the data sets; an average of metric pass@k (the
-    report's Table 6) covers the whole row, whatever its k. The bound on an honest difference: a number printed with d
-    decimals stands for anything within half a unit, 10**-d / 2, of it; so the mean of n such numbers is known to the mean
-    of their half units, and the printed average adds its own half unit. With d decimals throughout that is 10**-d.
+    Each is compared with the plain mean of the same row and metric over the data sets; an average
+    of metric pass@k (the report's Table 6) covers the whole row, whatever its k. The bound on an
+    honest difference: a number printed with d decimals stands for anything within half a unit,
+    10**-d / 2, of it; so the mean of n such numbers is known to the mean of their half units, and
+    the printed average adds its own half unit. With d decimals throughout that is 10**-d.
 
-    ``tolerance``, in the table's units, takes the place of that bound: 0.0005 finds the averages with three decimals that
-    differ from the rounded mean of the numbers as printed.
+    ``tolerance``, in the table's units, takes the place of that bound: 0.0005 finds the averages
+    with three decimals that differ from the rounded mean of the numbers as printed.
 
-    Columns: row, metric, printed, recomputed, difference (printed - recomputed), tolerance; no lines when every average
-    agrees or the table prints none. Computed exactly, so a difference of just the tolerance still agrees. Raises
-    SageError as :func:`load` does, and for an average with nothing to average.
+    Columns: :data:`MISMATCHES`, where difference is printed - recomputed; no lines when every
+    average agrees or the table prints none. Computed exactly, so a difference of just the tolerance
+    still agrees. Raises SageError as :func:`load` does, and for an average with nothing to average.
     """
     frame = _as_printed(table)
     is_average = frame["dataset"] == "Avg"
-    found = []
-    for line in frame[is_average].itertuples():
-        row = frame[(frame["row"] == line.row) & ~is_average]
-        cells = (
-            row["mean"] if line.metric == "pass@k" else row["mean"][row["metric"] == line.metric]
-        )
-        if cells.empty:
+    rows = []
+    for number, line in frame[is_average].iterrows():
+        of_row = frame[(frame["row"] == line["row"]) & ~is_average]
+        if line["metric"] != "pass@k":
+            of_row = of_row[of_row["metric"] == line["metric"]]
+        if of_row.empty:
             raise SageError(
-                f"{table}.csv, line {line.Index + 2}: an average of {line.metric}, which {line.row} does not have"
+                f"{table}.csv, line {number + 2}: an average of {line['metric']}, "
+                f"which {line['row']} does not have"
             )
-        recomputed = sum(map(Fraction, cells)) / len(cells)
-        difference = Fraction(line.mean) - recomputed
-        bound = (
-            _half_unit(line.mean) + sum(map(_half_unit, cells)) / len(cells)
-            if tolerance is None
-            else Fraction(str(tolerance))
-        )
+        printed, cells = line["mean"], list(of_row["mean"])
+        recomputed = _mean([Fraction(cell) for cell in cells])
+        difference = Fraction(printed) - recomputed
+        if tolerance is None:
+            bound = _half_unit(printed) + _mean([_half_unit(cell) for cell in cells])
+        else:
+            bound = Fraction(str(tolerance))
         if abs(difference) > bound:
-            found.append(
-                (line.row, line.metric, *map(float, (line.mean, recomputed, difference, bound)))
-            )
-    return pd.DataFrame(
-        found, columns=["row", "metric", "printed", "recomputed", "difference", "tolerance"]
-    )
+            numbers = [float(x) for x in (printed, recomputed, difference, bound)]
+            rows.append((line["row"], line["metric"], *numbers))
+    return pd.DataFrame(rows, columns=MISMATCHES)
+
+
+def _mean(numbers: list[Fraction]) -> Fraction:
+    return sum(numbers, Fraction(0)) / len(numbers)
 
 
 def _half_unit(printed: str) -> Fraction:
     """Half a unit of the last printed decimal: 1/2000 for 0.950."""
-    return Fraction(10) ** Decimal(printed).as_tuple().exponent / 2
+    _, _, decimals = printed.partition(".")
+    return Fraction(1, 2 * 10 ** len(decimals))
 
 
 def _as_printed(table: str) -> pd.DataFrame:
-    """The checked file with numbers as text, since floats forget trailing zeros. Line i of the frame is line i + 2 of the file."""
+    """The checked file with numbers as text, since floats forget trailing zeros.
+
+    Line i of the frame is line i + 2 of the file.
+    """
     if table not in tables():
-        raise SageError(
-            f"there is no reported table {table!r}: choose one of {', '.join(tables())}"
-        )
+        known = ", ".join(tables())
+        raise SageError(f"there is no reported table {table!r}: choose one of {known}")
     path = REPORTED / f"{table}.csv"
     with path.open(encoding="utf-8", newline="") as file:
         header, *lines = list(csv.reader(file)) or [[]]
     if header != COLUMNS:
-        raise SageError(
-            f"{path.name}, line 1: the columns must be {','.join(COLUMNS)}, not {','.join(header)}"
-        )
-    seen = {}
+        expected, found = ",".join(COLUMNS), ",".join(header)
+        raise SageError(f"{path.name}, line 1: the columns must be {expected}, not {found}")
+    seen: dict[tuple[str, ...], int] = {}
     for number, cells in enumerate(lines, start=2):
         fault = _fault(table, cells)
         key = tuple(cells[1:4])
-        if not fault and seen.setdefault(key, number) != number:
+        if not fault and key in seen:
             fault = f"{' / '.join(key)} is on line {seen[key]} already"
         if fault:
             raise SageError(f"{path.name}, line {number}: {fault}")
+        seen[key] = number
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
@@ -117,6 +122,7 @@ def _fault(table: str, cells: list[str]) -> str:
     if not all(labels):
         return "row, dataset and metric must not be empty"
     for column, cell in (("mean", mean), ("std", std)):
-        if not NUMBER.fullmatch(cell) and not (column == "std" and cell == ""):
+        missing = column == "std" and cell == ""
+        if not missing and not NUMBER.fullmatch(cell):
             return f"{column} is {cell!r}, not a number"
     return ""
