@@ -1,6 +1,6 @@
-"""Reported numbers: averages recomputed, and, where the papers' text is at hand, every table read from it again.
+"""Reported numbers: averages recomputed, and every table read again from the papers' text.
 
-SAGE_PAPERS names a folder with text copies of the papers (*.txt, the title on the first line).
+The second needs SAGE_PAPERS: a folder with text copies of the papers (*.txt, the title first).
 """
 
 import os
@@ -45,7 +45,7 @@ def printed(table):
     }
 
 
-# --- what the files hold ---------------------------------------------------------------------------------------------
+# --- what the files hold --------------------------------------------------------------------------
 
 
 def test_every_table_is_whole():
@@ -85,7 +85,7 @@ def test_reported_and_measured_share_no_file():
     assert not names & {p.name for p in (ROOT / "data" / "measured").rglob("*")}
 
 
-# --- averages --------------------------------------------------------------------------------------------------------
+# --- averages -------------------------------------------------------------------------------------
 
 
 def test_rounding_explains_every_printed_average():
@@ -108,7 +108,10 @@ def test_averages_that_are_not_the_rounded_mean_of_their_row_as_printed():
 
 
 def counts(mean, total):
-    """The whole numbers n for which n / total prints as ``mean`` with three decimals (either way at an exact half)."""
+    """The whole numbers n for which n / total prints as ``mean`` with three decimals.
+
+    An exact half may have been rounded either way.
+    """
     return [
         n for n in range(total + 1) if abs(Fraction(n, total) - Fraction(mean)) <= Fraction(1, 2000)
     ]
@@ -123,7 +126,8 @@ def test_printed_shares_are_counts_of_problems_over_the_seeds(table, seeds):
     exact = {}
     for (row, dataset, metric), (mean, _) in printed(table).items():
         if dataset == "Avg":
-            # The average of the exact shares, rounded, is the average printed: the four above were averaged before rounding.
+            # The average of the exact shares, rounded, is the average printed: the four above
+            # were averaged before rounding.
             assert abs(sum(exact[row, metric]) / 3 - Fraction(mean)) <= Fraction(1, 2000), (
                 row,
                 metric,
@@ -140,12 +144,15 @@ def test_three_seeds_do_not_fit_table_1():
     assert [bool(counts(mean, 3 * 40)) for mean in amc].count(True) == 2 and len(amc) == 14
 
 
-# --- planted faults --------------------------------------------------------------------------------------------------
+# --- planted faults -------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def copies(tmp_path, monkeypatch):
-    """The tables in a folder where they may be damaged: copies(table, old, new) replaces the one occurrence of old."""
+    """The tables in a folder where they may be damaged.
+
+    copies(table, old, new) replaces the one occurrence of old.
+    """
     shutil.copytree(reported.REPORTED, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(reported, "REPORTED", tmp_path)
 
@@ -192,7 +199,7 @@ def test_fewer_printed_decimals_widen_the_bound(copies):
 
 def test_an_average_of_nothing_is_refused(copies):
     copies("sage_table1", "GRPO,Avg,pass@1,", "GRPO,Avg,pass@2,")
-    with pytest.raises(SageError, match="sage_table1.csv, line 16: .*pass@2"):
+    with pytest.raises(SageError, match=r"sage_table1\.csv, line 16: .*pass@2"):
         reported.printed_average_mismatches("sage_table1")
 
 
@@ -238,11 +245,11 @@ def test_an_empty_file_is_refused(copies):
 
 @pytest.mark.parametrize("name", ["table99", "../reported/sage_table1", ""])
 def test_an_unknown_table_names_the_known_ones(name):
-    with pytest.raises(SageError, match="report_table3, .*, sage_table9"):
+    with pytest.raises(SageError, match=r"report_table3, .*, sage_table9"):
         reported.load(name)
 
 
-# --- every table read again from the papers' text --------------------------------------------------------------------
+# --- every table read again from the papers' text -------------------------------------------------
 
 needs_papers = pytest.mark.skipif(
     "SAGE_PAPERS" not in os.environ,
@@ -259,7 +266,7 @@ def lines_of(title):
 
 
 def sage_rows(header, nth=0):
-    """Cells of the lines after the nth table line that starts with ``header``, without separators, up to the next table."""
+    """Cells of the nth table whose first line starts with ``header``, without separators."""
     lines = lines_of("SAGE: Shaping Anchors")
     start = [i for i, line in enumerate(lines) if line.startswith(header)][nth]
     rows = []
@@ -273,7 +280,7 @@ def sage_rows(header, nth=0):
 
 def mean_and_std(cell):
     """ "0.0330.024" and "0.057 0.035" hold two numbers of three decimals, "0.227" one."""
-    mean, std = (re.findall(r"\d\.\d{3}", cell) + [""])[:2]
+    mean, std = [*re.findall(r"\d\.\d{3}", cell), ""][:2]
     assert mean + std == cell.replace(" ", ""), cell
     return mean, std
 
@@ -327,7 +334,7 @@ def sage_table9():
 
 
 def report_table(number, columns):
-    """Tab-separated lines after the caption; a line with a label and nothing else opens a model's block."""
+    """Tab-separated lines after the caption; a line with a label alone opens a model's block."""
     lines = lines_of("From Trial-and-Error")
     start = next(i for i, line in enumerate(lines) if line.startswith(f"Table {number}:")) + 2
     block, found = "", {}
