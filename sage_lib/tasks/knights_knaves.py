@@ -1,75 +1,146 @@
-"""Knights and Knaves (Figure 4, out of distribution): seeded puzzles of the package reasoning-gym, scored by its own scorer."""
+"""Knights and Knaves (Figure 4, out of distribution): seeded puzzles of the package reasoning-gym,
+scored by its own scorer."""
+
+from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from sage_lib.errors import SageError
+from sage_lib.tasks.problem import (
+    Demonstration,
+    Problem,
+    TaskSettings,
+    no_completions,
+    no_measures,
+    no_revision,
+)
+from sage_lib.tasks.verifier import Verifier
 
 #: A longer answer is refused unread (characters); eight people need about 200.
 LENGTH_LIMIT = 400
 PEOPLE = range(2, 9)
+LOGGED: tuple[str, ...] = ()
+COUNTED: tuple[str, ...] = ()
+measures = no_measures
+completions = no_completions
+
+_PUNCTUATION = re.compile(r"[(),;.]")
+#: "Zoey is a knight and Noah is a knave", once the punctuation is gone.
 _ASSIGNMENTS = re.compile(r"(?:(?:^| )(?:and )?[^\W\d_]+ is (?:an? )?[^\W\d_]+)+", re.IGNORECASE)
+#: Tries for each puzzle that is asked for.
+_TRIES = 20
 
 
-@dataclass(frozen=True)
-class Puzzle:
-    """``answer`` says who is what; ``statements`` is what each person says, as reasoning-gym's nested tuples, and
-    ``solution`` whether each tells the truth."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(TaskSettings):
+    """Which puzzles there are."""
 
-    id: str
-    question: str
-    answer: str
-    statements: tuple
-    solution: tuple[bool, ...]
+    name: str = "knights_knaves"
+    people: int  # in a puzzle, 2 to 8
+
+    def __post_init__(self) -> None:
+        if self.people not in PEOPLE:
+            raise SageError(
+                f"Knights and Knaves puzzles have {PEOPLE.start} to {PEOPLE.stop - 1} people, "
+                f"not {self.people}"
+            )
 
 
-def puzzles(people: int, count: int, seed: int) -> list[Puzzle]:
-    """``count`` distinct puzzles with ``people`` inhabitants, a function of the arguments alone.
+def label(settings: Settings) -> str:
+    """The task's name and the number of people."""
+    return f"{settings.name}_{settings.people}"
 
-    Raises SageError for a number of people outside 2..8.
+
+def problems(
+    settings: Settings,
+    rows: int,
+    seed: int,
+    exclude: frozenset[str] = frozenset(),
+    revision: str | None = None,
+) -> list[Problem]:
+    """``rows`` distinct puzzles, a function of the arguments alone.
+
+    Raises SageError when so many are not found.
     """
-    if people not in PEOPLE:
-        raise SageError(
-            f"Knights and Knaves puzzles have {PEOPLE.start} to {PEOPLE.stop - 1} people, not {people}"
-        )
-    found: dict[str, Puzzle] = {}
-    made = _dataset(people, seed)
-    for index in range(20 * count):
-        if len(found) == count:
+    no_revision(settings, revision)
+    dataset = label(settings)
+    made = _generator(settings.people, seed)
+    seen = set(exclude)
+    found: list[Problem] = []
+    for index in range(_TRIES * rows):
+        if len(found) == rows:
             break
         entry = made[index]
-        if entry["question"] not in found:
-            found[entry["question"]] = Puzzle(
-                f"{people}-{seed}-{index}",
-                entry["question"],
-                entry["answer"],
-                entry["metadata"]["statements"],
-                tuple(entry["metadata"]["solution"]),
-            )
-    if len(found) < count:
+        question, answer = entry["question"], entry["answer"]
+        if question in seen:
+            continue
+        seen.add(question)
+        identity = f"{settings.people}-{seed}-{index}"
+        found.append(Problem(identity, dataset, question, answer, settings.name))
+    if len(found) < rows:
         raise SageError(
-            f"only {len(found)} different puzzles with {people} people were found: ask for fewer"
+            f"only {len(found)} different puzzles with {settings.people} people were found: "
+            "ask for fewer"
         )
-    return list(found.values())
+    return found
 
 
-def correct(gold: str, answer: str | None) -> bool:
-    """Whether ``answer`` assigns every person the gold's role and says nothing else; partial credit counts as wrong.
-
-    reasoning-gym's scorer passes over words that it does not know, "it is false that" among them: so a list of assignments,
-    such as "Zoey is a knight, and Noah is a knave.", is asked for first.
-    """
-    return (
-        answer is not None
-        and len(answer) <= LENGTH_LIMIT
-        and _ASSIGNMENTS.fullmatch(" ".join(re.sub(r"[(),;.]", " ", answer).split())) is not None
-        and _dataset(2, 0).score_answer(answer, {"answer": gold}) == 1.0
+def demonstrations(
+    settings: Settings,
+    rows: int,
+    seed: int,
+    exclude: frozenset[str] = frozenset(),
+    revision: str | None = None,
+    *,
+    count_tokens: Callable[[str], int],
+    max_seq_length: int,
+) -> list[Demonstration]:
+    """There are none: reasoning-gym gives puzzles without their working. Raises SageError."""
+    raise SageError(
+        "Knights and Knaves puzzles have no worked answers to learn from: "
+        "choose another data set for sft_data"
     )
 
 
+def could_draw(settings: Settings, problem: Problem) -> bool:
+    """Whether it is such a puzzle, or stands in a file, which may hold some."""
+    return problem.task in (settings.name, "file")
+
+
+def require_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
+    """Nothing to require: the gold is the generator's own, and no formula."""
+
+
+def judge(
+    problems: Sequence[Problem], answers: Sequence[str | None], verifier: Verifier
+) -> list[bool]:
+    """What :func:`correct` says of each answer; Math-Verify is not asked."""
+    pairs = zip(problems, answers, strict=True)
+    return [correct(problem.gold, answer) for problem, answer in pairs]
+
+
+def correct(gold: str, answer: str | None) -> bool:
+    """Whether ``answer`` assigns every person the gold's role and says nothing else; partial credit
+    counts as wrong.
+
+    reasoning-gym's scorer passes over words that it does not know, "it is false that" among them:
+    so a list of assignments, such as "Zoey is a knight, and Noah is a knave.", is asked for first.
+    """
+    if answer is None or len(answer) > LENGTH_LIMIT:
+        return False
+    words = _PUNCTUATION.sub(" ", answer).split()
+    if _ASSIGNMENTS.fullmatch(" ".join(words)) is None:
+        return False
+    score = _generator(people=2, seed=0).score_answer(answer, {"answer": gold})
+    return bool(score == 1.0)
+
+
 @lru_cache(maxsize=16)
-def _dataset(people: int, seed: int):
+def _generator(people: int, seed: int) -> Any:
     import reasoning_gym
 
     return reasoning_gym.create_dataset(

@@ -1,4 +1,5 @@
-"""The only prompt definition: system prompt, markers and chat template of Appendix E.4, for training and evaluation alike."""
+"""The only prompt definition, for training and evaluation alike: system prompt, markers and chat
+template of Appendix E.4."""
 
 WORK_START, WORK_END = "<start_working_out>", "<end_working_out>"
 SOLUTION_START, SOLUTION_END = "<SOLUTION>", "</SOLUTION>"
@@ -12,11 +13,15 @@ SYSTEM_PROMPT = (
     f"Then, provide your solution between {SOLUTION_START} and {SOLUTION_END}."
 )
 
-#: "The chat template used by the tokenizer follows the Unsloth implementation" (Appendix E.4): the system prompt, then
-#: every turn, the system's and the assistant's closed by the end-of-text token; a generation prompt opens the working-out marker.
+#: "The chat template used by the tokenizer follows the Unsloth implementation" (Appendix E.4): the
+#: system prompt, then every turn, the system's and the assistant's closed by the end-of-text token;
+#: a generation prompt opens the working-out marker.
 CHAT_TEMPLATE = (
-    "{%- if messages[0]['role'] == 'system' -%}{{ messages[0]['content'] + eos_token }}{%- set turns = messages[1:] -%}"
-    "{%- else -%}{{ '" + SYSTEM_PROMPT + "' + eos_token }}{%- set turns = messages -%}{%- endif -%}"
+    "{%- if messages[0]['role'] == 'system' -%}"
+    "{{ messages[0]['content'] + eos_token }}{%- set turns = messages[1:] -%}"
+    "{%- else -%}"
+    "{{ '" + SYSTEM_PROMPT + "' + eos_token }}{%- set turns = messages -%}"
+    "{%- endif -%}"
     "{%- for turn in turns -%}"
     "{%- if turn['role'] == 'user' -%}{{ turn['content'] }}"
     "{%- elif turn['role'] == 'assistant' -%}{{ turn['content'] + eos_token }}{%- endif -%}"
@@ -31,5 +36,6 @@ def messages(question: str) -> list[dict[str, str]]:
 
 
 def answer_turn(working: str, answer: str) -> str:
-    """The assistant's turn for a worked answer (Appendix E.4), from the opening working-out marker to the last one."""
+    """The assistant's turn for a worked answer (Appendix E.4), from the opening working-out marker
+    to the last one."""
     return f"{WORK_START}{working}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"

@@ -1,43 +1,62 @@
-"""Public data sets by name: fetched at a pinned revision, or read from a local folder of the same files; checksums decide.
+"""Public data sets by name: fetched at a pinned revision, or read from a local folder of the same
+files; checksums decide.
 
-Set ``SAGE_DATA`` to a folder laid out as :data:`SOURCES` names the files (``benchmarks/*.jsonl``, ``gsm8k/*.jsonl``); what is
-not there is fetched. Every set becomes a list of :class:`Item`; odd formats are mended here and nowhere else, and a damaged
-file is refused, not guessed at.
+Set ``SAGE_DATA`` to a folder laid out as :data:`SOURCES` names the files (``benchmarks/*.jsonl``,
+``gsm8k/*.jsonl``); what is not there is fetched. Odd formats are mended here and nowhere else, and
+a damaged file is refused, not guessed at.
 """
 
+from __future__ import annotations
+
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.files import write_bytes
-from sage_lib.tasks.verifier import last_boxed
+from sage_lib.tasks import lines
+from sage_lib.tasks.lines import Line
+from sage_lib.tasks.problem import (
+    Demonstration,
+    Problem,
+    TaskSettings,
+    no_completions,
+    no_measures,
+)
+from sage_lib.tasks.verifier import judge_by_math, last_boxed, require_math_golds
 
 #: Seconds without an answer after which a download is given up.
 PATIENCE = 30
+#: What to do about a line that is damaged.
+_AGAIN = "fetch the file again"
+
+LOGGED: tuple[str, ...] = ()
+COUNTED: tuple[str, ...] = ()
+judge = judge_by_math
+require_golds = require_math_golds
+measures = no_measures
+completions = no_completions
 
 
-@dataclass(frozen=True)
-class Item:
-    """One problem with its gold answer as text."""
-
-    id: str
-    question: str
-    gold: str
+@dataclass(frozen=True, kw_only=True)
+class Settings(TaskSettings):
+    """A public set has no settings but its name, a key of :data:`SOURCES`."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A public file: its place below a local folder, where it is fetched from, and the SHA-256 of its bytes.
+    """A public file: its place below a local folder, where it is fetched from, and the SHA-256 of
+    its bytes.
 
-    ``revision`` is a commit, or a branch where no commit is known; the checksum refuses whatever else stands there.
+    ``revision`` is a commit, or a branch where no commit is known; the checksum refuses whatever
+    else stands there.
     """
 
     local: str
@@ -47,19 +66,18 @@ class File:
 
 
 def _github(local: str, repository: str, path: str, revision: str, sha256: str) -> File:
-    return File(
-        local,
-        f"https://raw.githubusercontent.com/{repository}/{{revision}}/{path}",
-        revision,
-        sha256,
-    )
+    url = f"https://raw.githubusercontent.com/{repository}/{{revision}}/{path}"
+    return File(local, url, revision, sha256)
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A set that the hub keeps in its own format: read by the package datasets, or from a JSON-lines export in a local folder.
+    """A set that the hub keeps in its own format.
 
-    No checksum of its content is known here: its number of rows is asserted, and a run's record holds the digest of what it read.
+    It is read by the package datasets, or from a JSON-lines export in a local folder.
+
+    No checksum of its content is known here: its number of rows is asserted, and a run's record
+    holds the digest of what it read.
     """
 
     local: str
@@ -71,16 +89,16 @@ class Hub:
 
 @dataclass(frozen=True)
 class Source:
-    """The parts of a set in order, the columns of question and gold, which rows are kept, and how many that are."""
+    """The parts of a set in order, the columns of question and gold, which rows are kept, and how
+    many that are."""
 
     parts: tuple[File | Hub, ...]
     question: str
     gold: Callable[[dict], object]
     rows: int
     keep: Callable[[dict], bool] = lambda row: True
-    unparseable: tuple[
-        str, ...
-    ] = ()  # golds that Math-Verify cannot read: loaded, and left out of runs
+    #: Golds that Math-Verify cannot read: loaded, and left out of runs.
+    unparseable: tuple[str, ...] = ()
 
 
 def _number(value: object) -> object:
@@ -88,7 +106,8 @@ def _number(value: object) -> object:
 
 
 def _after_hashes(row: dict) -> str:
-    return row["answer"].rpartition("####")[2].strip().replace(",", "")
+    gold: str = row["answer"].rpartition("####")[2]
+    return gold.strip().replace(",", "")
 
 
 SOURCES = {
@@ -231,46 +250,105 @@ SOURCES = {
         19252,
     ),
 }
-_CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's annotations, which nobody should learn to write
+#: GSM8K's annotations, which nobody should learn to write.
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+
+
+def _without_annotations(row: dict) -> str:
+    working: str = row["answer"].rpartition("####")[0]
+    return _CALCULATOR.sub("", working).strip()
+
+
+def _without_think_tags(row: dict) -> str:
+    working: str = row["generated_solution"]
+    return working.replace("<think>", "").replace("</think>", "").strip()
+
+
 #: Sets with worked answers, for SFT: name -> what gives the working of a row.
-WORKED = {
-    "open_math_reasoning_mini": lambda row: (
-        row["generated_solution"].replace("<think>", "").replace("</think>", "").strip()
-    ),
-    "gsm8k_train": lambda row: _CALCULATOR.sub("", row["answer"].rpartition("####")[0]).strip(),
+WORKED: dict[str, Callable[[dict], str]] = {
+    "open_math_reasoning_mini": _without_think_tags,
+    "gsm8k_train": _without_annotations,
 }
 
 
-def load(name: str, revision: str | None = None, folder: str | Path | None = None) -> list[Item]:
+def label(settings: Settings) -> str:
+    """The set's name."""
+    return settings.name
+
+
+def problems(
+    settings: Settings,
+    rows: int,
+    seed: int,
+    exclude: frozenset[str] = frozenset(),
+    revision: str | None = None,
+) -> list[Problem]:
+    """The first ``rows`` problems in file order; ``seed`` changes nothing.
+
+    Those whose gold Math-Verify is known not to read are left out, with a line that says so.
+    """
+    allowed = [p for p in load(settings.name, revision) if p.question not in exclude]
+    chosen = allowed[:rows]
+    unparseable = SOURCES[settings.name].unparseable
+    readable = [p for p in chosen if p.gold not in unparseable]
+    left_out = len(chosen) - len(readable)
+    if left_out:
+        print(
+            f"{settings.name}: {left_out} of {len(chosen)} problems are left out, whose gold "
+            "answers Math-Verify cannot parse",
+            flush=True,
+        )
+    return readable
+
+
+def demonstrations(
+    settings: Settings,
+    rows: int,
+    seed: int,
+    exclude: frozenset[str] = frozenset(),
+    revision: str | None = None,
+    *,
+    count_tokens: Callable[[str], int],
+    max_seq_length: int,
+) -> list[Demonstration]:
+    """Worked answers of a set in :data:`WORKED`: numeric answers, whose text fits half the context
+    (Appendix E.2). Raises SageError for another set."""
+    name = settings.name
+    if name not in WORKED:
+        raise SageError(f"there is no SFT data set {name!r}: choose one of {', '.join(WORKED)}")
+    found: list[Demonstration] = []
+    for problem, row in _load(name, revision, None):
+        try:
+            working = WORKED[name](row)
+        except KeyError as error:
+            raise SageError(f"{problem.id}: the column {error} is missing") from None
+        if len(found) == rows or problem.question in exclude or not _numeric(problem.gold):
+            continue
+        if count_tokens(problem.question + working) <= max_seq_length / 2:
+            found.append(Demonstration(problem.question, working, problem.gold))
+    return found
+
+
+def could_draw(settings: Settings, problem: Problem) -> bool:
+    """No: a published set is taken as it was published, and nothing is held out of it."""
+    return False
+
+
+def load(name: str, revision: str | None = None, folder: str | Path | None = None) -> list[Problem]:
     """The data set ``name``, in file order, its size asserted.
 
     Args:
         name: a key of :data:`SOURCES`.
-        revision: another one than the pinned revision, on purpose: it is fetched, and its checksum and size are not asserted.
+        revision: another one than the pinned revision, on purpose: it is fetched, and its checksum
+            and size are not asserted.
         folder: local folder to look in first; default the environment variable ``SAGE_DATA``.
 
     Raises:
-        SageError: unknown name, a file that cannot be had, another checksum than the pinned one, half-written line, missing
-            column, duplicate id, empty gold answer, or another number of rows than the paper's.
+        SageError: unknown name, a file that cannot be had, another checksum than the pinned one,
+            half-written line, missing column, duplicate id, empty gold answer, or another number of
+            rows than the paper's.
     """
-    return [item for item, _ in _load(name, revision, folder)]
-
-
-def load_sft(
-    name: str, revision: str | None, max_seq_length: int, count_tokens: Callable[[str], int]
-) -> list[tuple[str, str, str]]:
-    """(question, working, answer) of a set in :data:`WORKED`: numeric answers, whose text fits half the context (App. E.2)."""
-    if name not in WORKED:
-        raise SageError(f"there is no SFT data set {name!r}: choose one of {', '.join(WORKED)}")
-    chosen = []
-    for item, row in _load(name, revision, None):
-        try:
-            working = WORKED[name](row)
-        except KeyError as error:
-            raise SageError(f"{item.id}: the column {error} is missing") from None
-        if _numeric(item.gold) and count_tokens(item.question + working) <= max_seq_length / 2:
-            chosen.append((item.question, working, item.gold))
-    return chosen
+    return [problem for problem, _ in _load(name, revision, folder)]
 
 
 def _numeric(text: str) -> bool:
@@ -281,125 +359,116 @@ def _numeric(text: str) -> bool:
     return True
 
 
-def _load(name: str, revision: str | None, folder: str | Path | None) -> list[tuple[Item, dict]]:
+def _load(
+    name: str, revision: str | None, folder: str | Path | None
+) -> list[tuple[Problem, dict[str, Any]]]:
+    """Every problem of a set with its row."""
     if name not in SOURCES:
         raise SageError(f"there is no data set {name!r}: choose one of {', '.join(SOURCES)}")
     source = SOURCES[name]
     folder = folder or os.environ.get("SAGE_DATA")
-    rows = [
-        row
-        for part in source.parts
-        for row in (
-            _file(part, revision, folder)
-            if isinstance(part, File)
-            else _hub(part, revision, folder)
-        )
-    ]
-    items, seen = [], set()
-    for where, row in rows:
+    found: list[tuple[Problem, dict[str, Any]]] = []
+    seen: set[str] = set()
+    for where, row in _rows(source, revision, folder):
         try:
             if not source.keep(row):
                 continue
             question, gold = row[source.question], source.gold(row)
         except KeyError as error:
             raise SageError(f"{where}: the column {error} is missing") from None
-        if gold is None or not str(gold).strip():
-            raise SageError(f"{where}: there is no gold answer")
-        identity = f"{where.rsplit(':', 1)[0]}/{row.get('id', row.get('unique_id', row.get('idx', len(items))))}"
-        if identity in seen:
-            raise SageError(f"{where}: the id {identity} occurs twice")
-        seen.add(identity)
-        items.append((Item(identity, str(question), str(gold).strip()), row))
-    if revision is None and len(items) != source.rows:
+        gold_text = lines.text(where, gold, "gold answer")
+        file = where.rsplit(":", 1)[0]
+        identity = f"{file}/{_id(row, len(found))}"
+        lines.new_id(where, identity, seen)
+        found.append((Problem(identity, name, str(question), gold_text, name), row))
+    if revision is None and len(found) != source.rows:
         raise SageError(
-            f"the data set {name} should have {source.rows} problems and has {len(items)}: its files were changed"
+            f"the data set {name} should have {source.rows} problems and has {len(found)}: "
+            "its files were changed"
         )
-    return items
+    return found
 
 
-def _file(file: File, revision: str | None, folder: str | Path | None) -> list[tuple[str, dict]]:
+def _id(row: dict, number: int) -> object:
+    """The first of the columns that hold ids, or the row's number."""
+    for column in ("id", "unique_id", "idx"):
+        if column in row:
+            return row[column]
+    return number
+
+
+def _rows(source: Source, revision: str | None, folder: str | Path | None) -> list[Line]:
+    """The rows of all parts, each with the place where it stands."""
+    found = []
+    for part in source.parts:
+        if isinstance(part, File):
+            found += _file(part, revision, folder)
+        else:
+            found += _hub(part, revision, folder)
+    return found
+
+
+def _file(file: File, revision: str | None, folder: str | Path | None) -> list[Line]:
     local = Path(folder) / file.local if folder else None
     if revision is None and local is not None and local.is_file():
-        return _json_lines(
-            file.local,
-            _checked(
-                file,
-                local.read_bytes(),
-                "put the original into the folder in SAGE_DATA, or remove it there to have it fetched",
-            ),
+        data = local.read_bytes()
+        remedy = (
+            "put the original into the folder in SAGE_DATA, or remove it there to have it fetched"
         )
+        _check(file, data, remedy)
+        return lines.json_lines(file.local, data, _AGAIN)
     kept = paths.build("data") / (revision or file.revision) / file.local
-    if kept.is_file():
-        data, remedy = (
-            kept.read_bytes(),
-            "remove it from the folder data of the build to have it fetched again",
-        )
+    already = kept.is_file()
+    if already:
+        data = kept.read_bytes()
+        remedy = "remove it from the folder data of the build to have it fetched again"
     else:
-        data, remedy = (
-            _fetch(file, revision),
-            "it was changed at its source; name a revision in the profile to take another one on purpose",
-        )
+        data = _fetch(file, revision)
+        remedy = "it was changed at its source; name a revision in the profile to take another one"
     if revision is None:
-        _checked(file, data, remedy)
-    rows = _json_lines(file.local, data)
-    if not kept.is_file():
+        _check(file, data, remedy)
+    rows = lines.json_lines(file.local, data, _AGAIN)
+    if not already:
         write_bytes(kept, data)
     return rows
 
 
-def _checked(file: File, data: bytes, remedy: str) -> bytes:
+def _check(file: File, data: bytes, remedy: str) -> None:
+    """SageError, with the remedy, where the bytes are not those of the pinned file."""
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise SageError(
             f"the data file {file.local} does not have the checksum of the pinned file: {remedy}"
         )
-    return data
 
 
 def _fetch(file: File, revision: str | None) -> bytes:
     url = file.url.format(revision=revision or file.revision)
     try:
         with urlopen(url, timeout=PATIENCE) as answer:
-            return answer.read()
+            return bytes(answer.read())
     except (OSError, HTTPException) as error:  # HTTPException: an answer that broke off
         raise SageError(
-            f"the data file {file.local} could not be fetched from {url} ({error}): connect to the network, or set SAGE_DATA to a folder that holds it"
+            f"the data file {file.local} could not be fetched from {url} ({error}): "
+            "connect to the network, or set SAGE_DATA to a folder that holds it"
         ) from None
 
 
-def _hub(part: Hub, revision: str | None, folder: str | None) -> list[tuple[str, dict]]:
+def _hub(part: Hub, revision: str | None, folder: str | Path | None) -> list[Line]:
     path = Path(folder) / part.local if folder else None
     if revision is None and path is not None and path.is_file():
-        return _json_lines(part.local, path.read_bytes())
+        return lines.json_lines(part.local, path.read_bytes(), _AGAIN)
     from datasets import load_dataset
 
     try:
-        return [
-            (f"{part.repository}:{i}", row)
-            for i, row in enumerate(
-                load_dataset(
-                    part.repository,
-                    part.configuration,
-                    split=part.split,
-                    revision=revision or part.revision,
-                ),
-                1,
-            )
-        ]
+        rows = load_dataset(
+            part.repository,
+            part.configuration,
+            split=part.split,
+            revision=revision or part.revision,
+        )
+        return [(f"{part.repository}:{number}", row) for number, row in enumerate(rows, 1)]
     except Exception as error:
         raise SageError(
-            f"{part.repository} could not be loaded from the hub ({type(error).__name__}): connect to the network, "
-            f"or set SAGE_DATA to a folder that holds {part.local}"
+            f"{part.repository} could not be loaded from the hub ({type(error).__name__}): "
+            f"connect to the network, or set SAGE_DATA to a folder that holds {part.local}"
         ) from error
-
-
-def _json_lines(name: str, data: bytes) -> list[tuple[str, dict]]:
-    rows = []
-    for number, line in enumerate(data.decode().split("\n"), 1):
-        if line.strip():
-            try:
-                rows.append((f"{name}:{number}", json.loads(line)))
-            except json.JSONDecodeError:
-                raise SageError(
-                    f"{name}, line {number} is not valid JSON (half-written?): fetch the file again"
-                ) from None
-    return rows

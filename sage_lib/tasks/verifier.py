@@ -1,10 +1,13 @@
 """The one verifier, for the reward and for evaluation: Math-Verify on the last answer, gold first.
 
-Math-Verify's own time limits use signals, which fail in threads and cancel an outer alarm. It is called without them, in
-worker processes with limits of their own: processor time (a busy machine changes no verdict), memory, and as a last resort
-the clock, after which a worker is killed. Identical (gold, answer) pairs are verified once, two plain integers are compared
-on the spot, and two numbers that are far apart by their values.
+Math-Verify's own time limits use signals, which fail in threads and cancel an outer alarm. It is
+called without them, in worker processes with limits of their own: processor time (a busy machine
+changes no verdict), memory, and as a last resort the clock, after which a worker is killed.
+Identical (gold, answer) pairs are verified once, two plain integers are compared on the spot, and
+two numbers that are far apart by their values.
 """
+
+from __future__ import annotations
 
 import ast
 import atexit
@@ -20,22 +23,32 @@ from concurrent.futures import TimeoutError as PairTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
 from sage_lib.errors import SageError
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START
 
-#: One pair may take this much processor time (whole seconds; an ordinary one takes about 0.01), a worker this much memory
-#: beyond its start, and what it is given at most this many times its processor time by the clock.
-TIME_LIMIT, MEMORY_LIMIT_BYTES, CLOCK = 3, 2_000_000_000, 10
+#: Processor time that one pair may take (whole seconds; an ordinary one takes about 0.01).
+TIME_LIMIT = 3
+#: Memory that a worker may take beyond its start.
+MEMORY_LIMIT_BYTES = 2_000_000_000
+#: What a worker is given may take so many times its processor time by the clock.
+CLOCK = 10
 #: A longer answer is refused unread (characters).
 LENGTH_LIMIT = 400
 #: Pairs that a worker is given at a time.
 CHUNK = 32
-#: What is compared without Math-Verify. Never \\d, which matches the digits of every script.
+#: What is compared without Math-Verify. Never \d, which matches the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _ARITHMETIC = re.compile(r"[-+*/^(). 0-9]+")
+
+#: A gold answer and an answer, both as text.
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -48,21 +61,25 @@ class Verdict:
 
 
 def last_answer(text: str, boxed: bool = False) -> str | None:
-    r"""The answer in the last pair of solution markers: from the last opening marker that is closed to the first closing one
-    after it, with single spaces and without a full stop at its end. None when there is none. With ``boxed`` that of the last
-    \boxed{...} instead, as models write it that were not taught the markers."""
+    r"""The answer in the last pair of solution markers, with single spaces and without a full stop
+    at its end; None when there is none.
+
+    The last pair goes from the last opening marker that is closed to the first closing one after
+    it. With ``boxed`` it is the content of the last \boxed{...} instead, as models write it that
+    were not taught the markers.
+    """
     if boxed:
         answer = last_boxed(text)
         return None if answer is None else " ".join(answer.split())
-    opening = text.rfind(SOLUTION_START, 0, max(text.rfind(SOLUTION_END), 0))
+    last_end = text.rfind(SOLUTION_END)
+    opening = text.rfind(SOLUTION_START, 0, max(last_end, 0))
     if opening < 0:
         return None
-    # Single spaces: a line break would hide the answer from Math-Verify, and a vote counts equal texts.
-    return (
-        " ".join(text[opening + len(SOLUTION_START) :].partition(SOLUTION_END)[0].split())
-        .removesuffix(".")
-        .rstrip()
-    )
+    after = text[opening + len(SOLUTION_START) :]
+    answer = after.partition(SOLUTION_END)[0]
+    # Single spaces: a line break would hide the answer from Math-Verify, and a vote counts equal
+    # texts.
+    return " ".join(answer.split()).removesuffix(".").rstrip()
 
 
 def last_boxed(text: str) -> str | None:
@@ -82,17 +99,17 @@ def _start_worker() -> None:
     """Limit the memory and load Math-Verify, before the first pair's time runs."""
     import math_verify
 
-    logging.getLogger("math_verify").setLevel(
-        logging.CRITICAL
-    )  # it warns of every call without its own time limit
+    # It warns of every call without its own time limit.
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     math_verify.parse("$1$", parsing_timeout=None)
     if hasattr(signal, "SIGPROF"):
         signal.signal(signal.SIGPROF, _time_up)
     try:
         import resource
 
-        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT_BYTES,) * 2)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + MEMORY_LIMIT_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     except (ImportError, OSError, ValueError):
         pass  # no such limit on this platform: time and length still hold
 
@@ -101,25 +118,24 @@ class _TimeUp(BaseException):
     """Raised in the worker by the alarm; nothing that catches Exception stops it."""
 
 
-def _time_up(number: int, frame: object) -> None:
+def _time_up(number: int, frame: FrameType | None) -> None:
     raise _TimeUp
 
 
 def _set_alarm(seconds: int) -> None:
-    """Let _TimeUp be raised once this process has used so much more processor time, and where that does not help, as in a long
-    computation of one big number, let the kernel end the process (SIGXCPU) a second or two later."""
+    """Let _TimeUp be raised once this process has used so much more processor time; 0 stops it.
+
+    Where that does not help, as in a long computation of one big number, the kernel ends the
+    process (SIGXCPU) a second or two later.
+    """
     try:
         import resource
 
         signal.setitimer(signal.ITIMER_PROF, seconds)
         if seconds:
-            resource.setrlimit(
-                resource.RLIMIT_CPU,
-                (
-                    int(time.process_time()) + 2 + seconds,
-                    resource.getrlimit(resource.RLIMIT_CPU)[1],
-                ),
-            )
+            used = int(time.process_time())
+            hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
+            resource.setrlimit(resource.RLIMIT_CPU, (used + 2 + seconds, hard_limit))
     except (ImportError, AttributeError, OSError, ValueError):
         pass  # no such limits on this platform: the clock's holds
 
@@ -127,17 +143,23 @@ def _set_alarm(seconds: int) -> None:
 def parse(text: str, trusted: bool = False) -> list:
     """What Math-Verify makes of a text that is one formula; [] when it is none.
 
-    Left to itself Math-Verify would pick a number out of any text. That is done for golds (``trusted``), and for answers
-    that are whole arithmetic on plain numbers, such as -3./2, but not for a broken piece of it, such as ( 9.
+    Left to itself Math-Verify would pick a number out of any text. That is done for golds
+    (``trusted``), and for answers that are whole arithmetic on plain numbers, such as -3./2, but
+    not for a broken piece of it, such as ( 9.
     """
     import math_verify
 
-    parsed = math_verify.parse(
-        f"${text}$", extraction_config=[math_verify.LatexExtractionConfig()], parsing_timeout=None
-    )
-    if not any(not isinstance(p, str) for p in parsed) and (trusted or _is_arithmetic(text)):
-        parsed = math_verify.parse(f"${text}$", parsing_timeout=None)
+    formula = f"${text}$"
+    strict = [math_verify.LatexExtractionConfig()]
+    parsed = math_verify.parse(formula, extraction_config=strict, parsing_timeout=None)
+    if not _understood(parsed) and (trusted or _is_arithmetic(text)):
+        parsed = math_verify.parse(formula, parsing_timeout=None)
     return parsed
+
+
+def _understood(parsed: list) -> bool:
+    """Bare text alone means that nothing was understood."""
+    return any(not isinstance(part, str) for part in parsed)
 
 
 def _is_arithmetic(text: str) -> bool:
@@ -153,12 +175,10 @@ def _is_arithmetic(text: str) -> bool:
 @lru_cache(maxsize=4096)
 def _parse_gold(gold: str) -> list:
     parsed = parse(gold, trusted=True)
-    return (
-        parsed if any(not isinstance(p, str) for p in parsed) else []
-    )  # bare text means that nothing was understood
+    return parsed if _understood(parsed) else []
 
 
-def _verify(pair: tuple[str, str]) -> bool | None:
+def _verify(pair: Pair) -> bool | None:
     """None for a gold that does not parse, otherwise Math-Verify's verdict."""
     from math_verify import verify
 
@@ -167,37 +187,41 @@ def _verify(pair: tuple[str, str]) -> bool | None:
     if not expected:
         return None
     given = parse(answer)
-    return not _far_apart(_number(gold, expected), _number(answer, given)) and bool(
-        verify(expected, given, timeout_seconds=None)
-    )
+    if _far_apart(_number(gold, expected), _number(answer, given)):
+        return False
+    return bool(verify(expected, given, timeout_seconds=None))
 
 
 def _number(text: str, parsed: list) -> float | None:
-    """The value of a text that is one real number and nothing else; None for all else, and for what has two readings (28%)."""
+    """The value of a text that is one real number and nothing else; None for all else, and for what
+    has two readings (28%)."""
     import sympy
 
-    if (
-        len(parsed) != 2
-        or "%" in text
-        or not isinstance(parsed[0], sympy.Expr)
-        or not parsed[0].is_number
-    ):
+    if len(parsed) != 2 or "%" in text:
         return None
-    value = parsed[0].evalf(15)
+    formula = parsed[0]
+    if not isinstance(formula, sympy.Expr) or not formula.is_number:
+        return None
+    value = formula.evalf(15)
     return float(value) if value.is_Float or value.is_Rational else None
 
 
 def _far_apart(a: float | None, b: float | None) -> bool:
-    """True for two numbers that no rounding makes equal. Math-Verify would simplify their difference to say so, for most of
-    the time that wrong answers take."""
-    return a is not None and b is not None and abs(a - b) > 0.001 * max(1.0, abs(a), abs(b))
+    """True for two numbers that no rounding makes equal.
+
+    Math-Verify would simplify their difference to say so, which is most of the time that wrong
+    answers take.
+    """
+    if a is None or b is None:
+        return False
+    return abs(a - b) > 0.001 * max(1.0, abs(a), abs(b))
 
 
-def _verify_chunk(task: tuple[list[tuple[str, str]], int]) -> list[bool | str | None]:
+def _verify_chunk(chunk: list[Pair], seconds: int) -> list[bool | str | None]:
     """In the worker: for each pair what :func:`_verify` says, or the reason why it says nothing."""
-    pairs, seconds = task
     found: list[bool | str | None] = []
-    for pair in pairs:
+    for pair in chunk:
+        verdict: bool | str | None
         try:
             _set_alarm(seconds)
             try:
@@ -208,9 +232,8 @@ def _verify_chunk(task: tuple[list[tuple[str, str]], int]) -> list[bool | str | 
             verdict = "timeout"
         except (MemoryError, RecursionError):
             verdict = "out of memory"
-        except (
-            Exception
-        ):  # whatever Math-Verify or sympy trips over is an answer they do not understand
+        except Exception:
+            # Whatever Math-Verify or sympy trips over is an answer they do not understand.
             verdict = "not understood"
         found.append(verdict)
     return found
@@ -219,117 +242,103 @@ def _verify_chunk(task: tuple[list[tuple[str, str]], int]) -> list[bool | str | 
 class Verifier:
     """Verifies pairs in ``workers`` killable processes, started at the first pair that needs one.
 
-    ``counts`` says what happened to every pair asked about: "asked", "distinct" (new ones) and each reason of :class:`Verdict`.
-    Safe to call from threads, notebooks and TRL's reward call. ``time_limit`` is in whole seconds of processor time.
+    ``counts`` says what happened to every pair asked about: "asked", "distinct" (new ones) and each
+    reason of :class:`Verdict`. Safe to call from threads, notebooks and TRL's reward call.
+    ``time_limit`` is in whole seconds of processor time.
     """
 
-    def __init__(self, workers: int = 1, time_limit: int = TIME_LIMIT):
+    def __init__(self, workers: int = 1, time_limit: int = TIME_LIMIT) -> None:
         try:
             import math_verify  # noqa: F401
         except ImportError as error:
             raise SageError(
-                "the package math-verify is missing, and without it every answer would score 0: install requirements.lock"
+                "the package math-verify is missing, and without it every answer would score 0: "
+                "install requirements.lock"
             ) from error
         self.workers, self.time_limit = workers, time_limit
         self.counts: Counter[str] = Counter()
-        self._known: dict[tuple[str, str], Verdict] = {}
+        self._known: dict[tuple[str, str | None], Verdict] = {}
         self._pool: ProcessPool | None = None
         self._lock = threading.Lock()
 
-    def verify_answers(self, golds: Sequence[str], answers: Sequence[str | None]) -> list[Verdict]:
+    def verify_answers(
+        self, golds: Sequence[str | int], answers: Sequence[str | int | None]
+    ) -> list[Verdict]:
         """A verdict for each (gold, answer) pair; an answer of None is not correct.
 
         Raises:
-            SageError: for a gold that Math-Verify cannot parse; such a problem must not be in a data set.
+            SageError: for a gold that Math-Verify cannot parse, or other numbers of golds and
+                answers.
         """
+        if len(golds) != len(answers):
+            raise SageError(f"{len(golds)} gold answers do not go with {len(answers)} answers")
+        pairs = [
+            (str(gold), None if answer is None else str(answer))
+            for gold, answer in zip(golds, answers, strict=True)
+        ]
         with self._lock:
-            pairs = list(zip(golds, answers, strict=True))
             self.counts["asked"] += len(pairs)
-            self._verify_new(list(dict.fromkeys(p for p in pairs if p not in self._known)))
-            verdicts = [self._known[p] for p in pairs]
-            self.counts.update(v.reason for v in verdicts)
+            self._verify_new([pair for pair in dict.fromkeys(pairs) if pair not in self._known])
+            verdicts = [self._known[pair] for pair in pairs]
+            self.counts.update(verdict.reason for verdict in verdicts)
             return verdicts
 
-    def require_golds(self, golds: Sequence[str]) -> None:
-        """Raise SageError for the first gold that Math-Verify cannot parse: before hours of sampling, not after."""
+    def require_golds(self, golds: Sequence[str | int]) -> None:
+        """Raise SageError for the first gold that Math-Verify cannot parse: before any sampling."""
         distinct = list(dict.fromkeys(golds))
         self.verify_answers(distinct, ["0"] * len(distinct))
         self.counts.clear()
 
     def _verify_new(self, pairs: list[tuple[str, str | None]]) -> None:
         self.counts["distinct"] += len(pairs)
-        hard = []
-        for pair in pairs:
-            gold, answer = pair
+        hard: list[Pair] = []
+        for gold, answer in pairs:
             if answer is None:
-                self._known[pair] = Verdict(False, "no answer")
+                self._known[gold, answer] = Verdict(False, "no answer")
             elif len(answer) > LENGTH_LIMIT:
-                self._known[pair] = Verdict(False, "too long")
+                self._known[gold, answer] = Verdict(False, "too long")
             elif _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
-                self._known[pair] = Verdict(int(gold) == int(answer), "verified")
+                self._known[gold, answer] = Verdict(int(gold) == int(answer), "verified")
             else:
-                hard.append(pair)
-        if not hard:
-            return
-        # Together first, since handing pairs over costs more than most of them; what a killed worker takes with it, one by one.
+                hard.append((gold, answer))
+        # Together first, since handing pairs over costs more than most of them; what a killed
+        # worker takes with it, one by one.
         lost = self._verify_chunks([hard[i : i + CHUNK] for i in range(0, len(hard), CHUNK)])
         self._verify_chunks([[pair] for pair in lost])
 
-    def _verify_chunks(self, chunks: list[list[tuple[str, str]]]) -> list[tuple[str, str]]:
-        """Verify each chunk in one go; returns the pairs of the chunks of several that a limit ended."""
-        lost: list[tuple[str, str]] = []
+    def _verify_chunks(self, chunks: list[list[Pair]]) -> list[Pair]:
+        """Verify each chunk in one go; returns the pairs of the chunks of several that a limit
+        ended."""
+        lost: list[Pair] = []
         if not chunks:
             return lost
-        results = (
-            self._workers()
-            .map(
-                _verify_chunk,
-                [(chunk, self.time_limit) for chunk in chunks],
-                timeout=CLOCK * self.time_limit,
-                chunksize=1,
-            )
-            .result()
-        )
+        seconds = [self.time_limit] * len(chunks)
+        patience = CLOCK * self.time_limit
+        job = self._workers().map(_verify_chunk, chunks, seconds, timeout=patience, chunksize=1)
+        results = job.result()
         for chunk in chunks:
             try:
                 found = next(results)
             except BrokenProcessPool as error:
                 self.close()
                 raise SageError(
-                    "the verifier's processes could not start: in a script of your own, put what runs under if __name__ == '__main__':"
+                    "the verifier's processes could not start: in a script of your own, put what "
+                    "runs under if __name__ == '__main__':"
                 ) from error
             except (PairTimeout, ProcessExpired, MemoryError) as error:
                 if len(chunk) > 1:
                     lost += chunk
                     continue
-                killed = isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGXCPU
-                found = [
-                    "worker died"
-                    if killed
-                    else "out of memory"
-                    if isinstance(error, MemoryError)
-                    else "timeout"
-                ]
+                found = [_reason(error)]
             for pair, verdict in zip(chunk, found, strict=True):
-                if verdict is None:
-                    raise SageError(
-                        f"the gold answer {pair[0]!r} cannot be parsed: correct or drop its problem"
-                    )
-                self._known[pair] = (
-                    Verdict(False, verdict)
-                    if isinstance(verdict, str)
-                    else Verdict(verdict, "verified")
-                )
+                self._known[pair] = _as_verdict(pair, verdict)
         return lost
 
     def _workers(self) -> ProcessPool:
         if self._pool is None:
             # spawn: a fork of a process that runs torch threads may hang.
-            self._pool = ProcessPool(
-                self.workers,
-                initializer=_start_worker,
-                context=multiprocessing.get_context("spawn"),
-            )
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPool(self.workers, initializer=_start_worker, context=context)
             atexit.register(self.close)
         return self._pool
 
@@ -341,6 +350,39 @@ class Verifier:
             self._pool = None
 
 
+def _reason(error: Exception) -> str:
+    """Why a worker gave no verdict on its one pair."""
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    if isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGXCPU:
+        return "worker died"
+    return "timeout"
+
+
+def _as_verdict(pair: Pair, found: bool | str | None) -> Verdict:
+    """What a worker found, as a verdict; SageError where the gold did not parse."""
+    if found is None:
+        raise SageError(
+            f"the gold answer {pair[0]!r} cannot be parsed: correct or drop its problem"
+        )
+    if isinstance(found, str):
+        return Verdict(False, found)
+    return Verdict(found, "verified")
+
+
+def judge_by_math(
+    problems: Sequence[Problem], answers: Sequence[str | None], verifier: Verifier
+) -> list[bool]:
+    """Whether Math-Verify finds each answer equal to the gold of the problem beside it."""
+    golds = [problem.gold for problem in problems]
+    return [verdict.correct for verdict in verifier.verify_answers(golds, answers)]
+
+
+def require_math_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
+    """Raise SageError for the first gold that Math-Verify cannot parse."""
+    verifier.require_golds([problem.gold for problem in problems])
+
+
 @lru_cache(maxsize=1)
 def shared() -> Verifier:
     """The verifier that the reward function uses, one for the process."""
@@ -348,15 +390,13 @@ def shared() -> Verifier:
 
 
 def accuracy_reward(
-    completions: Sequence, answer: Sequence[str], boxed: bool = False, **kwargs
+    completions: Sequence, answer: Sequence[str | int], boxed: bool = False, **kwargs: Any
 ) -> list[float]:
     """TRL reward function: 1.0 where the last answer equals the gold, else 0.0.
 
-    ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold answers; ``boxed`` as in
-    :func:`last_answer`.
+    ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold
+    answers; ``boxed`` as in :func:`last_answer`.
     """
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    return [
-        float(v.correct)
-        for v in shared().verify_answers(answer, [last_answer(t, boxed) for t in texts])
-    ]
+    answers = [last_answer(text, boxed) for text in texts]
+    return [float(verdict.correct) for verdict in shared().verify_answers(answer, answers)]
