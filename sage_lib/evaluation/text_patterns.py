@@ -113,7 +113,7 @@ _CATEGORIES = re.compile(
 
 _MARKERS = re.compile("|".join(map(re.escape, MARKERS)))
 
-#: 3-gram redundancy above which a response is repetitive: "exceeding 0.31" (exploration report, 4.4).
+#: 3-gram redundancy above which a response is repetitive (exploration report, 4.4).
 REDUNDANCY_LIMIT = 0.31
 
 
