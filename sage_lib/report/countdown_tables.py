@@ -87,7 +87,7 @@ def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -
     _require_countdown(profile)
     by_method: dict[str, list[pd.DataFrame]] = {}
     for method, _, run, _ in runs.evaluations(profile):
-        table = of_sets(table_of(run, "support.csv"), profile, ood=False)
+        table = of_sets(table_of(profile, run, "support.csv"), profile, ood=False)
         completion = table["completion"].astype(str)
         name = table["dataset"] + "/" + table["problem"] + "/" + completion
         table = table.assign(p=np.exp(table["logp"]), name=name)
@@ -144,7 +144,7 @@ def sampled_against_exact(profile: Profile) -> pd.DataFrame:
     _require_countdown(profile)
     rows = []
     for method, _, run, policy in runs.evaluations(profile):
-        completions = table_of(run, "support.csv")
+        completions = table_of(profile, run, "support.csv")
         completions["p"] = np.exp(completions["logp"])
         exact = completions.groupby(PROBLEM)["p"].sum()
         sampled = counts.read(run.measured / "counts.csv").set_index(PROBLEM)

@@ -20,19 +20,8 @@ from sage_lib.files import read_json, read_lines
 
 #: Columns (or the index) that hold keys of methods.
 KEYS = ("method", "against")
-#: Which notebook makes a measured file.
-MADE_BY = {
-    "entropy.json": "04_sft",
-    "steps.jsonl": "05_grpo_and_sage",
-    "effects.json": "05_grpo_and_sage",
-    "traces.json": "06_guides",
-    "signals.json": "06_guides",
-    "updates.csv": "06_guides",
-    "impact.csv": "06_guides",
-    "samples.jsonl.gz": "07_evaluate",
-    "scores.csv": "07_evaluate",
-    "support.csv": "07_evaluate",
-}
+#: Which notebook runs a stage.
+NOTEBOOKS = {"rl": "05", "effects": "05", "trace": "06", "evaluate": "07"}
 
 
 # --- methods ------------------------------------------------------------------------------------
@@ -128,17 +117,19 @@ def is_complete(profile: Profile) -> bool:
     return all((run.measured / "counts.csv").is_file() for run in evaluated)
 
 
-def table_of(run: runs.Run, name: str) -> pd.DataFrame:
+def table_of(profile: Profile, run: runs.Run, name: str) -> pd.DataFrame:
     """A CSV table that a stage kept under ``run``; SageError where it is not there."""
-    return pd.read_csv(_present(run, name))
+    return pd.read_csv(_present(profile, run, name))
 
 
-def _present(run: runs.Run, name: str) -> Path:
+def _present(profile: Profile, run: runs.Run, name: str) -> Path:
     """The path of a measured file; where there is none, a SageError that says what makes it."""
     path = run.measured / name
     if not path.is_file():
-        place = f"{path.parent.parent.name}/{path.parent.name}/{name}"
-        raise SageError(f"{place} is missing: run notebook {MADE_BY[name]} for this profile first")
+        raise SageError(
+            f"{run.place}/{name} is missing: run notebook {NOTEBOOKS[run.stage]} for this profile, "
+            f"or sage-companion stage {run.stage} --profile {profile.spec}"
+        )
     return path
 
 
@@ -149,16 +140,11 @@ def training(profile: Profile) -> pd.DataFrame:
     """
     frames = []
     for method, seed, run in runs.rl_runs(profile):
-        steps = read_lines(_present(run, "steps.jsonl"))
+        steps = read_lines(_present(profile, run, "steps.jsonl"))
         frames.append(pd.DataFrame(steps).assign(method=method, seed=seed))
     if not frames:
         return pd.DataFrame(columns=["method", "seed", "step"])
     return pd.concat(frames, ignore_index=True)
-
-
-def entropy(profile: Profile) -> dict[str, Any]:
-    """The base model's token entropies: tokens, mean, histogram and quantiles (nats)."""
-    return read_json(_present(runs.entropy_run(profile), "entropy.json"))
 
 
 def effects(profile: Profile) -> dict[str, Any]:
@@ -167,17 +153,17 @@ def effects(profile: Profile) -> dict[str, Any]:
     Beside "anchors" it holds prompts, batches a prompt, completions a batch, the KL to the
     reference and the share of tokens acted on.
     """
-    return read_json(_present(runs.effects_run(profile), "effects.json"))
+    return read_json(_present(profile, runs.effects_run(profile), "effects.json"))
 
 
 def trace(profile: Profile) -> dict[str, Any]:
     """The traced completion that is shown: its problem, and signals and guides by token."""
-    return read_json(_present(runs.trace_run(profile), "traces.json"))
+    return read_json(_present(profile, runs.trace_run(profile), "traces.json"))
 
 
 def signals(profile: Profile) -> dict[str, Any]:
     """Entropy and surprisal over all traced completions; the branch guide's threshold and ratio."""
-    return read_json(_present(runs.trace_run(profile), "signals.json"))
+    return read_json(_present(profile, runs.trace_run(profile), "signals.json"))
 
 
 def traced(profile: Profile, name: str) -> pd.DataFrame:
@@ -185,7 +171,7 @@ def traced(profile: Profile, name: str) -> pd.DataFrame:
 
     "updates": size of the update by entropy; "impact": tokens replaced by their runner-up.
     """
-    return table_of(runs.trace_run(profile), f"{name}.csv")
+    return table_of(profile, runs.trace_run(profile), f"{name}.csv")
 
 
 def scores(profile: Profile) -> pd.DataFrame:
@@ -195,7 +181,7 @@ def scores(profile: Profile) -> pd.DataFrame:
     """
     frames = []
     for method, seed, run, _ in runs.evaluations(profile):
-        frames.append(table_of(run, "scores.csv").assign(method=method, seed=seed))
+        frames.append(table_of(profile, run, "scores.csv").assign(method=method, seed=seed))
     return of_sets(pd.concat(frames, ignore_index=True), profile, ood=False)
 
 
@@ -213,7 +199,7 @@ def samples(profile: Profile, method: str) -> list[dict[str, Any]]:
     datasets = chosen_sets(profile)
     rows = []
     for run in chosen:
-        packed = _present(run, "samples.jsonl.gz").read_bytes()
+        packed = _present(profile, run, "samples.jsonl.gz").read_bytes()
         lines = gzip.decompress(packed).decode().split("\n")
         rows += [json.loads(line) for line in lines if line]
     return [row for row in rows if row["dataset"] in datasets]
