@@ -20,7 +20,7 @@ from sage_lib.files import write_json
 
 #: Columns of a two-column page and of one column, inches.
 WIDE, NARROW = 6.75, 3.25
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -123,14 +123,25 @@ def line(chosen: dict[str, Any]) -> dict[str, Any]:
     return {**chosen, "marker": ""}
 
 
-def error_bar(axis: Axes, x: float, mean: float, low: float, high: float, **chosen: Any) -> None:
-    """A point with the interval from ``low`` to ``high`` around it.
+def error_bar(
+    axis: Axes,
+    at: float,
+    mean: float,
+    low: float,
+    high: float,
+    horizontal: bool = False,
+    **chosen: Any,
+) -> None:
+    """A point with the interval from ``low`` to ``high``; ``at`` is its place on the other axis.
 
     Rounding can leave the mean of equal values just outside their interval, and matplotlib refuses
     a bar of negative length: such a bar has length 0.
     """
     lengths = np.maximum([[mean - low], [high - mean]], 0)
-    axis.errorbar(x, mean, yerr=lengths, capsize=3, **points(chosen))
+    if horizontal:
+        axis.errorbar(mean, at, xerr=lengths, capsize=2, **points(chosen))
+    else:
+        axis.errorbar(at, mean, yerr=lengths, capsize=3, **points(chosen))
 
 
 def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **chosen: Any) -> None:

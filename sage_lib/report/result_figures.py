@@ -1,0 +1,110 @@
+"""Figures 2 to 4 of the paper and the modes: tables of counts in, a matplotlib Figure out."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sage_lib.evaluation import metrics
+from sage_lib.experiment.profile import Profile
+from sage_lib.report import countdown_tables, measured, result_tables
+from sage_lib.report.families import band_name, banded, intervals, panel_rows
+from sage_lib.report.style import STYLE, WIDE, band, look
+from sage_lib.report.training_figures import reward_curves
+
+
+def figure2(profile: Profile) -> Figure:
+    """Figure 2: training reward by step against held-out pass@1, for every evaluated method."""
+    table = result_tables.table1(profile)
+    average = table[(table["dataset"] == "Avg") & (table["metric"] == "pass@1")]
+    samples = profile.evaluation.samples
+    with plt.rc_context(STYLE):
+        methods = ["base", *profile.evaluated]
+        figure, rows = panel_rows(profile, methods, width_ratios=[3, 2], legend=False)
+        for group, axes in rows:
+            left, right = axes[0]
+            reward_curves(left, profile, group)
+            chosen = average[average["method"].isin(group)]
+            intervals(right, profile, chosen)
+            problems = chosen["problems"].iloc[0]
+            right.set(
+                xlabel="held-out pass@1",
+                title=f"{problems} problems x {samples}; bars: 95 %",
+            )
+        figure.suptitle(profile.name)
+    return figure
+
+
+def figure3(profile: Profile, ood: bool = False) -> Figure:
+    """Figure 3: pass@k by k for each data set and every evaluated method, in parts by family.
+
+    Bands: 95 % bootstrap over problems (seeds averaged first). With ``ood``, Figure 4: the same on
+    the data outside Table 1, Knights and Knaves where the profile's model can read them.
+    """
+    frame = measured.evaluations(profile, ood)
+    datasets = list(dict.fromkeys(frame["dataset"]))
+    columns = min(len(datasets), 4)
+    lines = -(-len(datasets) // columns)
+    methods = ["base", *profile.evaluated]
+    with plt.rc_context(STYLE):
+        figure, rows = panel_rows(profile, methods, [1] * columns, lines, sharey=True)
+        for group, axes in rows:
+            for axis, dataset in zip(axes.flat, datasets, strict=False):
+                of_set = frame[frame["dataset"] == dataset]
+                pass_at_k(axis, profile, of_set, group)
+                problems = of_set["problem"].nunique()
+                axis.set(title=f"{dataset.replace('_', ' ')} ({problems} problems)")
+            for axis in axes.flat[len(datasets) :]:
+                axis.axis("off")
+            for axis in axes[:, 0]:
+                axis.set_ylabel("pass@k")
+        figure.suptitle(
+            f"{profile.name}: {profile.evaluation.samples} samples a problem, "
+            f"{len(profile.seeds)} seed(s); {band_name(profile, rows[0][0])}: 95 % over problems"
+        )
+    return figure
+
+
+def pass_at_k(axis: Axes, profile: Profile, frame: pd.DataFrame, methods: Sequence[str]) -> None:
+    """pass@k by k of ``methods`` in one panel: the mean over the data sets of ``frame``.
+
+    ``frame`` is (a part of) what measured.evaluations gives.
+    """
+    settings = profile.evaluation
+    with_band = banded(profile, methods)
+    for method in methods:
+        curves, sets = result_tables.curves(frame, method, settings.ks)
+        mean = metrics.mean_over_sets(curves, sets)
+        axis.plot(settings.ks, mean, linewidth=1, **look(method))
+        if method in with_band:
+            low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed, sets)
+            band(axis, settings.ks, low, high, **look(method))
+    axis.set_xscale("log", base=2)
+    shown = settings.ks[::2]
+    axis.set_xticks(shown, [str(k) for k in shown])
+    axis.set(xlabel="k", ylim=(-0.02, 1.02))
+
+
+def mode_shares(profile: Profile) -> Figure:
+    """The rare way's share of samples, and of problems solved validly both ways, by method."""
+    frame = countdown_tables.modes(profile)
+    panels = {"rare": "rare way, share of samples", "both_ways": "problems solved both ways"}
+    columns = {
+        "rare": ("rare_share", "rare_low", "rare_high"),
+        "both_ways": ("both_ways", "both_ways_low", "both_ways_high"),
+    }
+    with plt.rc_context(STYLE):
+        size = (WIDE, max(1.8, 0.8 + 0.19 * len(frame)))
+        figure, axes = plt.subplots(1, 2, figsize=size, sharey=True)
+        for axis, (panel, name) in zip(axes, panels.items(), strict=True):
+            intervals(axis, profile, frame, columns[panel])
+            highest = frame[columns[panel][2]].max()
+            top = max(highest * 1.1, 0.01)  # a column of zeros still needs an axis
+            axis.set(xlabel=name, xlim=(-0.03 * top, top))
+        figure.suptitle(
+            f"{profile.name}: {profile.evaluation.samples} samples a problem, "
+            f"{len(profile.seeds)} seed(s); bars: 95 % over problems"
+        )
+    return figure

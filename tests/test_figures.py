@@ -1,0 +1,269 @@
+"""Every figure that compares methods, drawn from measured files written by hand."""
+
+import dataclasses
+import gzip
+import itertools
+import json
+import re
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from sage_lib.experiment import runs
+from sage_lib.experiment.profile import Method, load_profile, profile_names
+from sage_lib.files import write_json, write_text
+from sage_lib.report import (
+    exploration_figures,
+    guide_figures,
+    result_figures,
+    style,
+    training_figures,
+)
+from sage_lib.report.families import families
+from sage_lib.tasks.prompts import answer_turn
+
+MAIN = (
+    "base",
+    "grpo",
+    "grpo_no_kl",
+    "grpo_forward_kl",
+    "grpo_random",
+    "grpo_token",
+    "grpo_branch",
+)
+SAMPLES, STEPS = 4, 5
+SHIPPED = load_profile("laptop").methods
+#: Methods of each case: none, one, few, all 16, and a user's own without "grpo".
+CASES = {
+    "base only": {},
+    "one": {"grpo": SHIPPED["grpo"]},
+    "two": {key: SHIPPED[key] for key in ("grpo", "grpo_branch")},
+    "five": {key: SHIPPED[key] for key in MAIN[1:6]},
+    "sixteen": SHIPPED,
+    "own": {
+        "mine": Method("Mine", family="new"),
+        "yours": Method("Yours", guide={"name": "identity"}),
+        "grpo_branch": SHIPPED["grpo_branch"],
+        "theirs": Method("A method with a rather long name", family="new"),
+    },
+}
+
+
+@pytest.fixture(params=CASES)
+def profile(request, tmp_path, monkeypatch):
+    """A profile of each case, two seeds and small data, with everything measured."""
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    made = _profile(CASES[request.param])
+    _measure(made)
+    yield made
+    plt.close("all")
+
+
+def _profile(methods):
+    laptop = load_profile("laptop")
+    data = [dataclasses.replace(one, rows=3) for one in laptop.evaluation.data]
+    evaluation = dataclasses.replace(
+        laptop.evaluation,
+        samples=SAMPLES,
+        ks=(1, 2, 4),
+        methods=None,
+        resamples=50,
+        scored=2,
+        data=tuple(data),
+    )
+    return dataclasses.replace(laptop, seeds=(1, 2), methods=methods, evaluation=evaluation)
+
+
+def _measure(profile, equal=False):
+    """Write what the stages measure; with ``equal``, every value is the same for all problems."""
+    rng = np.random.default_rng(0)
+    numbers = itertools.count()
+
+    def value():
+        return 0.1 if equal else float(rng.uniform(0.01, 1))
+
+    for _, _, run, _ in runs.evaluations(profile):
+        counts, scores, support, samples = [], [], [], []
+        for data in profile.evaluation.data:
+            for number in range(data.rows):
+                place = {"dataset": data.label, "problem": f"p{number}"}
+                right = 0 if equal else next(numbers) % (SAMPLES + 1)
+                texts = [answer_turn("work", str(k)) for k in range(SAMPLES)]
+                counts.append({**place, "n": SAMPLES, "c": right, "truncated": 0})
+                counts[-1] |= {"rare": right // 2, "valid_common": 0, "valid_rare": right // 2}
+                score = {"number": 0, "correct": True, "tokens": 9, "perplexity": 1 + value()}
+                scores.append({**place, **score, "entropy": value(), "branching": 1 + value()})
+                for way in "LR":
+                    support.append({**place, "way": way, "completion": 0, "logp": -10 * value()})
+                sample = {"completions": texts, "tokens": [9] * SAMPLES}
+                sample |= {"finished": [True] * SAMPLES}
+                sample |= {"correct": [k < right for k in range(SAMPLES)]}
+                samples.append({**place, **sample, "ids": [[1]] * SAMPLES})
+        for name, rows in {"counts": counts, "scores": scores, "support": support}.items():
+            write_text(run.measured / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False))
+        lines = "".join(json.dumps(row) + "\n" for row in samples)
+        (run.measured / "samples.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for method, _, run in runs.rl_runs(profile):
+        columns = ["reward", "entropy", "grad_norm", "task/rare", "frac_reward_zero_std"]
+        if method != "grpo_no_kl":
+            columns.append("kl_ref")
+        steps = [{"step": step + 1, **{c: value() for c in columns}} for step in range(STEPS)]
+        write_text(run.measured / "steps.jsonl", "".join(json.dumps(s) + "\n" for s in steps))
+    histogram = {"counts": [8, 1, 0, 1], "edges": [0.0, 0.5, 1.0, 1.5, 2.0]}
+    distribution = {
+        "tokens": 10,
+        "mean": 0.2,
+        "quantiles": {"0.9": 0.5, "0.999": 1.4},
+        "histogram": histogram,
+    }
+    write_json(runs.entropy_run(profile).measured / "entropy.json", distribution)
+    write_text(
+        runs.sft_run(profile).measured / "steps.jsonl",
+        '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n',
+    )
+    _measure_traces(runs.trace_run(profile).measured, distribution)
+    anchors = ("k3", "k3_corrected", "sequence")
+    effects = [{"anchor": anchor, "along": 0.1, "along_se": 0.0} for anchor in anchors]
+    size = {"prompts": 4, "batches": 3, "completions": 64}
+    write_json(runs.effects_run(profile).measured / "effects.json", {"anchors": effects, **size})
+
+
+def _measure_traces(folder, distribution):
+    token = {"pi": 0.5, "pi_ref": 0.4, "entropy": 0.7, "surprisal": 0.7, "branch": 1.2}
+    texts = ["<b>", "a much longer token than that", " "] * 20
+    tokens = [{"text": text, **token, "random": 0.9, "token": 1.0} for text in texts]
+    trace = {"problem": "What is 1 + 1?", "correct": True, "tokens": tokens}
+    write_json(folder / "traces.json", trace)
+    branch = {"threshold": 0.5, "ratio": 0.3}
+    both = {"entropy": distribution, "surprisal": distribution}
+    write_json(folder / "signals.json", {**both, "branch": branch})
+    groups = [{"group": g, "tokens": 5, "entropy": g / 10, "share": 0.1} for g in range(1, 11)]
+    write_text(folder / "updates.csv", pd.DataFrame(groups).to_csv(index=False))
+    impact = [
+        {"token": kind, "kept": 0.5, "replaced": 0.25, "continuations": 16}
+        for kind in ("most uncertain", "random")
+        for _ in range(3)
+    ]
+    write_text(folder / "impact.csv", pd.DataFrame(impact).to_csv(index=False))
+
+
+def words(figure: Figure) -> set[str]:
+    """Every text of a drawn figure, those of its parts, legends and ticks as well."""
+    figure.canvas.draw()
+    shown = [text for text in figure.findobj(plt.Text) if text.get_visible()]
+    return {text.get_text() for text in shown}
+
+
+def compared(profile):
+    """Every figure that compares the evaluated methods."""
+    methods = ["base", *profile.evaluated]
+    yield "figure2", result_figures.figure2(profile)
+    yield "figure3", result_figures.figure3(profile)
+    yield "figure4", result_figures.figure3(profile, ood=True)
+    yield "mode_shares", result_figures.mode_shares(profile)
+    yield "figure7", exploration_figures.figure7(profile, methods)
+    yield "exploration", exploration_figures.exploration(profile, methods)
+    yield "support", exploration_figures.support(profile, methods)
+    yield "unsolvable_upset", exploration_figures.unsolvable_upset(profile, methods)
+
+
+def test_figures_that_compare_methods_show_every_method(profile):
+    labels = {profile.label(method) for method in ("base", *profile.evaluated)}
+    for name, figure in compared(profile):
+        shown = {re.sub(r" \(\d+\)$", "", text) for text in words(figure)}
+        assert labels <= shown, f"{name} lacks {labels - shown}"
+
+
+def test_training_curves_show_every_method_of_their_family(profile):
+    found = families(profile, profile.methods) if profile.methods else {}
+    assert {method for group in found.values() for method in group} == set(profile.methods)
+    for family, methods in found.items():
+        assert profile.reference in methods
+        own = {key for key, method in profile.methods.items() if method.family == family}
+        assert own <= set(methods)
+        shown = words(training_figures.training_curves(profile, methods))
+        assert {profile.label(method) for method in methods} <= shown
+
+
+def test_figures_of_stages_are_drawn(profile):
+    training_figures.sft_loss(profile)
+    assert "$q$ (right axis)" in words(training_figures.entropy_thresholds(profile)) or not any(
+        method.guide and method.guide["name"] == "branch" for method in profile.methods.values()
+    )
+    words(training_figures.guide_effects(profile))
+    words(exploration_figures.token_updates(profile))
+    assert "branch guide" in words(guide_figures.figure1(profile))
+    words(guide_figures.distributions(profile))
+    text = guide_figures.coloured(profile, "branch")
+    assert "&lt;b&gt;" in text and "q = 1.200" in text
+
+
+def test_equal_values_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    profile = _profile(CASES["two"])
+    _measure(profile, equal=True)
+    for _, figure in compared(profile):
+        words(figure)
+    plt.close("all")
+
+
+def test_an_error_bar_never_has_a_negative_length():
+    axis = plt.figure().subplots()
+    style.error_bar(axis, 0, 0.1, 0.1 + 1e-17, 0.1 - 1e-12, **style.look("base"))
+    style.error_bar(axis, 1, np.nan, np.nan, np.nan, horizontal=True, **style.look("base"))
+    plt.close("all")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("solved", [True, False])
+def test_a_venn_diagram_of_any_number_of_sets(count, solved, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    profile, methods = _profile(CASES["five"]), MAIN[:count]
+    found = {method: set() if solved else {"both/p0", f"both/{method}"} for method in methods}
+    monkeypatch.setattr(exploration_figures.result_tables, "unsolvable", lambda *_: found)
+    shown = " ".join(words(exploration_figures.unsolvable_venn(profile, methods)))
+    size = 0 if solved else 2
+    for method in methods:
+        assert f"{profile.label(method)} ({size})" in shown
+    plt.close("all")
+
+
+def test_a_method_looks_the_same_in_every_profile():
+    keys = {key for name in profile_names() for key in load_profile(name).methods}
+    looks = {key: style.look(key) for key in ("base", *sorted(keys))}
+    assert len({(chosen["color"], chosen["marker"]) for chosen in looks.values()}) == len(looks)
+    for column in ("color", "marker"):
+        assert len({looks[key][column] for key in MAIN}) == len(MAIN)
+    # Another method's look follows from its key alone, and is none of theirs.
+    other = style.look("mine")
+    assert other == style.look("mine") and other != style.look("yours")
+    assert other["color"] not in {looks[key]["color"] for key in ("base", "grpo", "grpo_branch")}
+    taken = {(chosen["color"], chosen["marker"]) for chosen in looks.values()}
+    assert (other["color"], other["marker"]) not in taken
+
+
+def test_a_family_is_drawn_with_what_it_is_compared_with():
+    profile = load_profile("laptop")
+    found = families(profile, ["base", *profile.evaluated])
+    assert set(found) == {"main", "losses", "controls"}
+    assert all(group[:2] == ("base", "grpo") for group in found.values())
+    assert "grpo_branch" in found["controls"], "the branch guide beside the shuffled one"
+    assert families(dataclasses.replace(profile, methods={}), ["base"]) == {"base": ("base",)}
+
+
+def test_saving_leaves_a_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    figure = guide_figures.schedules()
+    made = style.save_figure(figure, "schedules", "theory")
+    folder = tmp_path / "figures" / "theory"
+    assert made == [folder / "schedules.pdf", folder / "schedules.png"]
+    assert all(path.stat().st_size > 1000 for path in made)
+    record = json.loads((folder / "schedules.json").read_text())
+    assert record["figure"] == "schedules" and record["revision"]
+    plt.close(figure)
