@@ -1,4 +1,4 @@
-"""Tables from counts that are written by hand: what several seeds, unequal data sets and missing files do to them."""
+"""Tables from counts written by hand: several seeds, unequal data sets, and missing files."""
 
 import dataclasses
 import gzip
@@ -11,11 +11,20 @@ import pytest
 from sage_lib.errors import SageError
 from sage_lib.evaluation import counts
 from sage_lib.experiment import runs
-from sage_lib.experiment.profile import load_profile
-from sage_lib.report import exploration_figures, figures, sample_tables, tables
+from sage_lib.experiment.profile import Data, Method, load_profile
+from sage_lib.report import (
+    countdown_tables,
+    measured,
+    result_tables,
+    sample_tables,
+    training_tables,
+)
+from sage_lib.tasks.countdown import COUNTED
 from sage_lib.tasks.prompts import answer_turn
+from sage_lib.tasks.table import check_settings
 
 SIZES = {"both": 4, "forward": 6, "reverse": 14}
+SAMPLES = 8
 
 
 @pytest.fixture
@@ -24,215 +33,333 @@ def profile(tmp_path, monkeypatch):
     monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
     laptop = load_profile("laptop")
+    methods = {key: laptop.methods[key] for key in ("grpo", "grpo_branch")}
+    inside = tuple(data for data in laptop.evaluation.data if not data.ood)
+    changed = dataclasses.replace(laptop, seeds=(1, 2, 3), methods=methods)
+    return with_evaluation(
+        changed, samples=SAMPLES, ks=(1, 2, 4, 8), methods=None, resamples=2000, data=inside
+    )
+
+
+def with_evaluation(profile, **changes):
     return dataclasses.replace(
-        laptop,
-        seeds=(1, 2, 3),
-        methods={k: laptop.methods[k] for k in ("grpo", "grpo_branch")},
-        evaluation=dataclasses.replace(
-            laptop.evaluation,
-            samples=8,
-            ks=(1, 2, 4, 8),
-            methods=None,
-            resamples=2000,
-            data=tuple(d for d in laptop.evaluation.data if not d.ood),
-        ),
+        profile, evaluation=dataclasses.replace(profile.evaluation, **changes)
     )
 
 
 def write(profile, correct, only=lambda run: True):
-    """``correct(method, seed, dataset, problem)`` of 8 samples; each correct sample is the text "good", the others "bad"."""
+    """``correct(method, seed, dataset, problem)`` of 8 samples: the text "good", the others "bad".
+
+    Of a data set that is not countdown's no ways are counted.
+    """
+    sizes = {d.label: SIZES.get(d.label, 3) for d in profile.evaluation.data}
+    ways = {d.label: 0 if d.name == "countdown" else None for d in profile.evaluation.data}
     for method, seed, run, _ in runs.evaluations(profile):
-        rows = [
-            (d, f"p{i}", 8, correct(method, seed, d, i), 0, 0, 0, 0)
-            for d in SIZES
-            for i in range(SIZES[d])
-        ]
         run.measured.mkdir(parents=True, exist_ok=True)
-        if only(run):
-            pd.DataFrame(rows, columns=counts.COLUMNS).to_csv(
-                run.measured / "counts.csv", index=False
-            )
-            samples = [
-                {
-                    "dataset": d,
-                    "problem": p,
-                    "completions": [
-                        answer_turn("we denote x" if k < c else "w", str(k)) for k in range(n)
-                    ],
-                    "tokens": [3] * n,
-                    "finished": [True] * n,
-                    "correct": [k < c for k in range(n)],
-                }
-                for d, p, n, c, *_ in rows
-            ]
-            (run.measured / "samples.jsonl.gz").write_bytes(
-                gzip.compress("".join(json.dumps(r) + "\n" for r in samples).encode())
-            )
+        if not only(run):
+            continue
+        rows, saved = [], []
+        for dataset, size in sizes.items():
+            for i in range(size):
+                problem, c = f"p{i}", correct(method, seed, dataset, i)
+                rows.append((dataset, problem, SAMPLES, c, 0, *[ways[dataset]] * 3))
+                saved.append(samples_row(dataset, problem, c))
+        table = pd.DataFrame(rows, columns=[*counts.COLUMNS, *COUNTED])
+        table.to_csv(run.measured / "counts.csv", index=False)
+        lines = "".join(json.dumps(row) + "\n" for row in saved)
+        (run.measured / "samples.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+
+
+def samples_row(dataset, problem, c):
+    texts = ["we denote x" if k < c else "w" for k in range(SAMPLES)]
+    return {
+        "dataset": dataset,
+        "problem": problem,
+        "completions": [answer_turn(text, str(k)) for k, text in enumerate(texts)],
+        "tokens": [3] * SAMPLES,
+        "finished": [True] * SAMPLES,
+        "correct": [k < c for k in range(SAMPLES)],
+    }
+
+
+def write_scores(profile, perplexity):
+    """Scores of every sample; ``perplexity(method)`` draws one number."""
+    columns = ["dataset", "problem", "number", "correct", "tokens"]
+    columns += ["perplexity", "entropy", "branching"]
+    for method, _, run, _ in runs.evaluations(profile):
+        rows = []
+        for dataset, size in SIZES.items():
+            for i in range(size):
+                for n in range(SAMPLES):
+                    rows.append((dataset, f"p{i}", n, True, 5, perplexity(method), 1.0, 1.0))
+        pd.DataFrame(rows, columns=columns).to_csv(run.measured / "scores.csv", index=False)
+
+
+def write_support(profile, dataset, size):
+    """One valid completion of the common way a problem, with probability 0.2."""
+    rows = [(dataset, f"p{i}", "L", 0, np.log(0.2)) for i in range(size)]
+    table = pd.DataFrame(rows, columns=["dataset", "problem", "way", "completion", "logp"])
+    for _, _, run, _ in runs.evaluations(profile):
+        table.to_csv(run.measured / "support.csv", index=False)
+
+
+def write_steps(profile):
+    """Six RL steps a run, whose gradient norms are 1 to 6."""
+    times = dict.fromkeys(training_tables.TIMES, 1.0)
+    for _, _, run in runs.rl_runs(profile):
+        run.measured.mkdir(parents=True, exist_ok=True)
+        steps = [{"step": step, "grad_norm": float(step), **times} for step in range(1, 7)]
+        lines = "".join(json.dumps(row) + "\n" for row in steps)
+        (run.measured / "steps.jsonl").write_text(lines)
+
+
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def test_differences_and_crossings_speak_of_the_mean_over_data_sets(profile):
-    gain = {
-        "both": 2,
-        "forward": 0,
-        "reverse": -1,
-    }  # pooled over problems the sign of the difference is another one
+    # Pooled over problems the sign of the difference is another one.
+    gain = {"both": 2, "forward": 0, "reverse": -1}
     extra = [1, -1]  # and of every two problems one gains and one loses
-    write(
-        profile,
-        lambda method, seed, d, i: (
-            3 + i % 2 + (gain[d] + extra[i % 2] if method == "grpo_branch" else 0)
-        ),
-    )
-    found = tables.differences(profile, "grpo").set_index("metric").loc["pass@1"]
-    assert found["difference"] == pytest.approx((2 / 8 + 0 - 1 / 8) / 3) and found["seeds"] == 3
-    error = (
-        np.sqrt(sum(1 / 64 * n / (n - 1) / n for n in SIZES.values())) / 3
-    )  # within a data set the differences are +-1/8 about their mean
-    assert (found["high"] - found["low"]) / (2 * 1.96) == pytest.approx(
-        error * np.sqrt(np.mean([(n - 1) / n for n in SIZES.values()])), rel=0.1
-    )
-    crossing = (
-        tables.crossings(profile)
-        .set_index("row")
-        .loc[f"{tables.label(profile, 'grpo_branch')} over {tables.label(profile, 'grpo')}"]
-    )
+
+    def correct(method, seed, dataset, i):
+        more = gain[dataset] + extra[i % 2] if method == "grpo_branch" else 0
+        return 3 + i % 2 + more
+
+    write(profile, correct)
+    found = result_tables.differences(profile, "grpo").set_index("metric").loc["pass@1"]
+    assert (found["method"], found["against"], found["seeds"]) == ("grpo_branch", "grpo", 3)
+    assert found["difference"] == pytest.approx((2 / 8 + 0 - 1 / 8) / 3)
+    # Within a data set of n problems the differences are +-1/8 about their mean.
+    error = np.sqrt(sum(1 / 64 * n / (n - 1) / n for n in SIZES.values())) / 3
+    smaller = np.sqrt(np.mean([(n - 1) / n for n in SIZES.values()]))  # the bootstrap divides by n
+    width = found["high"] - found["low"]
+    assert width / (2 * 1.96) == pytest.approx(error * smaller, rel=0.1)
+
+    crossing = result_tables.crossings(profile).set_index("method").loc["grpo_branch"]
+    assert crossing["against"] == "grpo"
     assert crossing["detectable at 1"] == pytest.approx((1.959964 + 0.841621) * error, rel=1e-5)
-    frame = tables.evaluations(profile)
-    averaged = tables.means_with_intervals(
-        profile, frame.assign(avg=frame["c"] / frame["n"]), ["avg"]
-    )
-    table = tables.table1(profile)
-    expected = table[(table["dataset"] == "Avg") & (table["metric"] == "pass@1")].set_index("row")[
-        "mean"
-    ]
-    assert averaged.set_index("row")["mean"].to_dict() == pytest.approx(expected.to_dict()), (
+
+    frame = measured.evaluations(profile)
+    accuracy = frame.assign(avg=frame["c"] / frame["n"])
+    averaged = result_tables.means_with_intervals(profile, accuracy, ["avg"])
+    table = result_tables.table1(profile)
+    first = table[(table["dataset"] == "Avg") & (table["metric"] == "pass@1")]
+    expected = first.set_index("method")["mean"].to_dict()
+    assert averaged.set_index("method")["mean"].to_dict() == pytest.approx(expected), (
         "the same accuracy as in Table 1"
     )
 
 
 def test_unsolvable_sets_have_the_same_number_of_rollouts_whatever_the_seeds(profile):
-    solved = {
-        None: {0, 1},
-        1: {0, 1},
-        2: {2},
-        3: {3},
-    }  # every seed solves others; the base is one run
-    write(profile, lambda method, seed, d, i: int(i in solved[seed]))
-    sets = tables.unsolvable(profile, ["base", "grpo", "grpo_branch"])
-    assert (
-        len({frozenset(s) for s in sets.values()}) == 1
-        and len(sets[tables.BASE_LABEL]) == sum(SIZES.values()) - 6
-    )
-    for drawn in (exploration_figures.unsolvable_venn, exploration_figures.unsolvable_upset):
-        assert "among 8" in drawn(profile, ["base", "grpo", "grpo_branch"]).axes[0].get_title()
+    # Every seed solves others; the base is one run.
+    solved = {None: {0, 1}, 1: {0, 1}, 2: {2}, 3: {3}}
+    write(profile, lambda method, seed, dataset, i: int(i in solved[seed]))
+    sets = result_tables.unsolvable(profile, ["base", "grpo", "grpo_branch"])
+    assert list(sets) == ["base", "grpo", "grpo_branch"]
+    assert sets["base"] == sets["grpo"] == sets["grpo_branch"]
+    assert len(sets["base"]) == sum(SIZES.values()) - 6
 
 
 def test_eq_13_ranges_over_problems_and_not_over_seeds(profile):
-    write(profile, lambda method, seed, d, i: 2 if i == 0 or (i == 1 and seed in (None, 2)) else 0)
-    found = sample_tables.patterns(profile).set_index("row")
-    assert (
-        (found["problems"] == 6).all()
-        and (found["dropped"] == sum(SIZES.values()) - 6).all()
-        and (found["constraint setup"] == 1).all()
-    )
-
-
-def test_runs_on_other_problems_and_missing_runs_are_named(profile):
-    write(profile, lambda *_: 1, only=lambda run: "grpo-s2" not in str(run.measured))
-    with pytest.raises(SageError, match="grpo-s2/counts.csv is missing: run notebook 07"):
-        tables.evaluations(profile)
-    with pytest.raises(SageError, match="grpo-s2/counts.csv is missing"):
-        sample_tables.samples(profile, "grpo")
-    with pytest.raises(SageError, match="sft/scores.csv is missing: run the notebooks"):
-        sample_tables.scores(profile)
-    whole = counts.read(
-        next(run for m, *_, run, _ in runs.evaluations(profile) if m == "base").measured
-        / "counts.csv"
-    )
-    lacking = (
-        next(run for m, s, run, _ in runs.evaluations(profile) if (m, s) == ("grpo", 2)).measured
-        / "counts.csv"
-    )
-    whole[whole["dataset"] != "both"].to_csv(lacking, index=False)
-    with pytest.raises(
-        SageError,
-        match=r"evaluations of sft and grpo-s2 hold different problems \(both/p0 and 3 more",
-    ):
-        tables.evaluations(profile)
-
-
-def test_a_profile_without_some_data_or_methods_still_gets_its_tables(profile):
-    part = dataclasses.replace(
+    write(
         profile,
-        evaluation=dataclasses.replace(
-            profile.evaluation,
-            methods=("grpo_branch",),
-            data=tuple(d for d in profile.evaluation.data if d.label == "forward"),
-        ),
+        lambda method, seed, dataset, i: 2 if i == 0 or (i == 1 and seed in (None, 2)) else 0,
     )
-    write(part, lambda method, seed, d, i: 1 + i % 2)
-    for _, _, run, _ in runs.evaluations(part):
-        pd.DataFrame(
-            [("forward", f"p{i}", "L", 0, np.log(0.2)) for i in range(6)],
-            columns=["dataset", "problem", "way", "completion", "logp"],
-        ).to_csv(run.measured / "support.csv", index=False)
-    assert tables.modes(part)["both_ways"].isna().all()
-    support = tables.support(part)
-    assert (
-        support["valid_common"].tolist() == pytest.approx([0.2] * len(support))
-        and (support["valid_rare"] == 0).all()
-        and support["both_ways"].isna().all()
-    )
-    assert list(tables.crossings(part)["row"]) == [
-        f"{tables.label(part, 'grpo_branch')} over {tables.BASE_LABEL}"
-    ]
-    assert len(figures.figure3(part).axes) == 1
-    with pytest.raises(SageError, match="no evaluation data marked ood"):
-        figures.figure3(part, ood=True)
+    found = sample_tables.patterns(profile)
+    assert (found["problems"] == 6).all()
+    assert (found["dropped"] == sum(SIZES.values()) - 6).all()
+    assert (found["constraint setup"] == 1).all()
+    hits = sample_tables.pattern_hits(profile, "constraint setup")
+    assert len(hits) == 2 * (6 + 2 * (3 + 6 + 3)), "two a solved problem, over all runs"
 
 
 def test_tails_are_compared_problem_by_problem(profile):
     rng = np.random.default_rng(0)
     write(profile, lambda *_: 1)
-    for method, _, run, _ in runs.evaluations(profile):
-        rows = [
-            (
-                d,
-                f"p{i}",
-                n,
-                True,
-                5,
-                rng.lognormal() * (4 if method == "grpo_branch" else 1),
-                1.0,
-                1.0,
-            )
-            for d in SIZES
-            for i in range(SIZES[d])
-            for n in range(8)
-        ]
-        pd.DataFrame(
-            rows,
-            columns=[
-                "dataset",
-                "problem",
-                "number",
-                "correct",
-                "tokens",
-                "perplexity",
-                "entropy",
-                "branching",
-            ],
-        ).to_csv(run.measured / "scores.csv", index=False)
-    found = sample_tables.tails(profile).set_index("row")
-    base, branch = found.loc[tables.BASE_LABEL], found.loc[tables.label(profile, "grpo_branch")]
-    assert (
-        base["tail"] == pytest.approx(0.05, abs=0.02)
-        and base["difference"] == base["low"] == base["high"] == 0
-    )
-    assert (
-        branch["low"] > 0.1
-        and branch["difference"] == pytest.approx(branch["tail"] - base["tail"])
-        and branch["seeds"] == 3
-    )
-    grpo = found.loc[tables.label(profile, "grpo")]
+    write_scores(profile, lambda key: rng.lognormal() * (4 if key == "grpo_branch" else 1))
+    found = sample_tables.tails(profile).set_index("method")
+    base, branch, grpo = found.loc["base"], found.loc["grpo_branch"], found.loc["grpo"]
+    assert base["tail"] == pytest.approx(0.05, abs=0.02)
+    assert base["difference"] == base["low"] == base["high"] == 0
+    assert branch["low"] > 0.1 and branch["seeds"] == 3
+    assert branch["difference"] == pytest.approx(branch["tail"] - base["tail"])
     assert grpo["low"] < 0 < grpo["high"], "drawn as the base's"
+
+
+def test_table_5_has_a_mean_for_each_third_of_the_steps(profile):
+    write_steps(profile)
+    found = training_tables.table5(profile)
+    assert list(found["method"]) == ["grpo", "grpo_branch"]
+    assert found[["early", "mid", "late"]].values.tolist() == [[1.5, 3.5, 5.5]] * 2
+    assert (found["early_std"] == 0).all() and (found["seeds"] == 3).all()
+    assert len(training_tables.time_split(profile)) == 6
+
+
+# --- profiles with less, more or other things in them ---------------------------------------------
+
+
+def test_a_profile_without_some_data_or_methods_still_gets_its_tables(profile):
+    forward = tuple(d for d in profile.evaluation.data if d.label == "forward")
+    part = with_evaluation(profile, methods=("grpo_branch",), data=forward)
+    write(part, lambda method, seed, dataset, i: 1 + i % 2)
+    write_support(part, "forward", 6)
+    assert countdown_tables.modes(part)["both_ways"].isna().all()
+    support = countdown_tables.support(part)
+    assert support["valid_common"].tolist() == pytest.approx([0.2] * len(support))
+    assert (support["valid_rare"] == 0).all() and support["both_ways"].isna().all()
+    crossings = result_tables.crossings(part)
+    assert crossings[["method", "against"]].values.tolist() == [["grpo_branch", "base"]]
+    assert set(result_tables.compared(part)["against"]) == {"base"}
+    with pytest.raises(SageError, match="no evaluation data marked ood"):
+        measured.evaluations(part, ood=True)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_base_alone_gets_every_table(profile, trained):
+    if trained:
+        alone = with_evaluation(profile, methods=())
+    else:
+        alone = dataclasses.replace(profile, methods={})
+    write(alone, lambda method, seed, dataset, i: i % 3)
+    write_scores(alone, lambda key: 2.0)
+    write_support(alone, "both", 4)
+    write_steps(alone)
+    assert set(result_tables.table1(alone)["method"]) == {"base"}
+    for table in (
+        result_tables.compared(alone),
+        result_tables.differences(alone, "base"),
+        result_tables.crossings(alone),
+    ):
+        assert table.empty and {"method", "against"} <= set(table.columns)
+    for table in (
+        countdown_tables.modes(alone),
+        countdown_tables.support(alone, epsilons=(0.1,)),
+        countdown_tables.sampled_against_exact(alone),
+        sample_tables.tails(alone),
+        sample_tables.patterns(alone),
+        sample_tables.token_categories(alone),
+        sample_tables.side_by_side(alone, ["base"]),
+    ):
+        assert table["method"].tolist() == ["base"]
+    votes = sample_tables.votes(alone)
+    assert len(result_tables.means_with_intervals(alone, votes, ["avg", "distinct"])) == 2
+    assert list(result_tables.unsolvable(alone, ["base"])) == ["base"]
+    assert result_tables.layout_of_table1(result_tables.table1(alone)).shape == (1, 8)
+    steps = 2 if trained else 0
+    assert len(training_tables.table5(alone)) == steps
+    assert len(training_tables.time_split(alone)) == 3 * steps
+    assert measured.trio(alone) == ("base",)
+
+
+def test_methods_of_ones_own_are_compared_with_the_first(profile):
+    methods = {"mine": Method("Mine"), "yours": Method("Yours", family="other")}
+    own = dataclasses.replace(profile, methods={**methods, "last": Method("Last")})
+    write(own, lambda method, seed, dataset, i: 1 + (method == "yours"))
+    compared = result_tables.compared(own)[["method", "against"]].drop_duplicates()
+    assert compared.values.tolist() == [
+        ["yours", "mine"],
+        ["last", "mine"],
+        *([method, "base"] for method in own.methods),
+    ]
+    assert list(result_tables.crossings(own)["method"]) == ["base", "yours", "last"]
+    assert list(dict.fromkeys(result_tables.table1(own)["method"])) == ["base", *own.methods]
+    assert measured.trio(own) == ("base", "mine", "last")
+    assert list(dict.fromkeys(result_tables.reported_table1(own)["method"])) == ["base"]
+
+
+def test_ways_are_counted_of_countdown_alone(profile):
+    puzzles = Data(
+        name="knights_knaves", rows=3, settings=check_settings("knights_knaves", {"people": 2})
+    )
+    mixed = with_evaluation(profile, data=(*profile.evaluation.data, puzzles))
+    write(mixed, lambda *_: 1)
+    write_support(mixed, "both", 4)
+    assert (countdown_tables.modes(mixed)["samples"] // SAMPLES).tolist() == [24, 72, 72]
+    exact = countdown_tables.sampled_against_exact(mixed)
+    assert exact["exact"].tolist() == pytest.approx([0.2] * 7)
+    assert (exact["sampled"] == 0).all()
+    other = with_evaluation(mixed, data=(puzzles,))
+    for table in (
+        countdown_tables.modes,
+        countdown_tables.support,
+        countdown_tables.sampled_against_exact,
+    ):
+        with pytest.raises(SageError, match="no data of the task countdown"):
+            table(other)
+
+
+# --- keys and labels ------------------------------------------------------------------------------
+
+
+def test_labels_are_put_on_for_display_alone(profile):
+    frame = pd.DataFrame(
+        {"method": ["base", "grpo_branch", "GRPO (paper)"], "against": "grpo", "x": 1.0}
+    )
+    shown = measured.labelled(profile, frame)
+    assert shown["method"].tolist() == ["Base Model", "GRPO + Branch", "GRPO (paper)"]
+    assert set(shown["against"]) == {"GRPO"} and set(frame["against"]) == {"grpo"}
+    by_method = measured.labelled(profile, frame.set_index("method"))
+    assert list(by_method.index) == shown["method"].tolist()
+
+
+def test_a_row_of_the_paper_belongs_to_the_method_with_its_label(profile):
+    twins = {**profile.methods, "grpo_again": Method("GRPO")}
+    found = result_tables.reported_table1(dataclasses.replace(profile, methods=twins))
+    assert list(dict.fromkeys(found["method"])) == ["base", "grpo", "grpo_branch"]
+    cell = (found["method"] == "grpo_branch") & (found["dataset"] == "AMC23")
+    assert found[cell & (found["metric"] == "pass@1")]["mean"].tolist() == [0.465]
+    layout = result_tables.layout_of_table1(found)
+    assert layout.loc["grpo_branch", ("AMC23", "pass@1")] == "0.465 ± 0.063"
+    assert layout.loc["grpo_branch", ("Avg", "pass@1")] == "0.284"
+
+
+# --- what is not there ----------------------------------------------------------------------------
+
+
+def test_runs_on_other_problems_and_missing_runs_are_named(profile):
+    write(profile, lambda *_: 1, only=lambda run: "grpo-s2" not in str(run.measured))
+    with pytest.raises(SageError, match=r"grpo-s2/counts\.csv is missing: run notebook 07"):
+        measured.evaluations(profile)
+    assert not measured.is_complete(profile)
+    by_key = {(m, s): run.measured / "counts.csv" for m, s, run, _ in runs.evaluations(profile)}
+    whole = counts.read(by_key["base", None])
+    whole[whole["dataset"] != "both"].to_csv(by_key["grpo", 2], index=False)
+    assert measured.is_complete(profile)
+    with pytest.raises(
+        SageError,
+        match=r"evaluations of sft and grpo-s2 hold different problems \(both/p0 and 3 more",
+    ):
+        measured.evaluations(profile)
+
+
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (
+            lambda p: measured.samples(p, "grpo"),
+            "grpo-s1/samples.jsonl.gz is missing: run notebook 07",
+        ),
+        (measured.scores, "evaluation/sft/scores.csv is missing: run notebook 07"),
+        (countdown_tables.support, "evaluation/sft/support.csv is missing: run notebook 07"),
+        (measured.training, "rl/grpo-s1/steps.jsonl is missing: run notebook 05"),
+        (measured.effects, "effects.json is missing: run notebook 05"),
+        (measured.trace, "traces.json is missing: run notebook 06"),
+        (measured.signals, "signals.json is missing: run notebook 06"),
+        (lambda p: measured.traced(p, "impact"), "impact.csv is missing: run notebook 06"),
+        (lambda p: measured.benchmark("speed"), "no benchmark 'speed'"),
+        (lambda p: measured.samples(p, "dapo"), "choose one of base, grpo, grpo_branch"),
+    ],
+)
+def test_a_missing_file_names_what_makes_it(profile, read, sentence):
+    with pytest.raises(SageError) as raised:
+        read(profile)
+    assert sentence in str(raised.value)
+    if "notebook" in sentence:
+        assert "sage-companion stage" in str(raised.value)
+        assert f"--profile {profile.spec}" in str(raised.value)
+
+
+def test_a_method_without_counts_is_named_among_those_that_have_them(profile):
+    write(profile, lambda *_: 1)
+    with pytest.raises(SageError, match="no counts of 'dapo': choose one of base, grpo, grpo_bra"):
+        result_tables.differences(profile, "dapo")

@@ -11,9 +11,8 @@ from sage_lib.evaluation import counts, metrics
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.report.measured import evaluations, of_sets, table_of
+from sage_lib.tasks.countdown import COUNTED
 
-#: The columns of counts.csv that this task fills.
-COUNTED = ["rare", "valid_common", "valid_rare"]
 MODES = [
     "method",
     *("rare_share", "rare_low", "rare_high"),
@@ -31,7 +30,7 @@ def modes(profile: Profile) -> pd.DataFrame:
     share of rewarded samples whose work is not valid.
     """
     _require_countdown(profile)
-    frame = evaluations(profile).dropna(subset=COUNTED)  # other tasks leave these cells empty
+    frame = evaluations(profile).dropna(subset=list(COUNTED))  # other tasks leave these cells empty
     rows = []
     for method, group in frame.groupby("method", sort=False):
         rows.append({"method": method, **_modes_of(profile, group)})

@@ -1,0 +1,64 @@
+"""The page of a notebook: what it saves, and what it shows."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from sage_lib.experiment.profile import load_profile
+from sage_lib.report import page as page_module
+from sage_lib.report.page import Page, theory_page
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """What is displayed below the cell, in order."""
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    displayed = []
+    monkeypatch.setattr(page_module, "_display", displayed.append)
+    return displayed
+
+
+FRAME = pd.DataFrame(
+    {"method": ["base", "grpo"], "share": [0.12345, float("nan")], "n": [1, 2]}, index=[5, 5]
+)
+
+
+def test_a_kept_table_has_keys_in_its_file_and_labels_below_the_cell(tmp_path, shown):
+    assert Page(load_profile("smoke")).keep(FRAME, "table1") is None
+    path = tmp_path / "data" / "measured" / "smoke" / "table1.csv"
+    assert pd.read_csv(path).equals(FRAME.reset_index(drop=True))
+    [html] = [style.to_html() for style in shown]
+    assert "Base Model" in html and ">0.123<" in html and ">grpo<" not in html
+    assert ">5<" not in html, "no row numbers"
+
+
+def test_a_column_may_have_a_format_of_its_own_and_a_named_index_is_shown(shown):
+    page = Page(load_profile("smoke"))
+    page.table(FRAME.set_index("method"), 1, share="{:.2%}", n="{:.0f} runs")
+    html = shown[0].to_html()
+    assert ">12.35%<" in html and ">2 runs<" in html
+    assert ">Base Model</th>" in html and ">GRPO</th>" in html
+
+
+def test_a_table_may_have_two_rows_of_column_names(shown):
+    columns = pd.MultiIndex.from_product([["both", "Avg"], ["pass@1"]], names=["set", "metric"])
+    wide = pd.DataFrame([["a ± b", 0.5]], index=pd.Index(["grpo"], name="method"), columns=columns)
+    Page(load_profile("smoke")).table(wide)
+    assert ">GRPO</th>" in shown[0].to_html() and ">0.500<" in shown[0].to_html()
+
+
+@pytest.mark.parametrize(
+    ("page", "folder"),
+    [(lambda: Page(load_profile("smoke")), "smoke"), (theory_page, "theory")],
+)
+def test_a_figure_is_saved_closed_and_shown_once(tmp_path, shown, page, folder):
+    figure, _ = plt.subplots()
+    assert page().show(figure, "figure2") is None
+    made = sorted(path.name for path in (tmp_path / "figures" / folder).iterdir())
+    assert made == ["figure2.json", "figure2.pdf", "figure2.png"]
+    assert shown == [figure] and not plt.fignum_exists(figure.number)
+
+
+def test_a_page_of_theory_shows_what_it_is_given(shown):
+    theory_page().table(FRAME)
+    assert ">grpo<" in shown[0].to_html()
