@@ -1,0 +1,425 @@
+"""Benchmarks whose results are kept: guides, trainer, verifier.
+
+    sage-companion bench guides          (all of them: make bench)
+
+Each writes data/measured/benchmarks/NAME.csv and, beside it, a record of machine, revision and
+versions. Compare ratios, never seconds of two runs: what is compared takes turns in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sage_lib import paths
+from sage_lib.algorithm.guides import (
+    BranchGuide,
+    GuideInputs,
+    IdentityGuide,
+    RandomGuide,
+    ShuffledGuide,
+    TokenGuide,
+    compose,
+)
+from sage_lib.errors import SageError
+from sage_lib.experiment import records
+from sage_lib.experiment.profile import load_profile
+from sage_lib.files import write_json, write_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel, TrainerCallback
+
+#: Threads of torch in every benchmark.
+THREADS = 2
+
+# --- guides -------------------------------------------------------------------------------------
+
+#: Shape of the batch that the guides are timed on: completions, tokens.
+BATCH, TIME = 64, 2048
+GUIDE_ROUNDS = 5
+
+
+def guides() -> pd.DataFrame:
+    """Every guide on one batch, against one forward pass of the small model at that shape."""
+    import torch
+
+    model = _small_model(paths.build("benchmarks") / "model", positions=TIME)
+    model.eval()
+    inputs = _random_inputs(model.config.vocab_size)
+    cases: dict[str, Callable[[GuideInputs], torch.Tensor]] = {
+        "identity": IdentityGuide(),
+        "branch": BranchGuide(),
+        "random": RandomGuide(),
+        "token (min-max)": TokenGuide(),
+        "token (rank)": TokenGuide("rank"),
+        "token (z-score)": TokenGuide("zscore"),
+        "shuffled branch": ShuffledGuide(BranchGuide()),
+        "branch x random": compose(BranchGuide(), RandomGuide()),
+    }
+    calls: dict[str, Callable[[], object]] = {"forward pass": lambda: model(inputs.ids)}
+    for name, guide in cases.items():
+        calls[name] = functools.partial(guide, inputs)
+    with torch.no_grad():
+        seconds = interleaved(calls, GUIDE_ROUNDS)
+
+    forward = seconds.pop("forward pass")
+    rows = []
+    for name, times in seconds.items():
+        shares = [ours / theirs for ours, theirs in zip(times, forward, strict=True)]
+        rows.append(
+            {
+                "guide": name,
+                "seconds": statistics.median(times),
+                "forward pass seconds": statistics.median(forward),
+                "share": statistics.median(times) / statistics.median(forward),
+                "largest share": max(shares),
+                "rounds": len(times),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def interleaved(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every case in each round.
+
+    The cases take turns, so that a slow moment of the machine hits them all; one round more warms
+    up and is not counted.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds + 1):
+        for name, run in cases.items():
+            started = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: times[1:] for name, times in seconds.items()}
+
+
+def _random_inputs(vocabulary: int) -> GuideInputs:
+    """Signals of BATCH x TIME tokens in the range of a model's, nine tenths of them completion."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    shape = (BATCH, TIME)
+    ids = torch.randint(vocabulary, shape, generator=generator)
+    entropies = torch.rand(shape, generator=generator) * 3
+    logps = -torch.rand(shape, generator=generator) * 5
+    mask = (torch.rand(shape, generator=generator) < 0.9).long()
+    return GuideInputs(
+        entropies=entropies,
+        logps=logps,
+        mask=mask,
+        progress=0.3,
+        generator=generator,
+        ids=ids,
+    )
+
+
+def _small_model(folder: Path, positions: int | None = None) -> PreTrainedModel:
+    """The profile smoke's model with random weights, saved in ``folder``, for ``positions`` tokens
+    (as many as the profile says, where it is None)."""
+    from transformers import AutoModelForCausalLM
+
+    from sage_lib.policy import tiny_qwen
+
+    model = dataclasses.replace(load_profile("smoke").model, seed=0)
+    if positions is not None:
+        shape = {**(model.architecture or {}), "max_position_embeddings": positions}
+        model = dataclasses.replace(model, architecture=shape, max_seq_length=positions)
+    tiny_qwen.create(folder, model)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+# --- trainer ------------------------------------------------------------------------------------
+
+TRAINER_STEPS = 40
+#: Steps that warm up and are not counted.
+WARM_UP = 2
+STOCK = "stock GRPOTrainer"
+
+
+def trainer() -> pd.DataFrame:
+    """A step of 64 rollouts (LoRA, the profile smoke's model) of SageTrainer against stock
+    GRPOTrainer, taking turns.
+
+    The learning rate is 0, so that all of them draw the very same completions in the same step.
+    """
+    cases: dict[str, dict[str, Any]] = {
+        STOCK: {},
+        "SageTrainer, no guide": {},
+        "Branch": {"guide": BranchGuide(0.3, 0.14)},
+        "Random": {"guide": RandomGuide()},
+        "Token": {"guide": TokenGuide()},
+        "Branch, sequence": {"guide": BranchGuide(0.3, 0.14), "anchor": "sequence"},
+        "exact forward KL": {"anchor": "forward_kl"},
+    }
+    turns = _Turns(list(cases))
+    # One after the other: loading a model is not safe beside another's.
+    trainers = [_make_trainer(name, extra, turns) for name, extra in cases.items()]
+    with ThreadPoolExecutor(len(trainers)) as pool:
+        for running in [pool.submit(one.train) for one in trainers]:
+            running.result()
+
+    stock = turns.seconds[STOCK][WARM_UP:]
+    rows = []
+    for name, all_times in turns.seconds.items():
+        times = all_times[WARM_UP:]
+        ratios = sorted(ours / theirs for ours, theirs in zip(times, stock, strict=True))
+        rows.append(
+            {
+                "trainer": name,
+                "seconds": statistics.median(times),
+                "ratio": statistics.median(ratios),
+                "ratio 10 %": ratios[len(ratios) // 10],
+                "ratio 90 %": ratios[-len(ratios) // 10],
+                "steps": len(ratios),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+class _Turns:
+    """Several trainers in threads of one process, a step each in turn; notes how long each took."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.order = names
+        self.turn = names[0]
+        self.seconds: dict[str, list[float]] = {name: [] for name in names}
+        self.condition = threading.Condition()
+
+    def callback(self, name: str) -> TrainerCallback:
+        """What makes the trainer ``name`` wait for its turn, and pass it on after its step."""
+        import torch
+        from transformers import TrainerCallback
+
+        turns = self
+
+        class Turn(TrainerCallback):
+            def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                with turns.condition:
+                    turns.condition.wait_for(lambda: turns.turn == name)
+                torch.manual_seed(state.global_step)  # every trainer draws the same rollouts
+                self.started = time.perf_counter()
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                turns.seconds[name].append(time.perf_counter() - self.started)
+                turns.pass_on(name)
+
+        return Turn()
+
+    def pass_on(self, name: str) -> None:
+        with self.condition:
+            after = self.order.index(name) + 1
+            self.turn = self.order[after % len(self.order)]
+            self.condition.notify_all()
+
+
+def _make_trainer(name: str, extra: dict[str, Any], turns: _Turns) -> Any:
+    """One of the trainers, with a model of its own; all models have the same weights."""
+    from sage_lib.algorithm.backend import GRPOConfig, GRPOTrainer  # first
+
+    # isort: split
+
+    from datasets import Dataset
+    from peft import LoraConfig, get_peft_model
+
+    from sage_lib.algorithm.trainer import SageTrainer
+    from sage_lib.experiment.problems import rl_problems
+    from sage_lib.policy import tiny_qwen
+    from sage_lib.training import rl
+
+    profile = load_profile("smoke")
+    folder = paths.build("benchmarks") / "rl_model"
+    lora = LoraConfig(
+        r=8,
+        lora_alpha=16,
+        target_modules=list((profile.rl_lora or {})["target_modules"]),
+        task_type="CAUSAL_LM",
+    )
+    settings = {
+        **profile.rl,
+        "max_steps": TRAINER_STEPS,
+        "learning_rate": 0.0,
+        "save_strategy": "no",
+        "seed": 0,
+        "output_dir": str(folder.parent / name),
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    made = GRPOTrainer if name == STOCK else SageTrainer
+    return made(
+        model=get_peft_model(_small_model(folder), lora),
+        processing_class=tiny_qwen.load_tokenizer(folder),
+        reward_funcs=_any_reward,
+        train_dataset=Dataset.from_list(rl.rows(rl_problems(profile))),
+        args=GRPOConfig(**settings),
+        callbacks=[turns.callback(name)],
+        **extra,
+    )
+
+
+def _any_reward(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
+    """A reward that costs nothing and differs within a group."""
+    return [len(turns[0]["content"]) % 7 / 7 for turns in completions]
+
+
+# --- verifier -----------------------------------------------------------------------------------
+
+PROBLEMS, SAMPLES = 60, 256
+#: A gold answer and what somebody answered, or None.
+Pair = tuple[str, str | None]
+
+
+def verifier() -> pd.DataFrame:
+    """The verifier with two workers on 60 problems x 256 samples, against Math-Verify's parse and
+    verify called for every sample in a loop.
+
+    Answers are drawn with probability proportional to 1/rank^2 from each problem's candidates:
+    right and wrong ones in several spellings, and none at all. "measured": the base policy's own
+    samples of the profile smoke, as they are kept. SageError where a verdict differs.
+    """
+    from sage_lib.tasks.verifier import Verifier
+
+    rng = np.random.default_rng(0)
+    cases = {
+        "whole numbers": list(_drawn(_numbers, rng)),
+        "formulas": list(_drawn(_formulas, rng)),
+        "measured": list(_measured()),
+    }
+    rows = []
+    for name, pairs in cases.items():
+        golds, answers = [gold for gold, _ in pairs], [answer for _, answer in pairs]
+        with_pool = Verifier(workers=2)
+        with_pool.verify_answers(["1.5"], ["1.5"])  # start the workers
+        started = time.perf_counter()
+        ours = [verdict.correct for verdict in with_pool.verify_answers(golds, answers)]
+        middle = time.perf_counter()
+        theirs = [_by_math_verify(*pair) for pair in pairs]
+        ended = time.perf_counter()
+        with_pool.close()
+        _require_equal(name, pairs, ours, theirs)
+        rows.append(
+            {
+                "answers": name,
+                "pairs": len(pairs),
+                "distinct pairs": len(set(pairs)),
+                "correct": sum(ours),
+                "seconds": middle - started,
+                "loop seconds": ended - middle,
+                "times faster": (ended - middle) / (middle - started),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _by_math_verify(gold: str, answer: str | None) -> bool:
+    """The verdict of one pair as a script would ask for it, without processes and without
+    memory."""
+    from math_verify import verify
+
+    from sage_lib.tasks.verifier import parse
+
+    if answer is None:
+        return False
+    return bool(verify(parse(gold, trusted=True), parse(answer), timeout_seconds=None))
+
+
+def _require_equal(name: str, pairs: list[Pair], ours: list[bool], theirs: list[bool]) -> None:
+    for pair, one, other in zip(pairs, ours, theirs, strict=True):
+        if one != other:
+            raise SageError(
+                f"{name}: verdicts differ for (gold, answer) = {pair}; the verifier says {one}, "
+                f"Math-Verify alone {other}: report this pair"
+            )
+
+
+def _drawn(
+    candidates: Callable[[int], tuple[str, list[str | None]]], rng: np.random.Generator
+) -> Iterator[Pair]:
+    """PROBLEMS x SAMPLES pairs; ``candidates`` gives a problem's gold and answers for a number."""
+    for _ in range(PROBLEMS):
+        gold, options = candidates(int(rng.integers(2, 900)))
+        rng.shuffle(options)
+        weights = 1 / np.arange(1, len(options) + 1) ** 2
+        chosen = rng.choice(len(options), SAMPLES, p=weights / weights.sum())
+        for index in chosen:
+            yield gold, options[index]
+
+
+def _numbers(n: int) -> tuple[str, list[str | None]]:
+    right = [str(n), f"{n:04d}", f"\\boxed{{{n}}}", None, f"\\frac{{{2 * n}}}{{2}}"]
+    near = [str(n + distance) for distance in (*range(1, 30), 100, 1000)]
+    return str(n), [*right, *near, f"{n}.5", f"{n}^2", f"{n}\\%"]
+
+
+def _formulas(n: int) -> tuple[str, list[str | None]]:
+    gold = f"\\frac{{{n}\\sqrt{{3}}}}{{7}}"
+    right = [gold, f"\\dfrac{{{n}\\sqrt3}}7", f"\\frac{{{n}}}{{7}}\\sqrt{{3}}", f"{n}\\sqrt{{3}}/7"]
+    other_factors = [f"\\frac{{{n + d}\\sqrt{{3}}}}{{7}}" for d in range(1, 15)]
+    other_roots = [f"\\frac{{{n}\\sqrt{{{d}}}}}{{7}}" for d in range(5, 15)]
+    others = [f"{n}x + {d}" for d in range(5)]
+    return gold, [*right, None, *other_factors, *other_roots, *others]
+
+
+def _measured() -> Iterator[Pair]:
+    """The gold of a countdown problem is the target, with which its id begins."""
+    from sage_lib.report import measured
+    from sage_lib.tasks.verifier import last_answer
+
+    for row in measured.samples(load_profile("smoke"), "base"):
+        gold, _, _ = row["problem"].partition("<")
+        for text in row["completions"]:
+            yield gold, last_answer(text)
+
+
+# --- the command --------------------------------------------------------------------------------
+
+BENCHMARKS = {"guides": guides, "trainer": trainer, "verifier": verifier}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", choices=BENCHMARKS, help="what to measure again")
+
+
+def do(options: argparse.Namespace) -> None:
+    """Measure, keep the table and its record, and print the table."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    table = BENCHMARKS[options.name]()
+    record = {
+        "benchmark": options.name,
+        "revision": records.revision(),
+        "versions": records.versions(),
+        "machine": records.machine(),
+        "threads": torch.get_num_threads(),
+    }
+    write_text(paths.BENCHMARKS / f"{options.name}.csv", table.to_csv(index=False))
+    write_json(paths.BENCHMARKS / f"{options.name}.json", record)
+    print(table.to_string(index=False))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    first, *_ = (__doc__ or "").split("\n")
+    parser = argparse.ArgumentParser(prog="python -m sage_lib.pipeline.bench", description=first)
+    add_arguments(parser)
+    try:
+        do(parser.parse_args(argv))
+    except SageError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
