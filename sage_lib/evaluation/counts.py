@@ -6,29 +6,26 @@ import pandas as pd
 
 from sage_lib.errors import SageError
 
-#: One row per problem. n samples, c of them correct, and how many were cut off by the length limit; on the embedded
-#: task also the samples that take the rare way and those whose every step is valid, by way.
-COLUMNS = ("dataset", "problem", "n", "c", "truncated", "rare", "valid_common", "valid_rare")
+#: One row per problem: n samples, c of them correct, and how many the length limit cut off. After
+#: these come the counts of what the problem's task measures (``COUNTED``), empty for other tasks.
+COLUMNS = ("dataset", "problem", "n", "c", "truncated")
 
 
 def read(path: Path) -> pd.DataFrame:
     """Read a counts.csv; SageError when it is missing or damaged."""
+    place = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
     try:
         table = pd.read_csv(path)
     except FileNotFoundError:
         raise SageError(
-            f"{path.parent.name}/{path.name} is missing: run notebook 07 for this profile first"
+            f"{place} is missing: run notebook 07 for this profile, "
+            "or sage-companion stage evaluate"
         ) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise SageError(
-            f"{path.parent.name}/{path.name} cannot be read ({error}): delete the folder and run with --resume"
+            f"{place} cannot be read ({error}): delete its folder and run with --resume"
         ) from None
-    if (
-        tuple(table.columns) != COLUMNS
-        or table[["n", "c"]].isna().any(axis=None)
-        or (table["c"] > table["n"]).any()
-    ):
-        raise SageError(
-            f"{path.parent.name}/{path.name} is damaged: delete the folder and run with --resume"
-        )
+    missing = [column for column in COLUMNS if column not in table]
+    if missing or table[["n", "c"]].isna().any(axis=None) or (table["c"] > table["n"]).any():
+        raise SageError(f"{place} is damaged: delete its folder and run with --resume")
     return table

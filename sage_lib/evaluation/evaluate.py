@@ -1,12 +1,17 @@
-"""Stage 3: n samples per problem of one model, verified and counted; tables are made from the counts alone."""
+"""Stage 3: n samples per problem of one model, in three steps: drawn, judged, scored.
+
+Drawing appends to samples.jsonl and goes on where it stopped. Judging and scoring read those
+samples, and can be done again without drawing any."""
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 import torch
 from accelerate import PartialState
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation.counts import COLUMNS
@@ -14,107 +19,128 @@ from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
-from sage_lib.files import write_bytes, write_text
+from sage_lib.files import append_line, write_bytes, write_text
 from sage_lib.policy import loading
 from sage_lib.policy.sampling import collect, sample, transformers_engine, vllm_engine
 from sage_lib.policy.scoring import score, valid_probabilities
-from sage_lib.tasks import countdown
+from sage_lib.tasks.judging import digest, judge, require_golds
+from sage_lib.tasks.problem import Problem
+from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
 
 
-def evaluate(
-    profile: Profile, run: Run, of: Run, progress: Callable[[int, int, float], None]
-) -> dict:
-    """Sample the model that ``of`` made and write counts.csv, samples.jsonl.gz, scores.csv and, of the embedded task,
-    support.csv; returns the run record.
+def evaluate(profile: Profile, run: Run) -> dict:
+    """Sample the model of ``run.policy`` and write counts.csv, samples.jsonl.gz, scores.csv and,
+    where all valid completions can be listed, support.csv; returns the run record.
 
-    Under ``accelerate launch`` the processes share the work; the main one collects, verifies and writes.
-    """
-    if not of.done():
+    Under ``accelerate launch`` the processes share the drawing; the main one judges, scores and
+    writes."""
+    policy = run.policy
+    if policy is None or not policy.done():
         raise SageError(
-            f"there is no finished model of {of.name} in profile {profile.name}: train it first"
+            f"there is no finished model of {policy.name if policy else 'this run'} in profile "
+            f"{profile.name}: train it first, with notebook 05 or sage-companion stage rl"
         )
     record = Record(
         "evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat()
     )
-    model, tokenizer = loading.load(profile, of.model)
-    items = problems.evaluation_items(profile)
+    model, tokenizer = loading.load(profile, policy.model)
+    asked = problems.evaluation_problems(profile)
     verifier = Verifier(workers=profile.compute.threads)
-    problems.require_golds(items, verifier)
-    state = PartialState(
-        cpu=not torch.cuda.is_available()
-    )  # one process, or those of accelerate launch
-    path = (
-        run.samples
-        if state.is_main_process
-        else run.samples.with_name(f"samples.{state.process_index}.jsonl")
+    require_golds(asked, verifier)
+    if not draw(profile, run, model, tokenizer, asked):
+        return {}
+    files = sorted(run.build.glob("samples*.jsonl"))
+    rows = collect(files, asked, profile.evaluation.samples)
+    counts = judged(asked, rows, verifier)
+    write_text(run.measured / "counts.csv", counts.to_csv(index=False))
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
+    base = model
+    if policy.stage != "sft":
+        base, _ = loading.load(profile, runs.sft_run(profile).model)
+    scores = score(model, base, tokenizer, asked, rows, profile.evaluation.scored)
+    _write(run.measured / "scores.csv", scores)
+    listed = [problem for problem in asked if task_of(problem.task).completions(problem)]
+    if listed:
+        support = valid_probabilities(model, tokenizer, listed)
+        _write(run.measured / "support.csv", support)
+    sets = dict.fromkeys(problem.dataset for problem in asked)
+    return run.finish(
+        record,
+        policy=policy.name,
+        tokens=sum(sum(row["tokens"]) for row in rows),
+        verifier=dict(verifier.counts),
+        data={name: digest([p for p in asked if p.dataset == name]) for name in sets},
     )
-    others = [p for p in run.build.glob("samples*.jsonl") if p != path]
-    draw = (
-        vllm_engine(of.model, tokenizer, items, profile.evaluation)
-        if profile.evaluation.engine == "vllm"
-        else transformers_engine(model, tokenizer, items, profile.evaluation)
-    )
+
+
+def _write(path: Path, table: pd.DataFrame) -> None:
+    write_text(path, table.to_csv(index=False, float_format="%.6g"))
+
+
+def draw(
+    profile: Profile,
+    run: Run,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: Sequence[Problem],
+) -> bool:
+    """Step 1: this process's share of the samples; True in the process that goes on with them."""
+    assert run.policy is not None
+    settings = profile.evaluation
+    # One process, or those of accelerate launch.
+    state = PartialState(cpu=not torch.cuda.is_available())
+    own = run.samples
+    if not state.is_main_process:
+        own = run.samples.with_name(f"samples.{state.process_index}.jsonl")
+    others = [path for path in run.build.glob("samples*.jsonl") if path != own]
+    if settings.engine == "vllm":
+        engine = vllm_engine(run.policy.model, tokenizer, asked, settings)
+    else:
+        engine = transformers_engine(model, tokenizer, asked, settings)
+    if state.is_main_process:  # only shows progress: the samples are in a file of their own
+        run.live_steps.unlink(missing_ok=True)
+
+    def progress(done: int, total: int, rate: float) -> None:
+        if state.is_main_process:
+            append_line(run.live_steps, {"step": done, "tokens_per_second": rate})
+
     sample(
-        draw,
+        engine,
         tokenizer,
-        items,
-        profile.evaluation,
-        path,
-        progress if state.is_main_process else lambda *_: None,
+        asked,
+        settings,
+        own,
+        progress,
         state.process_index,
         state.num_processes,
         others,
     )
     state.wait_for_everyone()
-    if not state.is_main_process:
-        return {}
-    rows = collect(sorted(run.build.glob("samples*.jsonl")), items, profile.evaluation.samples)
-    for item, row in zip(items, rows, strict=True):
-        row["correct"] = problems.judge(
-            [item] * len(row["completions"]), row["completions"], verifier
-        )
-    table = pd.DataFrame(
-        [_count(item, row) for item, row in zip(items, rows, strict=True)], columns=COLUMNS
-    )
-    base = model if of.name == "sft" else loading.load(profile, runs.sft_run(profile).model)[0]
-    write_text(
-        run.measured / "scores.csv",
-        score(model, base, tokenizer, items, rows, profile.evaluation.scored).to_csv(
-            index=False, float_format="%.6g"
-        ),
-    )
-    if profile.task is not None:
-        write_text(
-            run.measured / "support.csv",
-            valid_probabilities(model, tokenizer, items, profile.task.limit).to_csv(
-                index=False, float_format="%.6g"
-            ),
-        )
-    write_text(run.measured / "counts.csv", table.to_csv(index=False))
-    write_bytes(
-        run.measured / "samples.jsonl.gz",
-        gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0),
-    )
-    tokens = sum(sum(r["tokens"]) for r in rows)
-    read = {
-        name: problems.digest(i for i in items if i.dataset == name)
-        for name in dict.fromkeys(i.dataset for i in items)
-    }
-    return record.finish(
-        run.record, of=of.name, tokens=tokens, verifier=dict(verifier.counts), data=read
-    )
+    return bool(state.is_main_process)
 
 
-def _count(item: problems.Item, row: dict) -> list:
-    texts = row["completions"]
-    counts = [item.dataset, item.id, len(texts), sum(row["correct"]), row["finished"].count(False)]
-    if item.problem is None:
-        return [*counts, None, None, None]
-    checks = [countdown.check(item.problem, t) for t in texts]
-    return [
-        *counts,
-        sum(c.way == "R" for c in checks),
-        sum(c.valid and c.way == "L" for c in checks),
-        sum(c.valid and c.way == "R" for c in checks),
-    ]
+def judged(asked: Sequence[Problem], rows: Sequence[dict], verifier: Verifier) -> pd.DataFrame:
+    """Step 2: judge all samples; returns what counts.csv holds, and puts "correct" into each
+    row."""
+    counted = dict.fromkeys(name for p in asked for name in task_of(p.task).COUNTED)
+    found = []
+    for problem, row in zip(asked, rows, strict=True):
+        texts = row["completions"]
+        row["correct"] = judge([problem] * len(texts), texts, verifier)
+        truncated = row["finished"].count(False)
+        line = [problem.dataset, problem.id, len(texts), sum(row["correct"]), truncated]
+        found.append([*line, *_counts(problem, texts, row["correct"], list(counted))])
+    return pd.DataFrame(found, columns=[*COLUMNS, *counted])
+
+
+def _counts(
+    problem: Problem, texts: Sequence[str], correct: Sequence[bool], names: Sequence[str]
+) -> list[int | None]:
+    """How many samples are what, for each name; None where the problem's task does not say."""
+    task = task_of(problem.task)
+    if not task.COUNTED:
+        return [None] * len(names)
+    measures = [task.measures(problem, t, ok) for t, ok in zip(texts, correct, strict=True)]
+    return [sum(one[name] for one in measures) if name in task.COUNTED else None for name in names]

@@ -1,184 +1,206 @@
-"""What the guides do to real completions, token by token: Figure 1 from a trained policy instead of a drawing."""
+"""What the guides do to real completions, token by token: Figure 1 from a trained policy instead of
+a drawing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib.algorithm.guide_choice import resolve_branch
-from sage_lib.algorithm.guides import GuideInputs, RandomGuide, TokenGuide
+from sage_lib.algorithm.guides import Guide, GuideInputs, build_guide, needs_entropies
+from sage_lib.algorithm.token_probabilities import (
+    completion_logits_and_hidden,
+    drawn_log_probabilities,
+    entropies,
+    log_probabilities,
+)
 from sage_lib.errors import SageError
 from sage_lib.evaluation import token_impact
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
-from sage_lib.files import append_line, read_json, write_json, write_text
+from sage_lib.files import append_line, write_json, write_text
 from sage_lib.policy import loading, token_signals
 from sage_lib.policy.sampling import rollouts, sample_seed
+from sage_lib.tasks.judging import judge
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.verifier import Verifier
 
 #: Completions of each traced problem: a group, as the profiles' RL has it.
 COMPLETIONS = 8
+#: The guides that are traced; each a name of algorithm.guides.GUIDES.
+TRACED = ("random", "token", "branch")
 #: The thresholds of Table 6, nats.
 THRESHOLDS = (0.8, 1.2, 2.0)
 
 
+@dataclass
+class Group:
+    """The completions of one problem: tensors of shape (completions, time) and texts."""
+
+    problem: Problem
+    prompt: list[int]
+    drawn: torch.Tensor  # token ids
+    mask: torch.Tensor  # True up to and with the end token
+    logps: torch.Tensor  # log pi of the drawn tokens
+    reference_logps: torch.Tensor
+    entropies: torch.Tensor  # of pi, nats
+    kept_mass: np.ndarray  # of every token within the mask: what min-p sampling leaves
+    gradients: np.ndarray  # of every token within the mask: G_t
+    texts: list[str]
+    correct: list[bool]
+
+
+@dataclass
+class Totals:
+    """What is gathered over all completions, a part per problem."""
+
+    entropies: list[np.ndarray] = field(default_factory=list)
+    surprisals: list[np.ndarray] = field(default_factory=list)
+    kept_mass: list[np.ndarray] = field(default_factory=list)
+    gradients: list[np.ndarray] = field(default_factory=list)
+    impacts: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, group: Group) -> None:
+        self.entropies.append(group.entropies[group.mask].cpu().numpy())
+        self.surprisals.append(-group.logps[group.mask].cpu().numpy())
+        self.kept_mass.append(group.kept_mass)
+        self.gradients.append(group.gradients)
+
+
 @torch.no_grad()
 def measure(profile: Profile, run: Run) -> dict:
-    """Trace completions of the first method's policy; returns the run record.
+    """Trace completions of the reference method's policy; returns the run record.
 
-    Writes traces.json, {"problem", "answer", "method", "progress", "tokens": [a row per token of one completion]} with text,
-    pi, pi_ref (probabilities of the sampled token), entropy (of pi, nats), surprisal (-log pi, nats) and q of each guide
-    at the start of a run, and signals.json: entropy and surprisal over all completions as ``token_signals.summary`` has them, the share of tokens
-    "above" each threshold of Table 6 and above the branch guide's own, and the "kept_mass" that min-p sampling leaves;
-    updates.csv (:func:`updates`) and impact.csv (:func:`impacts`).
-    """
-    method, seed, of = runs.rl_runs(profile)[0]
-    if not of.done():
+    Writes traces.json, one completion as {"problem", "answer", "method", "progress", "tokens": [a
+    row per token]} with text, pi, pi_ref (probabilities of the drawn token), entropy (of pi, nats),
+    surprisal (-log pi, nats) and q of each guide at the start of a run; signals.json: entropy and
+    surprisal over all completions as ``token_signals.summary`` has them, the share of tokens
+    "above" each threshold of Table 6 and above the branch guide's own, and the "kept_mass" that
+    min-p sampling leaves; updates.csv and impact.csv (:mod:`token_impact`)."""
+    policy = run.policy
+    if policy is None or not policy.done():
         raise SageError(
-            f"the traces are of the policy {of.name}, which is not there: run the stage rl first"
+            f"the traces are of the policy {policy.name if policy else '-'}, which is not there: "
+            "run notebook 05 or sage-companion stage rl first"
         )
-    record = Record(
-        "trace",
-        profile.name,
-        run.fingerprint,
-        seed,
-        {
-            "method": method,
-            "problems": profile.evaluation.traced,
-            "completions": COMPLETIONS,
-            "continuations": token_impact.CONTINUATIONS,
-        },
-    )
-    model, tokenizer = loading.load(profile, of.model)
+    seed = profile.seeds[0] if run.seed is None else run.seed
+    record = Record("trace", profile.name, run.fingerprint, seed, _settings(profile, run))
+    model, tokenizer = loading.load(profile, policy.model)
     reference, _ = loading.load(profile, runs.sft_run(profile).model)
-    guides = {
-        "random": RandomGuide(),
-        "token": TokenGuide(),
-        "branch": resolve_branch(
-            profile.guide, read_json(runs.sft_run(profile).measured / "entropy.json")
-        ),
-    }
+    guides = {name: _guide(profile, name) for name in TRACED}
     run.samples.unlink(missing_ok=True)
     verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
-    chosen, entropies, surprisals, kept, gradients, replaced = None, [], [], [], [], []
-    for number, item in enumerate(
-        problems.evaluation_items(profile, ood=False)[: profile.evaluation.traced]
-    ):
-        out, start, mask = rollouts(
-            model, tokenizer, item, COMPLETIONS, profile.rl, sample_seed(seed, item, 0)
+    totals = Totals()
+    shown: tuple[tuple[bool, float], dict[str, Any]] | None = None
+    asked = problems.evaluation_problems(profile, ood=False)[: profile.evaluation.traced]
+    for number, problem in enumerate(asked):
+        group = _draw(profile, model, reference, tokenizer, problem, seed, verifier)
+        inputs = GuideInputs(
+            entropies=group.entropies,
+            logps=group.logps,
+            mask=group.mask,
+            progress=0.0,
+            generator=generator,
+            ids=group.drawn,
         )
-        new, mask = out[:, start:], mask.bool()
-        texts = [
-            tokenizer.decode(row[keep], skip_special_tokens=True)
-            for row, keep in zip(new, mask, strict=True)
-        ]
-        verdicts = problems.judge([item] * len(texts), texts, verifier)
-        # One completion at a time: with a large vocabulary a whole group's distributions would fill a GPU.
-        read = [
-            _signals(model, reference, out[i : i + 1], start, mask[i], alpha, profile.rl)
-            for i, alpha in enumerate(_advantages(verdicts))
-        ]
-        *by_token, masses, norms = zip(*read, strict=True)
-        logps, ref, entropy = (torch.stack(x) for x in by_token)
-        q = {
-            name: guide(
-                GuideInputs(
-                    entropies=entropy, logps=logps, mask=mask, progress=0.0, generator=generator
-                )
-            )
-            for name, guide in guides.items()
-        }
-        entropies.append(entropy[mask].cpu().numpy())
-        surprisals.append(-logps[mask].cpu().numpy())
-        kept += masses
-        gradients += norms
+        q = {name: guide(inputs) for name, guide in guides.items()}
+        totals.add(group)
         if number % 2 == 0:
-            replaced += token_impact.impacts(
+            totals.impacts += token_impact.impacts(
                 model,
                 tokenizer,
-                profile,
-                item,
-                out[0, :start].tolist(),
-                new[0][mask[0]].tolist(),
-                entropy[0][mask[0]].tolist(),
+                profile.rl,
+                problem,
+                group.prompt,
+                group.drawn[0][group.mask[0]].tolist(),
+                group.entropies[0][group.mask[0]].tolist(),
                 seed,
                 verifier,
             )
-        for row, (text, correct) in enumerate(zip(texts, verdicts, strict=True)):
-            keep = mask[row]
-            tokens = [
-                {
-                    "text": tokenizer.decode([t]),
-                    "pi": p,
-                    "pi_ref": r,
-                    "entropy": h,
-                    "surprisal": -s,
-                    **{name: float(q[name][row, i]) for name in q},
-                }
-                for i, (t, p, r, h, s) in enumerate(
-                    zip(
-                        new[row][keep].tolist(),
-                        logps[row][keep].exp().tolist(),
-                        ref[row][keep].exp().tolist(),
-                        entropy[row][keep].tolist(),
-                        logps[row][keep].tolist(),
-                        strict=True,
-                    )
-                )
-            ]
-            append_line(
-                run.samples,
-                {"problem": item.id, "text": text, "correct": correct, "tokens": tokens},
-            )
-            # The one that is shown: among correct completions (all, if none is) the one with the most uncertain state.
-            rank = (correct, max(t["entropy"] for t in tokens))
-            if chosen is None or rank > chosen[0]:
-                chosen = (
-                    rank,
-                    {
-                        "problem": item.question,
-                        "answer": text,
-                        "correct": correct,
-                        "method": method,
-                        "progress": 0.0,
-                        "tokens": tokens,
-                    },
-                )
-    write_json(run.measured / "traces.json", chosen[1])
-    entropies, branch = np.concatenate(entropies), guides["branch"]
-    write_text(
-        run.measured / "updates.csv",
-        token_impact.updates(entropies, np.concatenate(gradients)).to_csv(
-            index=False, float_format="%.6g"
-        ),
-    )
-    write_text(
-        run.measured / "impact.csv", pd.DataFrame(replaced).to_csv(index=False, float_format="%.6g")
-    )
-    above = {str(t): float((entropies > t).mean()) for t in (*THRESHOLDS, branch.threshold)}
-    write_json(
-        run.measured / "signals.json",
-        {
-            "entropy": token_signals.summary(entropies),
-            "surprisal": token_signals.summary(np.concatenate(surprisals)),
-            "above": above,
-            "min_p": profile.rl["min_p"],
-            "kept_mass": {
-                "mean": float(np.mean(np.concatenate(kept))),
-                "lowest": float(np.min(np.concatenate(kept))),
-            },
-            "branch": {"threshold": branch.threshold, "ratio": branch.ratio},
-        },
-    )
-    return record.finish(run.record, of=of.name, completions=(number + 1) * COMPLETIONS)
+        for row, (text, correct) in enumerate(zip(group.texts, group.correct, strict=True)):
+            tokens = _token_rows(group, q, row, tokenizer)
+            kept = {"problem": problem.id, "text": text, "correct": correct, "tokens": tokens}
+            append_line(run.samples, kept)
+            # Shown is, among correct completions (all, if none is), the one with the most
+            # uncertain state.
+            rank = (correct, max(token["entropy"] for token in tokens))
+            if shown is None or rank > shown[0]:
+                trace = {"problem": problem.question, "answer": text, "correct": correct}
+                trace |= {"method": run.method, "progress": 0.0, "tokens": tokens}
+                shown = rank, trace
+    if shown is None:
+        raise SageError(f"profile {profile.name} has no problems to trace: add evaluation data")
+    write_json(run.measured / "traces.json", shown[1])
+    _write(profile, run, totals, guides["branch"])
+    return run.finish(record, policy=policy.name, completions=len(asked) * COMPLETIONS)
 
 
-def _advantages(correct: list[bool]) -> np.ndarray:
-    """GRPO's advantages of one group; on the policy that drew it they are the weight alpha_t of every token (eq. 4 of the report)."""
+def _settings(profile: Profile, run: Run) -> dict[str, Any]:
+    return {
+        "method": run.method,
+        "problems": profile.evaluation.traced,
+        "completions": COMPLETIONS,
+        "continuations": token_impact.CONTINUATIONS,
+    }
+
+
+def _guide(profile: Profile, name: str) -> Guide:
+    choice = profile.guide_choice(name)
+    measured = runs.entropies(profile)["quantiles"] if needs_entropies(choice) else None
+    return build_guide(choice, measured)
+
+
+def _draw(
+    profile: Profile,
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problem: Problem,
+    seed: int,
+    verifier: Verifier,
+) -> Group:
+    """Completions of one problem as RL samples them, judged and scored."""
+    stream = sample_seed(seed, problem, 0)
+    out, start, mask = rollouts(model, tokenizer, problem, COMPLETIONS, profile.rl, stream)
+    drawn, mask = out[:, start:], mask.bool()
+    texts = [
+        tokenizer.decode(ids[kept], skip_special_tokens=True)
+        for ids, kept in zip(drawn, mask, strict=True)
+    ]
+    correct = judge([problem] * len(texts), texts, verifier)
+    # One completion at a time: with a large vocabulary a whole group's distributions would fill a
+    # GPU.
+    read = [
+        _signals(model, reference, out[row : row + 1], start, mask[row], alpha, profile.rl)
+        for row, alpha in enumerate(_advantages(correct))
+    ]
+    logps, reference_logps, entropy, kept_mass, gradients = zip(*read, strict=True)
+    return Group(
+        problem=problem,
+        prompt=out[0, :start].tolist(),
+        drawn=drawn,
+        mask=mask,
+        logps=torch.stack(logps),
+        reference_logps=torch.stack(reference_logps),
+        entropies=torch.stack(entropy),
+        kept_mass=np.concatenate(kept_mass),
+        gradients=np.concatenate(gradients),
+        texts=texts,
+        correct=correct,
+    )
+
+
+def _advantages(correct: Sequence[bool]) -> np.ndarray:
+    """GRPO's advantages of one group; on the policy that drew it they are the weight alpha_t of
+    every token (eq. 4 of the exploration report)."""
     rewards = np.asarray(correct, dtype=np.float64)
-    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+    advantages: np.ndarray = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+    return advantages
 
 
 def _signals(
@@ -188,36 +210,57 @@ def _signals(
     start: int,
     mask: torch.Tensor,
     alpha: float,
-    settings: dict,
+    settings: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray, np.ndarray]:
-    """Of one completion, ``out`` of shape (1, prompt and time): log pi and log pi_ref of its tokens and the entropies, shape
-    (time,), and of the tokens within ``mask`` the kept mass and G_t at the weight ``alpha``."""
-    drawn = out[0, start:]
-    (log_pi, hidden), (log_ref, _) = (
-        _log_probabilities(m, out, start, settings["temperature"]) for m in (model, reference)
-    )
-    logps, ref = (x.gather(-1, drawn[:, None])[:, 0] for x in (log_pi, log_ref))
+    """Of one completion, ``out`` of shape (1, prompt and time): log pi and log pi_ref of its tokens
+    and the entropies, shape (time,), and of the tokens within ``mask`` the kept mass and G_t at the
+    weight ``alpha``."""
+    drawn, temperature = out[0, start:], settings["temperature"]
+    logits, hidden = completion_logits_and_hidden(model, out, start)
+    log_pi = log_probabilities(logits, temperature)[0]
+    reference_logits, _ = completion_logits_and_hidden(reference, out, start)
+    log_reference = log_probabilities(reference_logits, temperature)[0]
     gradients = token_signals.gradient_norm(
         np.full(int(mask.sum()), alpha),
         log_pi[mask].cpu().numpy(),
         drawn[mask].cpu().numpy(),
-        hidden[mask].cpu().numpy(),
+        hidden[0][mask].cpu().numpy(),
     )
-    return (
-        logps,
-        ref,
-        -(log_pi.exp() * log_pi).sum(-1),
-        token_signals.kept_mass(log_pi[mask], settings["min_p"] or 0.0).cpu().numpy(),
-        gradients,
-    )
+    kept = token_signals.kept_mass(log_pi[mask], settings["min_p"] or 0.0).cpu().numpy()
+    logps = drawn_log_probabilities(log_pi, drawn)
+    return logps, drawn_log_probabilities(log_reference, drawn), entropies(log_pi), kept, gradients
 
 
-def _log_probabilities(
-    model: torch.nn.Module, out: torch.Tensor, start: int, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """At every token of one completion: log pi over the vocabulary at the sampling temperature, shape (time, vocabulary), and
-    the last hidden state, shape (time, width)."""
-    result = model(out, attention_mask=torch.ones_like(out), output_hidden_states=True)
-    return (result.logits[0, start - 1 : -1].float() / temperature).log_softmax(
-        -1
-    ), result.hidden_states[-1][0, start - 1 : -1].float()
+def _token_rows(
+    group: Group, q: dict[str, torch.Tensor], row: int, tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, Any]]:
+    """A row per token of one completion of the group, as traces.json has them."""
+    rows = []
+    for t in torch.nonzero(group.mask[row]).flatten().tolist():
+        token = {
+            "text": tokenizer.decode([int(group.drawn[row, t])]),
+            "pi": float(group.logps[row, t].exp()),
+            "pi_ref": float(group.reference_logps[row, t].exp()),
+            "entropy": float(group.entropies[row, t]),
+            "surprisal": -float(group.logps[row, t]),
+        }
+        rows.append({**token, **{name: float(values[row, t]) for name, values in q.items()}})
+    return rows
+
+
+def _write(profile: Profile, run: Run, totals: Totals, branch: Any) -> None:
+    """signals.json, updates.csv and impact.csv."""
+    entropy, kept = np.concatenate(totals.entropies), np.concatenate(totals.kept_mass)
+    updates = token_impact.updates(entropy, np.concatenate(totals.gradients))
+    for name, table in (("updates", updates), ("impact", pd.DataFrame(totals.impacts))):
+        write_text(run.measured / f"{name}.csv", table.to_csv(index=False, float_format="%.6g"))
+    thresholds = (*THRESHOLDS, branch.threshold)
+    signals = {
+        "entropy": token_signals.summary(entropy),
+        "surprisal": token_signals.summary(np.concatenate(totals.surprisals)),
+        "above": {str(t): float((entropy > t).mean()) for t in thresholds},
+        "min_p": profile.rl["min_p"],
+        "kept_mass": {"mean": float(np.mean(kept)), "lowest": float(np.min(kept))},
+        "branch": {"threshold": branch.threshold, "ratio": branch.ratio},
+    }
+    write_json(run.measured / "signals.json", signals)

@@ -1,7 +1,9 @@
-"""What a single token is worth: replace it by the runner-up, roll both prefixes out again, compare (exploration report, eq. 5-6)."""
+"""What a single token is worth: replace it by the runner-up, roll both prefixes out again, compare
+(exploration report, eq. 5-6); and how the size of an update follows uncertainty (its eq. 4)."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,10 +15,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from sage_lib.experiment import problems
-from sage_lib.experiment.profile import Profile
 from sage_lib.policy import token_signals
 from sage_lib.policy.sampling import sample_seed, warpers
+from sage_lib.tasks.judging import judge
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.verifier import Verifier
 
 #: Continuations of a token and of its runner-up, from which the impact of the token is estimated.
@@ -31,28 +33,27 @@ def impact(
     completion: Sequence[int],
     position: int,
     count: int,
-    settings: dict,
+    settings: Mapping[str, Any],
     seed: int,
-    judge: Callable[[list[str]], Sequence[bool]],
+    judged: Callable[[list[str]], Sequence[bool]],
 ) -> tuple[float, float]:
-    """Accuracy of ``count`` continuations of the token at ``position``, and of as many of its runner-up: I_t is their difference.
+    """Accuracy of ``count`` continuations of the token at ``position``, and of as many of its
+    runner-up: I_t is their difference.
 
     Args:
-        prompt, completion: token ids; the completion is one that the model drew, with or without its end token.
+        prompt, completion: token ids; the completion is one that the model drew, with or without
+            its end token.
         position: which of the completion's tokens is replaced, 0-based.
-        settings: temperature, top_p, top_k, min_p and max_completion_length as GRPOConfig has them; the length counts from the
-            start of the completion.
-        judge: texts of whole completions -> which are correct.
+        settings: temperature, top_p, top_k, min_p and max_completion_length as GRPOConfig has them;
+            the length counts from the start of the completion.
+        judged: texts of whole completions -> which are correct.
     """
-    prefix = [*prompt, *completion[:position]]
-    logits = (
-        model(input_ids=torch.tensor([prefix], device=model.device))
-        .logits[0, -1:]
-        .float()
-        .cpu()
-        .numpy()
-    )
-    other = int(token_signals.runner_up(logits, [completion[position]])[0])
+    before = list(completion[:position])
+    prefix = [*prompt, *before]
+    ids = torch.tensor([prefix], device=model.device)
+    logits = model(input_ids=ids).logits[0, -1:].float().cpu().numpy()
+    drawn = completion[position]
+    other = int(token_signals.runner_up(logits, np.array([drawn]))[0])
     stops = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = stops if isinstance(stops, list) else [stops]
     config = GenerationConfig(
@@ -65,99 +66,107 @@ def impact(
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=stops,
     )
-    rolled = [token for token in (completion[position], other) if token not in ends]
     texts = {
-        token: [tokenizer.decode([*completion[:position], token], skip_special_tokens=True)] * count
-        for token in (completion[position], other)
+        token: [tokenizer.decode([*before, token], skip_special_tokens=True)] * count
+        for token in (drawn, other)
     }
+    rolled = [token for token in (drawn, other) if token not in ends]
     if rolled:
         torch.manual_seed(seed)
-        ids = torch.tensor(
-            [[*prefix, token] for token in rolled for _ in range(count)], device=model.device
-        )
+        started = [[*prefix, token] for token in rolled for _ in range(count)]
+        ids = torch.tensor(started, device=model.device)
+        keys = ("temperature", "top_p", "top_k", "min_p")
         out = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             generation_config=config,
-            logits_processor=LogitsProcessorList(
-                warpers(
-                    settings["temperature"], settings["top_p"], settings["top_k"], settings["min_p"]
-                )
-            ),
+            logits_processor=LogitsProcessorList(warpers(*(settings[key] for key in keys))),
         ).tolist()
-        texts |= {
-            token: [
-                tokenizer.decode(row[len(prompt) :], skip_special_tokens=True)
-                for row in out[i * count : (i + 1) * count]
-            ]
-            for i, token in enumerate(rolled)
-        }
-    kept, replaced = (
-        sum(map(bool, judge(texts[token]))) / count for token in (completion[position], other)
-    )
+        for i, token in enumerate(rolled):
+            rows = [row[len(prompt) :] for row in out[i * count : (i + 1) * count]]
+            texts[token] = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    kept, replaced = (sum(map(bool, judged(texts[token]))) / count for token in (drawn, other))
     return kept, replaced
-
-
-def updates(entropies: np.ndarray, gradients: np.ndarray) -> pd.DataFrame:
-    """Size of the update by uncertainty: tokens in ten groups of equal size by entropy, of the least first. Columns group, tokens,
-    entropy (mean, nats), gradient (mean G_t, eq. 4 of the exploration report) and share (of the sum of all G_t)."""
-    order = np.argsort(entropies, kind="stable")
-    return pd.DataFrame(
-        [
-            {
-                "group": i + 1,
-                "tokens": len(part),
-                "entropy": entropies[part].mean(),
-                "gradient": gradients[part].mean(),
-                "share": gradients[part].sum() / max(gradients.sum(), 1e-300),
-            }
-            for i, part in enumerate(np.array_split(order, 10))
-        ]
-    )
 
 
 def impacts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    profile: Profile,
-    item: problems.Item,
+    settings: Mapping[str, Any],
+    problem: Problem,
     prompt: list[int],
     completion: list[int],
     entropy: list[float],
     seed: int,
     verifier: Verifier,
-) -> list[dict]:
-    """The impact of two tokens of one completion, its most uncertain one and another drawn at random: a row each, with accuracy
-    of the continuations of the token (``kept``) and of its runner-up (``replaced``)."""
+) -> list[dict[str, Any]]:
+    """The impact of two tokens of one completion: its most uncertain one and another drawn at
+    random.
+
+    A row each, with the accuracy of the continuations of the token (``kept``) and of its runner-up
+    (``replaced``). ``settings`` as :func:`impact` has them; ``entropy`` (nats) of every token.
+    """
     most = int(np.argmax(entropy))
+    positions = {"most uncertain": most}
     others = [i for i in range(len(completion)) if i != most]
-    positions = {"most uncertain": most} | (
-        {"another": random.Random(sample_seed(seed, item, 0)).choice(others)} if others else {}
-    )
+    if others:
+        positions["another"] = random.Random(sample_seed(seed, problem, 0)).choice(others)
+
+    def judged(texts: list[str]) -> list[bool]:
+        return judge([problem] * len(texts), texts, verifier)
+
     rows = []
     for kind, position in positions.items():
-        kept, other = impact(
+        kept, replaced = impact(
             model,
             tokenizer,
             prompt,
             completion,
             position,
             CONTINUATIONS,
-            profile.rl,
+            settings,
             seed,
-            lambda texts: problems.judge([item] * len(texts), texts, verifier),
+            judged,
         )
         rows.append(
             {
-                "dataset": item.dataset,
-                "problem": item.id,
+                "dataset": problem.dataset,
+                "problem": problem.id,
                 "token": kind,
                 "position": position,
                 "tokens": len(completion),
                 "entropy": entropy[position],
                 "kept": kept,
-                "replaced": other,
+                "replaced": replaced,
                 "continuations": CONTINUATIONS,
             }
         )
     return rows
+
+
+def updates(entropies: np.ndarray, gradients: np.ndarray) -> pd.DataFrame:
+    """Size of the update by uncertainty: tokens in ten groups of equal size by entropy, least
+    first.
+
+    Args:
+        entropies: nats, shape (tokens,).
+        gradients: G_t of the exploration report, shape (tokens,).
+
+    Returns:
+        Columns group, tokens, entropy (mean, nats), gradient (mean G_t, eq. 4 of the exploration
+        report) and share (of the sum of all G_t).
+    """
+    order = np.argsort(entropies, kind="stable")
+    total = max(gradients.sum(), 1e-300)
+    rows = []
+    for number, part in enumerate(np.array_split(order, 10), 1):
+        rows.append(
+            {
+                "group": number,
+                "tokens": len(part),
+                "entropy": entropies[part].mean(),
+                "gradient": gradients[part].mean(),
+                "share": gradients[part].sum() / total,
+            }
+        )
+    return pd.DataFrame(rows)

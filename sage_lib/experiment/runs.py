@@ -1,27 +1,58 @@
 """Where each stage of a profile keeps its work and its results, and what each was made from."""
 
+from __future__ import annotations
+
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sage_lib import paths
-from sage_lib.experiment import records
-from sage_lib.experiment.profile import Profile
-from sage_lib.files import write_bytes
+from sage_lib.algorithm.guides import needs_entropies
+from sage_lib.errors import SageError
+from sage_lib.experiment import problems, records
+from sage_lib.experiment.profile import BASE, BOOKKEEPING, Data, Method, Profile, digest
+from sage_lib.files import read_json, write_bytes, write_text
+
+#: Settings of RL that decide how its rollouts are drawn.
+_ROLLOUTS = ("temperature", "top_p", "top_k", "min_p", "max_completion_length", "seed")
+#: Settings of an evaluation that decide what is drawn. Not the batch size: samples do not depend on
+#: it.
+_SAMPLING = (
+    "samples",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_new_tokens",
+    "seed",
+    "engine",
+    "vllm",
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One stage. ``build`` holds what can be made again, ``measured`` what is kept; ``name`` is "sft" or "grpo-s3407"."""
+    """One stage's work for one policy.
 
-    name: str
+    ``build`` holds what can be made again, ``measured`` what is kept. ``fingerprint`` says what the
+    results are made from, ``stamp`` what the work in ``build`` is made from: an evaluation whose
+    samples are read in another way keeps its samples.
+    """
+
+    stage: str
+    name: str  # "sft" or "grpo-s3407"
     build: Path
     measured: Path
     fingerprint: str
+    stamp: str
+    makes: tuple[str, ...] = ()  # what must lie in ``build`` for the stage to be done
+    method: str = BASE
+    seed: int | None = None
+    policy: Run | None = None  # whose model is measured, where it is another run's
 
     @property
     def record(self) -> Path:
-        """Written last: it marks the stage as done."""
         return self.measured / "record.json"
 
     @property
@@ -35,150 +66,216 @@ class Run:
 
     @property
     def samples(self) -> Path:
-        """An evaluation's completions, a row per sample."""
+        """Completions, a row per sample."""
         return self.build / "samples.jsonl"
+
+    @property
+    def place(self) -> str:
+        """The folder below a profile's own, for messages."""
+        return (
+            "/".join(self.measured.parts[-2:]) if self.measured.name != self.stage else self.stage
+        )
 
     @property
     def weights(self) -> str:
         """Hash of the finished model's weights, "" while there is none."""
-        return (
-            records.load(self.record)["weights"]
-            if self.model.is_dir() and self.record.is_file()
-            else ""
-        )
+        made = self.model.is_dir() and self.record.is_file()
+        return str(records.load(self.record)["weights"]) if made else ""
 
     def done(self) -> bool:
-        """Finished from the same settings and weights, with what it made (a model, or samples) still on disk.
+        """Finished from the same settings and weights, with what it made still on disk.
 
-        The record alone is not enough: a fresh clone brings the committed records of somebody else's runs.
+        The record alone is not enough: a fresh clone brings the committed records of other runs.
         """
-        made = self.model.is_dir() or self.samples.is_file()
+        mark = self.build / "done"
+        if not mark.is_file() or mark.read_text() != self.fingerprint:
+            return False
+        made = all((self.build / name).exists() for name in self.makes)
         return made and records.done(self.record, self.fingerprint)
+
+    def finish(self, record: records.Record, **extra: Any) -> dict[str, Any]:
+        """Write the record, and last of all the mark that makes the stage done; returns the
+        record."""
+        written = record.finish(self.record, **extra)
+        write_text(self.build / "done", self.fingerprint)
+        return written
 
     def publish_steps(self) -> None:
         """Keep the finished step log beside the record."""
         write_bytes(self.measured / "steps.jsonl", self.live_steps.read_bytes())
 
-    def prepared(self) -> bool:
-        """True once the folder holds work of these very settings, or nothing yet."""
+    def is_prepared(self) -> bool:
+        """True once the folder holds work of these very settings."""
         stamp = self.build / "fingerprint"
-        return stamp.is_file() and stamp.read_text() == self.fingerprint
+        return stamp.is_file() and stamp.read_text() == self.stamp
 
     def prepare(self) -> None:
-        """Make the folders; put aside what other settings left there, so that nothing is mixed and nothing lost."""
-        stamp = self.build / "fingerprint"
-        if self.build.is_dir() and not self.prepared():
-            n = 1
-            while (old := self.build.with_name(f"{self.build.name}.old{n}")).exists():
-                n += 1
-            shutil.move(self.build, old)
+        """Make the folders; put aside what other settings left there, so that nothing is lost."""
+        if self.build.is_dir() and not self.is_prepared():
+            put_aside(self.build)
         self.build.mkdir(parents=True, exist_ok=True)
         self.measured.mkdir(parents=True, exist_ok=True)
-        write_bytes(stamp, self.fingerprint.encode())
+        write_text(self.build / "fingerprint", self.stamp)
 
 
-_SFT = (
-    "model",
-    "task",
-    "sft_data",
-    "sft",
-    "sft_lora",
-    "evaluation.data",
-    "evaluation.traced",
-)  # held-out problems are kept out of training
-_SAMPLING = tuple(
-    f"evaluation.{name}"
-    for name in (
-        "data",
-        "samples",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "max_new_tokens",
-        "seed",
-        "scored",
-        "engine",
-        "vllm",
+def put_aside(folder: Path) -> Path:
+    """Rename a folder to the first free name.old1, name.old2, ...; returns the new place."""
+    number = 1
+    while (old := folder.with_name(f"{folder.name}.old{number}")).exists():
+        number += 1
+    shutil.move(folder, old)
+    return old
+
+
+def _run(profile: Profile, stage: str, folder: str, name: str, made_from: Any, **more: Any) -> Run:
+    fingerprint = digest(made_from)
+    return Run(
+        stage=stage,
+        name=name,
+        build=paths.build(profile.name) / folder,
+        measured=paths.measured(profile.name) / folder,
+        **{"fingerprint": fingerprint, "stamp": fingerprint, **more},
     )
-)  # not the batch size: samples do not depend on it
+
+
+def _content(data: Data | None) -> dict[str, Any] | None:
+    """What a data set is; not how its results are shown."""
+    if data is None:
+        return None
+    own = {"rows": data.rows, "seed": data.seed, "revision": data.revision}
+    return {**own, **data.settings.identity()}
+
+
+def _learning(section: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key not in BOOKKEEPING}
 
 
 def sft_run(profile: Profile) -> Run:
-    return Run(
-        "sft",
-        paths.build(profile.name) / "sft",
-        paths.measured(profile.name) / "sft",
-        profile.fingerprint(*_SFT),
-    )
+    """The run that makes the base policy."""
+    model = dict(vars(profile.model))
+    if profile.model.name != "tiny_qwen":
+        del model["architecture"]  # only estimates memory
+    made_from: dict[str, Any] = {"model": model, "sft": _learning(profile.sft)}
+    if profile.sft:
+        data = profile.sft_data
+        held_out = sorted(problems.held_out(profile, data)) if data is not None else []
+        made_from["data"] = _content(data)
+        made_from["held out"] = digest(held_out)
+        made_from["lora"] = profile.sft_lora
+    return _run(profile, "sft", "sft", "sft", made_from, makes=("model",))
+
+
+def entropy_run(profile: Profile) -> Run:
+    """The base policy's token entropies on RL's prompts, from which a guide may take its
+    threshold."""
+    base = sft_run(profile)
+    made_from = {
+        "policy": (base.fingerprint, base.weights),
+        "data": _content(profile.rl_data),
+        "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
+        "prompts": profile.evaluation.traced,
+    }
+    return _run(profile, "entropies", "entropies", "entropies", made_from, policy=base)
+
+
+def entropies(profile: Profile) -> dict[str, Any]:
+    """What the stage entropies measured: tokens, mean, quantiles (nats), histogram."""
+    run = entropy_run(profile)
+    path = run.measured / "entropy.json"
+    if not path.is_file():
+        raise SageError(
+            f"{run.place}/entropy.json is missing: run notebook 04 for this profile, or "
+            f"sage-companion stage entropies --profile {profile.spec}"
+        )
+    return dict(read_json(path))
 
 
 def rl_run(profile: Profile, method: str, seed: int) -> Run:
     """The run of one method (a key of ``profile.methods``) and seed."""
+    chosen, base = profile.methods[method], sft_run(profile)
+    made_from = {
+        "policy": (base.fingerprint, base.weights),
+        "data": _content(profile.rl_data),
+        "held out": digest(sorted(problems.held_out(profile, profile.rl_data))),
+        "rl": _learning({**profile.rl, **chosen.rl, "seed": seed}),
+        "lora": profile.rl_lora if chosen.lora else None,
+        "method": _learned(chosen),
+        "entropies": _entropy_digest(profile, chosen),
+    }
     name = f"{method}-s{seed}"
-    chosen = profile.methods[method]
-    settings = profile.fingerprint(
-        *_SFT, "rl_data", "rl", "rl_lora", *(("guide",) if chosen.guide else ())
-    )
-    changes = "-".join(f"{k}={v}" for k, v in sorted(vars(chosen).items()) if k != "label")
-    return Run(
-        name,
-        paths.build(profile.name) / "rl" / name,
-        paths.measured(profile.name) / "rl" / name,
-        f"{settings}/{sft_run(profile).weights}/{changes}/{seed}",
-    )
+    more: dict[str, Any] = {"makes": ("model",), "method": method, "seed": seed, "policy": base}
+    return _run(profile, "rl", f"rl/{name}", name, made_from, **more)
 
 
-def evaluation_run(profile: Profile, of: Run) -> Run:
-    """The evaluation of the model that ``of`` made."""
-    name = f"eval-{of.name}"
-    return Run(
-        name,
-        paths.build(profile.name) / "evaluation" / of.name,
-        paths.measured(profile.name) / "evaluation" / of.name,
-        f"{of.fingerprint}/{of.weights}/{profile.fingerprint(*_SAMPLING)}",
+def _learned(method: Method) -> dict[str, Any]:
+    """What a method trains with, beside its ``rl`` settings."""
+    shown = ("label", "family", "rl", "lora")
+    return {key: value for key, value in asdict(method).items() if key not in shown}
+
+
+def _entropy_digest(profile: Profile, method: Method) -> str:
+    """Hash of the entropies that the method's guide is made from; "" where it needs none."""
+    if method.guide is None or not needs_entropies(method.guide):
+        return ""
+    path = entropy_run(profile).measured / "entropy.json"
+    return digest(path.read_text()) if path.is_file() else "not measured"
+
+
+def evaluation_run(profile: Profile, policy: Run) -> Run:
+    """The evaluation of the model that ``policy`` made."""
+    settings = profile.evaluation
+    sampled = {
+        "policy": (policy.fingerprint, policy.weights),
+        "data": [_content(data) for data in settings.data],
+        "sampling": {key: getattr(settings, key) for key in _SAMPLING},
+    }
+    read = {"sampled": sampled, "scored": settings.scored, "base": sft_run(profile).weights}
+    more: dict[str, Any] = {"method": policy.method, "seed": policy.seed, "policy": policy}
+    more |= {"stamp": digest(sampled), "makes": ("samples.jsonl",)}
+    return _run(
+        profile, "evaluate", f"evaluation/{policy.name}", f"eval-{policy.name}", read, **more
     )
 
 
 def trace_run(profile: Profile) -> Run:
-    """The token-by-token traces of the first method's policy."""
-    of = rl_runs(profile)[0][2]
-    return Run(
-        "trace",
-        paths.build(profile.name) / "trace",
-        paths.measured(profile.name) / "trace",
-        f"{of.fingerprint}/{of.weights}/{profile.fingerprint('evaluation.data', 'evaluation.traced', 'guide')}",
-    )
+    """The token-by-token traces of the reference method's policy."""
+    policy = policy_runs(profile)[min(1, len(profile.methods))]
+    settings = profile.evaluation
+    made_from = {
+        "policy": (policy.fingerprint, policy.weights),
+        "data": [_content(data) for data in settings.data],
+        "problems": settings.traced,
+        "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
+        "guides": [profile.guide_choice(name) for name in ("random", "token", "branch")],
+    }
+    more: dict[str, Any] = {"method": policy.method, "seed": policy.seed, "policy": policy}
+    return _run(profile, "trace", "trace", "trace", made_from, **more)
 
 
 def effects_run(profile: Profile) -> Run:
     """What the branch guide adds to the expected gradient of each anchor."""
-    return Run(
-        "effects",
-        paths.build(profile.name) / "effects",
-        paths.measured(profile.name) / "effects",
-        f"{sft_run(profile).fingerprint}/{sft_run(profile).weights}/{profile.fingerprint('rl_data', 'rl', 'guide')}",
-    )
+    base = sft_run(profile)
+    made_from = {
+        "policy": (base.fingerprint, base.weights),
+        "data": _content(profile.rl_data),
+        "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
+        "guide": profile.guide_choice("branch"),
+    }
+    return _run(profile, "effects", "effects", "effects", made_from, policy=base)
 
 
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
     """(method, seed, run) of every RL run of the profile, seed by seed."""
-    return [
-        (method, seed, rl_run(profile, method, seed))
-        for seed in profile.seeds
-        for method in profile.methods
-    ]
+    return [(m, s, rl_run(profile, m, s)) for s in profile.seeds for m in profile.methods]
+
+
+def policy_runs(profile: Profile) -> list[Run]:
+    """The run that makes the base, then every RL run."""
+    return [sft_run(profile), *(run for _, _, run in rl_runs(profile))]
 
 
 def evaluations(profile: Profile) -> list[tuple[str, int | None, Run, Run]]:
-    """(method, seed, evaluation, model) for the SFT model ("base", no seed) and every RL run that is evaluated."""
-    chosen = [
-        ("base", None, sft_run(profile)),
-        *(r for r in rl_runs(profile) if r[0] in evaluated(profile)),
-    ]
-    return [(m, s, evaluation_run(profile, r), r) for m, s, r in chosen]
-
-
-def evaluated(profile: Profile) -> tuple[str, ...]:
-    """Keys of the methods that the profile evaluates."""
-    return profile.evaluation.methods or tuple(profile.methods)
+    """(method, seed, evaluation, policy) of the base (no seed) and of every RL run that is
+    evaluated."""
+    chosen = [p for p in policy_runs(profile) if p.method in (BASE, *profile.evaluated)]
+    return [(p.method, p.seed, evaluation_run(profile, p), p) for p in chosen]

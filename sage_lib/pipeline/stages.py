@@ -1,159 +1,219 @@
-"""The training and sampling processes: each stage as a command of its own, resumable, followed by whoever started it.
+"""The training and sampling processes: each stage as a command of its own, resumable, followed by
+whoever started it.
 
-    python -m sage_lib.pipeline.stages sft --profile smoke
-    python -m sage_lib.pipeline.stages rl --profile smoke --method grpo_branch --seed 3407
-    python -m sage_lib.pipeline.stages trace --profile smoke
-    python -m sage_lib.pipeline.stages effects --profile smoke
-    python -m sage_lib.pipeline.stages evaluate --profile smoke [--method grpo_branch --seed 3407]
+    sage-companion stage sft --profile smoke
+    sage-companion stage rl --profile smoke --method grpo_branch --seed 3407
+    sage-companion stage evaluate --profile smoke
 
-A notebook never trains inside its kernel: it calls :func:`run_sft`, :func:`run_rl`, :func:`run_trace`, :func:`run_effects` or :func:`run_evaluation`, which
-start these commands, show their progress and raise when one fails. A stage that is finished from the same settings is
-not run again.
+A notebook never trains inside its kernel: it calls :func:`run`, which starts these commands, shows
+their progress and raises when one fails. A run that is finished from the same settings is kept.
 """
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
+from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.experiment.runs import Run
-from sage_lib.files import append_line, read_lines, require_space
+from sage_lib.files import read_lines, require_space
 
-#: Disk that a stage of the embedded model needs at most, GB; for a larger model twice its weights come on top.
-EMBEDDED_DISK_GB = 0.2
-
-
-#: Seconds between two lines of progress of one job.
+#: Seconds between two lines of progress of one run.
 SHOW_EVERY = 8
 
 
 @dataclass(frozen=True)
-class Job:
-    """One process: its run, the words after ``python -m sage_lib.pipeline.stages``, and how many steps it will log."""
+class Stage:
+    """A kind of work: its runs in a profile, and the function that does one."""
 
+    name: str
+    about: str
+    runs: Callable[[Profile], list[Run]]
+    work: str  # "module:function", called with (profile, run)
+    steps: Callable[[Profile], int]  # that one run will log
+    #: Runs by itself, with the threads of all processes that may run beside each other.
+    alone: bool = False
+
+
+def _evaluation_runs(profile: Profile) -> list[Run]:
+    return [run for _, _, run, _ in runs.evaluations(profile)]
+
+
+def _rl_runs(profile: Profile) -> list[Run]:
+    return [run for _, _, run in runs.rl_runs(profile)]
+
+
+def _samples(profile: Profile) -> int:
+    return sum(data.rows for data in profile.evaluation.data) * profile.evaluation.samples
+
+
+#: Every stage, in the order in which they build on each other.
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "sft",
+            "the base policy",
+            lambda profile: [runs.sft_run(profile)],
+            "sage_lib.training.sft:train",
+            lambda profile: profile.sft.get("max_steps", 0),
+            alone=True,
+        ),
+        Stage(
+            "entropies",
+            "the base's token entropies",
+            lambda profile: [runs.entropy_run(profile)],
+            "sage_lib.evaluation.entropies:measure",
+            lambda profile: 1,
+            alone=True,
+        ),
+        Stage(
+            "rl",
+            "every method and seed",
+            _rl_runs,
+            "sage_lib.training.rl:train",
+            lambda profile: profile.rl["max_steps"],
+        ),
+        Stage(
+            "trace",
+            "the guides on completions of the reference method's policy",
+            lambda profile: [runs.trace_run(profile)],
+            "sage_lib.evaluation.guide_traces:measure",
+            lambda profile: 1,
+            alone=True,
+        ),
+        Stage(
+            "effects",
+            "what the branch guide adds to each anchor's expected gradient",
+            lambda profile: [runs.effects_run(profile)],
+            "sage_lib.evaluation.expected_gradients:measure",
+            lambda profile: 12,
+            alone=True,
+        ),
+        Stage(
+            "evaluate",
+            "samples of the base and of every policy that is evaluated",
+            _evaluation_runs,
+            "sage_lib.evaluation.evaluate:evaluate",
+            _samples,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process: its stage, its run, and how it is called in lines of progress."""
+
+    stage: Stage
     run: Run
-    arguments: tuple[str, ...]
     label: str
     steps: int
 
 
-def run_sft(profile: Profile) -> dict:
-    """Make the base policy; returns its run record."""
-    run = runs.sft_run(profile)
-    _start(profile, [Job(run, ("sft",), "SFT", profile.sft["max_steps"])])
-    return records.load(run.record)
+def run(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
+    """Do what is not done of a stage, ``compute.parallel`` runs at a time; run name -> record.
 
-
-def run_rl(profile: Profile) -> dict[str, dict]:
-    """Train every method and seed of the profile, ``compute.parallel`` at a time; returns run name -> run record."""
-    jobs = [
-        Job(
-            run,
-            ("rl", "--method", method, "--seed", str(seed)),
-            f"{profile.methods[method].label}, seed {seed}",
-            profile.rl["max_steps"],
-        )
-        for method, seed, run in runs.rl_runs(profile)
-    ]
-    _start(profile, jobs)
+    Raises SageError for an unknown stage, and for the first run that fails.
+    """
+    stage = _stage(name)
+    steps = stage.steps(profile)
+    jobs = [Job(stage, one, _label(profile, stage, one), steps) for one in stage.runs(profile)]
+    start(profile, jobs)
     return {job.run.name: records.load(job.run.record) for job in jobs}
 
 
-def run_trace(profile: Profile) -> dict:
-    """Trace the guides on completions of the first method's policy; returns the run record."""
-    run = runs.trace_run(profile)
-    _start(profile, [Job(run, ("trace",), "traces", 1)])
-    return records.load(run.record)
+def _stage(name: str) -> Stage:
+    if name not in STAGES:
+        raise SageError(f"there is no stage {name!r}: choose one of {', '.join(STAGES)}")
+    return STAGES[name]
 
 
-def run_effects(profile: Profile) -> dict:
-    """Measure what the branch guide adds to each anchor's expected gradient; returns the run record."""
-    run = runs.effects_run(profile)
-    _start(profile, [Job(run, ("effects",), "expected gradients", 12)])
-    return records.load(run.record)
+def _label(profile: Profile, stage: Stage, one: Run) -> str:
+    if one.name == stage.name:
+        return stage.name
+    method = profile.label(one.method)
+    return method if one.seed is None else f"{method}, seed {one.seed}"
 
 
-def run_evaluation(profile: Profile) -> dict[str, dict]:
-    """Sample and verify the base and every trained policy; returns run name -> run record."""
-    samples = sum(d.rows for d in profile.evaluation.data) * profile.evaluation.samples
-    jobs = [
-        Job(
-            run,
-            ("evaluate",)
-            if seed is None
-            else ("evaluate", "--method", method, "--seed", str(seed)),
-            "base" if seed is None else f"{profile.methods[method].label}, seed {seed}",
-            samples,
-        )
-        for method, seed, run, _ in runs.evaluations(profile)
-    ]
-    _start(profile, jobs)
-    return {job.run.name: records.load(job.run.record) for job in jobs}
+def environment() -> dict[str, str]:
+    """What a child process or a kernel starts with: this very sage_lib comes first on its path, so
+    that a second checkout never runs the code of the first."""
+    path = [str(paths.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(path)}
 
 
-def _start(profile: Profile, jobs: list[Job]) -> None:
-    """Run the jobs that are not done, some at a time, a line of progress for each; SageError names the first that failed."""
+def start(profile: Profile, jobs: list[Job]) -> None:
+    """Run the jobs that are not done, some at a time, with lines of progress for each.
+
+    Raises SageError that names the first one that failed, and its reason.
+    """
     waiting = [job for job in jobs if not job.run.done()]
     for job in jobs:
         if job not in waiting:
             print(f"{job.label}: already made from the same settings, kept", flush=True)
-    running: dict[Job, tuple[subprocess.Popen, Progress]] = {}
+    running: dict[str, tuple[Job, subprocess.Popen, Progress]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < profile.compute.parallel:
                 job = waiting.pop(0)
-                job.run.prepare()
-                log = (job.run.build / "log.txt").open("a")
-                environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-                process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "sage_lib.pipeline.stages",
-                        *job.arguments,
-                        "--profile",
-                        profile.path,
-                    ],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                )
-                log.close()
-                running[job] = process, Progress(job)
+                running[job.run.name] = job, _process(profile, job), Progress(job)
             time.sleep(0.5)
-            for job, (process, progress) in list(running.items()):
+            for name, (job, process, progress) in list(running.items()):
                 ended = process.poll() is not None
                 progress.show(last=ended)
                 if ended:
-                    del running[job]
+                    del running[name]
                     if process.returncode or not job.run.done():
-                        raise SageError(f"{job.label} failed: {_reason(job.run.build / 'log.txt')}")
+                        reason = _reason(job.run.build / "log.txt")
+                        raise SageError(f"{job.label} failed: {reason}")
     finally:
-        for (
-            process,
-            _,
-        ) in running.values():  # an interrupted notebook leaves no process behind; each resumes
+        for _, process, _ in running.values():  # an interrupted notebook leaves no process behind
             process.terminate()
             process.wait()
 
 
+def _process(profile: Profile, job: Job) -> subprocess.Popen:
+    job.run.prepare()
+    words = [job.stage.name, "--run", job.run.name, "--profile", profile.spec]
+    with (job.run.build / "log.txt").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sage_lib.pipeline.stages", *words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment(),
+        )
+
+
+#: Names in a line of progress, and the columns of the step log that they show.
+SHOWN = {
+    "loss": "loss",
+    "reward": "reward",
+    "entropy": "entropy",
+    "tokens/s": "tokens_per_second",
+}
+
+
 class Progress:
-    """Prints where a job is, a line at a time: readable in a terminal, in a notebook and in a log, several jobs at once."""
+    """Prints where a job is, a line at a time: readable in a terminal, in a notebook and in a log,
+    several jobs at once."""
 
     def __init__(self, job: Job):
         self.job, self.started = job, time.monotonic()
-        self.first: int | None = (
-            None  # the step at which this process was first seen: its speed counts from there
-        )
+        #: The step at which this process was first seen: its speed counts from there.
+        self.first: int | None = None
         self.shown_at, self.shown_step = self.started, -1
         print(f"{job.label}: starting", flush=True)
 
@@ -166,42 +226,31 @@ class Progress:
         if not rows or rows[-1]["step"] == self.shown_step:
             return
         row = rows[-1]
+        step = row["step"]
         if self.first is None:
-            self.first, self.started = (row["step"], now) if not last else (0, self.started)
-        shown = {
-            name: f"{row[key]:.3g}"
-            for name, key in (
-                ("loss", "loss"),
-                ("reward", "reward"),
-                ("entropy", "entropy"),
-                ("tokens/s", "tokens_per_second"),
-            )
-            if key in row
-        }
-        print(
-            tqdm.format_meter(
-                row["step"],
-                max(self.job.steps, row["step"]),
-                now - self.started,
-                prefix=self.job.label,
-                ncols=112,
-                ascii=True,
-                initial=self.first,
-                postfix=", ".join(f"{k}={v}" for k, v in shown.items()),
-            ),
-            flush=True,
+            self.first, self.started = (step, now) if not last else (0, self.started)
+        values = [f"{n}={row[key]:.3g}" for n, key in SHOWN.items() if key in row]
+        line = tqdm.format_meter(
+            step,
+            max(self.job.steps, step),
+            now - self.started,
+            prefix=self.job.label,
+            ncols=112,
+            ascii=True,
+            initial=self.first,
+            postfix=", ".join(values),
         )
-        self.shown_at, self.shown_step = now, row["step"]
+        print(line, flush=True)
+        self.shown_at, self.shown_step = now, step
 
 
 def _reason(log: Path) -> str:
     """The last line of a failed process, which holds its error, and the log's name."""
-    lines = (
-        [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        if log.is_file()
-        else []
-    )
-    return f"{lines[-1] if lines else 'no output'} (whole log: {log.parent.name}/{log.name} in the build folder; what was made is kept, run again with --resume)"
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no output"
+    place = f"{log.parent.name}/{log.name} in the build folder"
+    return f"{last} (whole log: {place}; what was made is kept, run again with --resume)"
 
 
 def check_machine(profile: Profile) -> None:
@@ -211,94 +260,84 @@ def check_machine(profile: Profile) -> None:
 
         if not torch.cuda.is_available():
             raise SageError(
-                f"profile {profile.name} needs a CUDA GPU and none was found: choose the profile smoke or laptop, "
-                f"or see what {profile.name} would do with: python -m sage_lib.pipeline.reproduce --profile {profile.name} --dry-run"
+                f"profile {profile.name} needs a CUDA GPU and none was found: choose the profile "
+                f"smoke or laptop, or see what {profile.name} would do with: "
+                f"sage-companion dry-run --profile {profile.spec}"
             )
-    require_space(
-        runs.sft_run(profile).build.parent,
-        EMBEDDED_DISK_GB if profile.task else 60,
-        f"profile {profile.name}",
+    require_space(paths.build(profile.name), profile.compute.disk_gb, f"profile {profile.name}")
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """The words of a command line that :func:`given_profile` reads."""
+    parser.add_argument(
+        "--profile", default="smoke", help="a profile's name, or the path of a .yaml file"
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change one setting, as in --set rl.beta=0.2: a variant with a folder of its own",
+    )
+
+
+def given_profile(options: argparse.Namespace) -> Profile:
+    """The profile that a command line names, with its changed settings."""
+    return load_profile("+".join([options.profile, *options.set]))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What :func:`do` reads from a command line."""
+    about = "; ".join(f"{stage.name}: {stage.about}" for stage in STAGES.values())
+    parser.add_argument("stage", choices=STAGES, help=about)
+    add_profile(parser)
+    parser.add_argument("--run", help="do this run alone, in this process, such as grpo-s3407")
+
+
+def do(options: argparse.Namespace) -> None:
+    """A whole stage in processes of its own, or with ``--run`` one run in this one."""
+    profile = given_profile(options)
+    check_machine(profile)
+    if options.run is None:
+        run(profile, options.stage)
+        return
+    stage = _stage(options.stage)
+    chosen = {one.name: one for one in stage.runs(profile)}
+    if options.run not in chosen:
+        raise SageError(
+            f"the stage {stage.name} of profile {profile.name} has no run {options.run!r}: "
+            f"choose one of {', '.join(chosen) or '(it has none)'}"
+        )
+    if not chosen[options.run].done():
+        _work(profile, stage, chosen[options.run])
+
+
+def _work(profile: Profile, stage: Stage, one: Run) -> None:
+    if int(os.environ.get("RANK", 0)) == 0:
+        one.prepare()
+    else:  # of several processes the first one makes the folder
+        while not one.is_prepared():
+            time.sleep(0.1)
+    # One run's compiled code never meets another's.
+    os.environ["UNSLOTH_COMPILE_LOCATION"] = str(one.build / "unsloth_cache")
+    import torch
+
+    beside = profile.compute.parallel if stage.alone else 1
+    torch.set_num_threads(profile.compute.threads * beside)
+    module, _, function = stage.work.partition(":")
+    getattr(importlib.import_module(module), function)(profile, one)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("stage", choices=("sft", "rl", "trace", "effects", "evaluate"))
-    parser.add_argument("--profile", required=True)
-    parser.add_argument("--method")
-    parser.add_argument("--seed", type=int)
+    parser = argparse.ArgumentParser(
+        prog="python -m sage_lib.pipeline.stages", description=(__doc__ or "").split("\n\n")[0]
+    )
+    add_arguments(parser)
     options = parser.parse_args(argv)
     try:
-        _run(options, load_profile(options.profile))
+        do(options)
     except SageError as error:
         sys.exit(f"error: {error}")
-
-
-def _run(options: argparse.Namespace, profile: Profile) -> None:
-    if (
-        options.stage == "rl" or options.method is not None
-    ) and options.method not in profile.methods:
-        raise SageError(
-            f"there is no method {options.method!r} in profile {profile.name}: choose one of {', '.join(profile.methods)}"
-        )
-    check_machine(profile)
-    sft_run = runs.sft_run(profile)
-    trained = (
-        sft_run if options.method is None else runs.rl_run(profile, options.method, options.seed)
-    )
-    run = {
-        "evaluate": lambda: runs.evaluation_run(profile, trained),
-        "trace": lambda: runs.trace_run(profile),
-        "effects": lambda: runs.effects_run(profile),
-    }.get(options.stage, lambda: trained)()
-    if run.done():
-        return
-    if int(os.environ.get("RANK", 0)) == 0:
-        run.prepare()
-    else:  # of several processes the first one makes the folder
-        while not run.prepared():
-            time.sleep(0.1)
-    os.environ["UNSLOTH_COMPILE_LOCATION"] = str(
-        run.build / "unsloth_cache"
-    )  # one run's compiled code never meets another's
-    import torch
-
-    # What runs alone takes the threads of all the processes that may run beside each other.
-    torch.set_num_threads(
-        profile.compute.threads
-        * (profile.compute.parallel if options.stage in ("sft", "trace", "effects") else 1)
-    )
-    if options.stage == "sft":
-        from sage_lib.training import sft
-
-        sft.train(profile, run)
-    elif options.stage == "rl":
-        from sage_lib.training import rl
-
-        rl.train(profile, run, options.method, options.seed)
-    elif options.stage == "trace":
-        from sage_lib.evaluation import guide_traces
-
-        guide_traces.measure(profile, run)
-    elif options.stage == "effects":
-        from sage_lib.evaluation import expected_gradients
-
-        expected_gradients.measure(profile, run)
-    else:
-        from sage_lib.evaluation import evaluate
-
-        if int(os.environ.get("RANK", 0)) == 0:
-            run.live_steps.unlink(
-                missing_ok=True
-            )  # only shows progress: the samples are in a file of their own
-        evaluate.evaluate(
-            profile,
-            run,
-            trained,
-            lambda done, total, rate: append_line(
-                run.live_steps, {"step": done, "tokens_per_second": rate}
-            ),
-        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A finished model and its tokenizer, to sample from and to score: plain transformers, without the trainers' libraries."""
+"""Models and their tokenizers: where one starts from, and how a finished one is loaded.
+
+Plain transformers, without the trainers' libraries: what samples and scores needs no more.
+"""
 
 import os
 from pathlib import Path
@@ -11,35 +14,51 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from sage_lib.experiment.profile import Profile
-from sage_lib.policy import tiny_qwen
+from sage_lib.experiment.profile import Model, Profile
+from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
 
 
+def starting_point(model: Model, folder: Path) -> str | Path:
+    """What supervised fine-tuning starts from: a folder made here, or a hub name or folder as it
+    is.
+
+    ``folder`` is where a model is made that is made from nothing.
+    """
+    if model.name == tiny_qwen.NAME:
+        tiny_qwen.create(folder, model)
+        return folder
+    return smollm.convert() if model.name == smollm.NAME else model.name
+
+
+def load_tokenizer(model: Model, folder: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in ``folder``, with the one prompt of SFT, RL and evaluation."""
+    if model.name == tiny_qwen.NAME:
+        return with_prompt(tiny_qwen.load_tokenizer(folder))
+    return with_prompt(AutoTokenizer.from_pretrained(folder))
+
+
 def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """What a stage saved in ``folder``, in the profile's dtype, on this process's GPU where there is one."""
+    """What a stage saved in ``folder``, in the profile's dtype, on this process's GPU if any."""
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    tokenizer = (
-        tiny_qwen.load_tokenizer(folder)
-        if profile.task is not None
-        else AutoTokenizer.from_pretrained(folder)
-    )
-    device = (
-        f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-    )  # accelerate launch numbers the processes of a machine
-    return model.to(device).eval(), prepared(tokenizer)
+    # accelerate launch numbers the processes of a machine
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    device = gpu if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), load_tokenizer(profile.model, folder)
 
 
-def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer with the one prompt of SFT, RL and evaluation, whatever the model brings, and prompts padded left."""
+def with_prompt(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer with our chat template, whatever the model brings, and prompts padded left."""
     tokenizer.padding_side = "left"
     tokenizer.chat_template = prompts.CHAT_TEMPLATE
     return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
-    """Token ids of the prompt that asks ``question``, up to and with the marker that opens the work."""
-    return tokenizer.apply_chat_template(
+    """Token ids of the prompt that asks ``question``, up to and with the marker that opens the
+    work."""
+    encoded = tokenizer.apply_chat_template(
         prompts.messages(question), add_generation_prompt=True, return_dict=True
-    )["input_ids"]
+    )
+    return list(encoded["input_ids"])

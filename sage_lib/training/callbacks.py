@@ -1,4 +1,5 @@
-"""What supervised fine-tuning and RL share: resolved settings, a step log that survives a kill, resumption."""
+"""What supervised fine-tuning and RL share: resolved settings, a step log that survives a kill,
+resumption."""
 
 import dataclasses
 import hashlib
@@ -12,14 +13,16 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.files import append_line, read_lines, rewrite_lines
 
-#: Stop a run whose every group earns one and the same reward for this many steps: it trains nothing and says nothing.
+#: Stop a run whose every group earns one and the same reward for this many steps: it trains nothing
+#: and says nothing.
 FLAT_STEPS = 50
 #: File that marks a checkpoint as whole; written last.
 WHOLE = "whole"
 
 
 def check_sections(profile: Profile) -> None:
-    """SageError for any setting that SFTConfig, GRPOConfig or PEFT does not know, before anything is trained."""
+    """SageError for any setting that SFTConfig, GRPOConfig or PEFT does not know, before anything
+    is trained."""
     from peft import LoraConfig
 
     from sage_lib.algorithm.backend import GRPOConfig, SFTConfig
@@ -36,13 +39,15 @@ def check_sections(profile: Profile) -> None:
 def _known(cls: type, section: dict[str, Any]) -> None:
     unknown = sorted(set(section) - {f.name for f in dataclasses.fields(cls) if f.init})
     if unknown:
+        name = cls.__name__
         raise SageError(
-            f"{cls.__name__} of the pinned version has no setting {unknown[0]!r}: correct the profile"
+            f"{name} of the pinned version has no setting {unknown[0]!r}: correct the profile"
         )
 
 
 def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
-    """An instance of ``cls`` (SFTConfig, GRPOConfig, LoraConfig) from a profile's section; unknown keys raise SageError."""
+    """An instance of ``cls`` (SFTConfig, GRPOConfig, LoraConfig) from a profile's section; unknown
+    keys raise SageError."""
     _known(cls, section)
     try:
         return cls(**{**section, **fixed})
@@ -53,7 +58,8 @@ def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
 
 
 class StepLog(TrainerCallback):
-    """Appends every logged step to a JSONL file; after a resume, steps past the checkpoint are taken back first."""
+    """Appends every logged step to a JSONL file; after a resume, steps past the checkpoint are
+    taken back first."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -81,19 +87,21 @@ class StepLog(TrainerCallback):
         self.flat = self.flat + 1 if row.get("frac_reward_zero_std") == 1 else 0
         if self.flat >= FLAT_STEPS:
             raise SageError(
-                f"every group of the last {FLAT_STEPS} steps earned one and the same reward, so nothing is learned: "
-                "check the verifier, the length limit and the base model's pass@1"
+                f"every group of the last {FLAT_STEPS} steps earned one and the same reward, so "
+                "nothing is learned: check the verifier, the length limit and the base model's pass@1"
             )
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint to resume from, or None: a kill can leave one half-written, without its mark."""
+    """The newest whole checkpoint to resume from, or None: a kill can leave one half-written,
+    without its mark."""
     whole = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}")]
     return str(max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]))) if whole else None
 
 
 def weights_hash(folder: Path) -> str:
-    """Hash (12 hex digits) of a saved model's weights: logged as the reference policy's identity."""
+    """Hash (12 hex digits) of a saved model's weights: logged as the reference policy's
+    identity."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(path.read_bytes())

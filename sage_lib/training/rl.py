@@ -1,131 +1,130 @@
-"""Stage 2: RL with verifiable rewards (Table 8), one run per method and seed, through SageTrainer."""
+"""Stage 2: RL with verifiable rewards (Table 8), one run per method and seed, through
+SageTrainer."""
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
-# first: Unsloth patches what is imported after it
+# First: Unsloth patches what is imported after it.
 from sage_lib.algorithm.backend import GRPOConfig
 
 # isort: split
 
 import torch
 from datasets import Dataset
-from peft import PeftModel
 
-from sage_lib.algorithm.guide_choice import resolve_guide
+from sage_lib.algorithm.guides import build_guide, needs_entropies
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import Method, Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
-from sage_lib.files import read_json
-from sage_lib.tasks import countdown, prompts
-from sage_lib.tasks.verifier import shared
+from sage_lib.tasks import prompts
+from sage_lib.tasks.judging import digest, judge, require_golds
+from sage_lib.tasks.problem import Problem
+from sage_lib.tasks.table import task_of
+from sage_lib.tasks.verifier import Verifier
 from sage_lib.training.callbacks import StepLog, arguments, last_checkpoint, weights_hash
-from sage_lib.training.sft import add_lora, load_model
+from sage_lib.training.sft import add_lora, load_model, merged
 
 
-def train(profile: Profile, run: Run, method: str, seed: int) -> dict:
+def train(profile: Profile, run: Run) -> dict:
     """Train one method from the SFT model; save the merged policy; returns the run record."""
     reference = runs.sft_run(profile)
     if not reference.done():
         raise SageError(
-            f"RL starts from the SFT model of profile {profile.name}, which is not there: run the stage sft first"
+            f"RL starts from the SFT model of profile {profile.name}, which is not there: "
+            f"sage-companion stage sft --profile {profile.spec} makes it"
         )
-    chosen = profile.methods[method]
-    settings = {**profile.rl, **chosen.rl, "seed": seed}
-    guide = (
-        resolve_guide(chosen.guide, profile.guide, read_json(reference.measured / "entropy.json"))
-        if chosen.guide
-        else None
-    )
+    chosen = profile.methods[run.method]
+    settings: dict[str, Any] = {**profile.rl, **chosen.rl, "seed": run.seed}
+    guide = _guide(profile, chosen)
     lora = profile.rl_lora if chosen.lora else None
-    record = Record(
-        "rl",
-        profile.name,
-        run.fingerprint,
-        seed,
-        {
-            "method": method,
-            **dataclasses.asdict(chosen),
-            "rl": settings,
-            "lora": lora,
-            "q": repr(guide),
-        },
-    )
-    model, tokenizer = load_model(profile, reference.model, full=lora is None)
+    kept = {"method": run.method, **dataclasses.asdict(chosen), "rl": settings, "lora": lora}
+    record = Record("rl", profile.name, run.fingerprint, run.seed, {**kept, "q": repr(guide)})
+    checkpointing = settings["gradient_checkpointing"]
+    model, tokenizer = load_model(profile, reference.model, lora is None, checkpointing)
     if lora is not None:
-        model = add_lora(model, lora, seed, profile.rl["gradient_checkpointing"])
-    items = problems.rl_items(profile)
-    problems.require_golds(items, shared())
+        model = add_lora(model, lora, settings["seed"], checkpointing)
+    asked = problems.rl_problems(profile)
+    verifier = Verifier(workers=profile.compute.threads)
+    require_golds(asked, verifier)
     checkpoints = run.build / "checkpoints"
+    fixed = {"output_dir": str(checkpoints), "disable_tqdm": True}
     trainer = SageTrainer(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=reward(items, chosen.reward),
+        reward_funcs=reward(asked, verifier, chosen.reward),
         guide=guide,
         anchor=chosen.anchor if settings["beta"] else None,
         dynamic_sampling=chosen.dynamic_sampling,
-        train_dataset=Dataset.from_list(
-            [
-                {"prompt": prompts.messages(i.question), "answer": i.gold, "item": n}
-                for n, i in enumerate(items)
-            ]
-        ),
-        args=arguments(
-            GRPOConfig,
-            {"report_to": "none", **settings},
-            output_dir=str(checkpoints),
-            disable_tqdm=True,
-        ),
+        train_dataset=Dataset.from_list(rows(asked)),
+        args=arguments(GRPOConfig, {"report_to": "none", **settings}, **fixed),
         callbacks=[StepLog(run.live_steps)],
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
-    merged = trainer.model
-    if isinstance(merged, PeftModel):
-        merged.set_adapter("default")
-        merged = merged.merge_and_unload()
-    merged.save_pretrained(run.model)
+    merged(trainer.model).save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
     run.publish_steps()
-    shutil.rmtree(checkpoints, ignore_errors=True)
-    return record.finish(
-        run.record,
-        data=problems.digest(items),
+    written = run.finish(
+        record,
+        data=digest(asked),
         reference=weights_hash(reference.model),
         weights=weights_hash(run.model),
     )
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return written
 
 
-def reward(items: list[problems.Item], kind: str = "accuracy") -> Callable:
-    """TRL's reward function: :func:`problems.judge` on the last answer, or with ``kind`` "random" a fair coin for every completion
-    (drawn from torch's global stream, which checkpoints keep), with the accuracy as the metric ``task/accuracy``. On the
-    embedded task it also logs, as metrics that earn nothing, the shares among all samples of valid work (``task/valid``), of
-    rewarded work that is not valid (``task/unsound``), and of the rare way (``task/rare``)."""
+def _guide(profile: Profile, method: Method) -> Callable | None:
+    """The method's guide, made from the base's entropies where it asks for them."""
+    if method.guide is None:
+        return None
+    measured = runs.entropies(profile) if needs_entropies(method.guide) else None
+    return build_guide(method.guide, measured and measured["quantiles"])
 
-    def accuracy(completions, item, log_metric=None, **kwargs):
-        rewards = [
-            float(ok)
-            for ok in problems.judge(
-                [items[n] for n in item], [c[-1]["content"] for c in completions], shared()
-            )
-        ]
-        if log_metric is not None and items[0].problem is not None:
-            checks = [
-                countdown.check(items[n].problem, c[0]["content"])
-                for n, c in zip(item, completions, strict=True)
-            ]
-            log_metric("task/valid", sum(c.valid for c in checks) / len(checks))
-            log_metric("task/rare", sum(c.way == "R" for c in checks) / len(checks))
-            log_metric(
-                "task/unsound",
-                sum(r > 0 and not c.valid for r, c in zip(rewards, checks, strict=True))
-                / len(checks),
-            )
-        if log_metric is not None and kind == "random":
-            log_metric("task/accuracy", sum(rewards) / len(rewards))
-        return rewards if kind == "accuracy" else (torch.rand(len(rewards)) < 0.5).float().tolist()
+
+def rows(asked: Sequence[Problem]) -> list[dict[str, Any]]:
+    """The rows of TRL's training set: prompt, gold answer, and the problem's number."""
+    return [
+        {"prompt": prompts.messages(problem.question), "answer": problem.gold, "number": number}
+        for number, problem in enumerate(asked)
+    ]
+
+
+def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy") -> Callable:
+    """TRL's reward function over the rows of :func:`rows`.
+
+    "accuracy": 1 where the last answer is right, as :func:`judge` says. "random": a fair coin for
+    every completion, drawn from torch's global stream, which checkpoints keep; the accuracy is then
+    the metric ``task/accuracy``. What the problems' task measures besides (``LOGGED``) becomes the
+    metrics ``task/NAME``, shares of all samples that earn nothing.
+    """
+    logged = {name for task in {p.task for p in asked} for name in task_of(task).LOGGED}
+
+    def accuracy(
+        completions: list[list[dict]],
+        number: list[int],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        posed = [asked[n] for n in number]
+        texts = [turns[-1]["content"] for turns in completions]
+        verdicts = judge(posed, texts, verifier)
+        if log_metric is not None:
+            found: Counter[str] = Counter(dict.fromkeys(sorted(logged), 0))
+            for problem, text, correct in zip(posed, texts, verdicts, strict=True):
+                measures = task_of(problem.task).measures(problem, text, correct)
+                found.update(name for name in logged if measures.get(name))
+            for name, count in found.items():
+                log_metric(f"task/{name}", count / len(texts))
+            if kind == "random":
+                log_metric("task/accuracy", sum(verdicts) / len(verdicts))
+        if kind == "random":
+            return (torch.rand(len(verdicts)) < 0.5).float().tolist()
+        return [float(correct) for correct in verdicts]
 
     return accuracy

@@ -1,14 +1,15 @@
-"""Stage 1: supervised fine-tuning (Section 5.1, Table 7) through Unsloth; its merged model is the reference of RL."""
+"""Stage 1: supervised fine-tuning (Section 5.1, Table 7) through Unsloth; its merged model is the
+reference of RL."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
-# first: Unsloth patches what is imported after it
+# First: Unsloth patches what is imported after it.
 from sage_lib.algorithm.backend import FastLanguageModel, SFTConfig, SFTTrainer
 
 # isort: split
 
-import numpy as np
 import torch
 from datasets import Dataset
 from peft import PeftModel
@@ -18,106 +19,98 @@ from sage_lib.experiment import problems
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
-from sage_lib.files import write_json
-from sage_lib.policy import loading, smollm, tiny_qwen, token_signals
-from sage_lib.policy.sampling import rollouts
+from sage_lib.policy import loading, tiny_qwen
+from sage_lib.tasks.judging import digest
 from sage_lib.training.callbacks import StepLog, arguments, last_checkpoint, weights_hash
-
-#: Completions a prompt over which the base model's token entropies are measured, on ``evaluation.traced`` prompts.
-ENTROPY_COMPLETIONS = 8
 
 
 def load_model(
-    profile: Profile, folder: str | Path, full: bool
+    profile: Profile, folder: str | Path, full: bool, checkpointing: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load through Unsloth: its GPU kernels where there is a GPU, its CPU backend where there is none."""
+    """Load through Unsloth: its GPU kernels where there is a GPU, its CPU backend where there is
+    none.
+
+    ``full``: all weights are to be trained; ``checkpointing``: activations are computed again in
+    the backward pass, to save memory."""
+    settings = profile.model
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=str(folder),
-        revision=profile.model.revision if str(folder) == profile.model.name else None,
-        max_seq_length=profile.model.max_seq_length,
-        dtype=None if profile.model.dtype is None else getattr(torch, profile.model.dtype),
-        load_in_4bit=profile.model.load_in_4bit,
+        revision=settings.revision if str(folder) == settings.name else None,
+        max_seq_length=settings.max_seq_length,
+        dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
+        load_in_4bit=settings.load_in_4bit,
         full_finetuning=full,
-        use_gradient_checkpointing=profile.rl["gradient_checkpointing"],
+        use_gradient_checkpointing=checkpointing,
     )
-    if profile.task is not None:
+    if settings.name == tiny_qwen.NAME:
         tokenizer = tiny_qwen.load_tokenizer(folder)
-    return model, loading.prepared(tokenizer)
+    return model, loading.with_prompt(tokenizer)
 
 
 def add_lora(model: PreTrainedModel, section: dict, seed: int, checkpointing: bool) -> PeftModel:
-    """A fresh adapter by Unsloth; its B matrices are zero, so the policy starts as the model below it."""
+    """A fresh adapter by Unsloth; its B matrices are zero: the policy starts as the model below
+    it."""
     return FastLanguageModel.get_peft_model(
         model, **section, random_state=seed, use_gradient_checkpointing=checkpointing
     )
 
 
+def merged(model: torch.nn.Module) -> PreTrainedModel:
+    """The trained model as one plain model, its adapter (if it has one) merged in."""
+    if not isinstance(model, PeftModel):
+        return model
+    model.set_adapter("default")
+    return model.merge_and_unload()
+
+
 def train(profile: Profile, run: Run) -> dict:
-    """Train, merge, save, measure the saved model's token entropies; returns the run record."""
-    record = Record("sft", profile.name, run.fingerprint, profile.sft["seed"], profile.flat())
-    if profile.task is not None:
-        start = run.build / "base"
-        tiny_qwen.create(
-            start,
-            profile.model.architecture,
-            profile.task.limit,
-            profile.model.max_seq_length,
-            profile.model.seed,
-        )
-    else:
-        start = smollm.convert() if profile.model.name == smollm.NAME else profile.model.name
-    model, tokenizer = load_model(profile, start, full=profile.sft_lora is None)
+    """Make the base policy: train, merge, save; returns the run record.
+
+    A profile without a section ``sft`` takes its model as it comes; it is saved alike.
+    """
+    seed = profile.sft.get("seed", profile.model.seed)
+    record = Record("sft", profile.name, run.fingerprint, seed, profile.flat())
+    start = loading.starting_point(profile.model, run.build / "base")
+    if not profile.sft:
+        model, tokenizer = load_model(profile, start, full=True, checkpointing=False)
+        return _save(model, tokenizer, run, record, ())
+    checkpointing = profile.sft["gradient_checkpointing"]
+    full = profile.sft_lora is None
+    model, tokenizer = load_model(profile, start, full, checkpointing)
     if profile.sft_lora is not None:
-        model = add_lora(
-            model, profile.sft_lora, profile.sft["seed"], profile.sft["gradient_checkpointing"]
-        )
+        model = add_lora(model, profile.sft_lora, seed, checkpointing)
     rows = problems.sft_rows(profile, lambda text: len(tokenizer(text)["input_ids"]))
     checkpoints = run.build / "checkpoints"
+    fixed = {"output_dir": str(checkpoints), "report_to": "none", "disable_tqdm": True}
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(rows),
-        args=arguments(
-            SFTConfig, profile.sft, output_dir=str(checkpoints), report_to="none", disable_tqdm=True
-        ),
+        args=arguments(SFTConfig, profile.sft, **fixed),
         callbacks=[StepLog(run.live_steps)],
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
-    merged = (
-        trainer.model.merge_and_unload() if isinstance(trainer.model, PeftModel) else trainer.model
-    )
-    # Saved and loaded again by RL: TRL takes a full-fine-tuning reference from the folder the model came from.
-    merged.save_pretrained(run.model)
-    tokenizer.save_pretrained(run.model)
-    entropies = token_entropies(merged, tokenizer, profile)
-    write_json(run.measured / "entropy.json", token_signals.summary(entropies))
     run.publish_steps()
+    written = _save(merged(trainer.model), tokenizer, run, record, rows)
     shutil.rmtree(checkpoints, ignore_errors=True)
-    return record.finish(
-        run.record,
+    return written
+
+
+def _save(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    run: Run,
+    record: Record,
+    rows: Iterable[dict],
+) -> dict:
+    # RL loads it again: TRL takes a full-fine-tuning reference from the folder the model came from.
+    model.save_pretrained(run.model)
+    tokenizer.save_pretrained(run.model)
+    rows = list(rows)
+    return run.finish(
+        record,
         rows=len(rows),
-        data=problems.digest(rows),
-        parameters=sum(p.numel() for p in merged.parameters()),
+        data=digest(rows),
+        parameters=sum(p.numel() for p in model.parameters()),
         weights=weights_hash(run.model),
     )
-
-
-@torch.no_grad()
-def token_entropies(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, profile: Profile
-) -> np.ndarray:
-    """Entropies (nats, eq. 12) of the model's own completion tokens, up to and with the end token: shape (tokens,).
-
-    Drawn on RL prompts as RL samples, entropies at RL's temperature over the whole vocabulary.
-    """
-    found = []
-    for number, item in enumerate(problems.rl_items(profile)[: profile.evaluation.traced]):
-        out, start, mask = rollouts(
-            model, tokenizer, item, ENTROPY_COMPLETIONS, profile.rl, profile.rl["seed"] + number
-        )
-        logits = model(out, attention_mask=torch.ones_like(out)).logits[:, start - 1 : -1].float()
-        entropy = torch.distributions.Categorical(
-            logits=logits / profile.rl["temperature"]
-        ).entropy()
-        found.append(entropy[mask.bool()].cpu().numpy())
-    return np.concatenate(found)

@@ -1,0 +1,48 @@
+"""sage-companion: the pipeline's commands under one name.
+
+sage-companion reproduce --profile smoke          every notebook, headless, from nothing
+sage-companion stage rl --profile laptop          one stage: what is finished is kept
+sage-companion dry-run --profile paper            settings, data, plan and memory; trains
+nothing sage-companion bench verifier                     measure again what
+data/measured/benchmarks holds
+"""
+
+import argparse
+import sys
+
+from sage_lib.errors import SageError
+from sage_lib.pipeline import bench, reproduce, stages
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Read a command line (``sys.argv`` without one) and do what it says.
+
+    Bad input ends with one sentence and exit status 1, a misspelt command with argparse's own 2.
+    """
+    parser = argparse.ArgumentParser(
+        prog="sage-companion",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    reproducing = commands.add_parser("reproduce", help="run the notebooks in order, headless")
+    reproduce.add_arguments(reproducing)
+    reproducing.set_defaults(do=reproduce.do)
+    staging = commands.add_parser("stage", help="do one stage of a profile")
+    stages.add_arguments(staging)
+    staging.set_defaults(do=stages.do)
+    dry = commands.add_parser("dry-run", help="print what a profile would do")
+    stages.add_profile(dry)
+    dry.set_defaults(do=reproduce.dry_run)
+    benching = commands.add_parser("bench", help="measure a benchmark again")
+    bench.add_arguments(benching)
+    benching.set_defaults(do=bench.do)
+    options = parser.parse_args(argv)
+    try:
+        options.do(options)
+    except SageError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
