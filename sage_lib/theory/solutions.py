@@ -1,4 +1,8 @@
-"""The closed-form solutions of RLVR on a tree, and the ascent that finds them without knowing them; float64 throughout."""
+"""Closed-form solutions of RLVR on a tree, and the ascent that finds them without knowing them.
+
+Everything is float64. Policies, rewards and guides of completions have shape (L,), as
+:mod:`sage_lib.theory.tree` counts them.
+"""
 
 from collections.abc import Callable
 
@@ -17,61 +21,76 @@ def _normalised(log_weights: torch.Tensor) -> torch.Tensor:
 def tilted(
     reference: torch.Tensor, reward: torch.Tensor, beta: float, guide: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Eq. 2, and with a guide eq. 4: pi(y) ∝ q(y) pi_ref(y) exp(R(y)/beta). All of shape (L,), beta > 0."""
+    """Eq. 2, and with a guide eq. 4: pi(y) ∝ q(y) pi_ref(y) exp(R(y)/beta), shape (L,).
+
+    Raises SageError unless beta > 0.
+    """
     if not beta > 0:
         raise SageError(
             f"beta must be positive, not {beta}: without a KL term there is no closed form"
         )
-    return _normalised(reference.log() + reward / beta + (0 if guide is None else guide.log()))
+    log_q = 0 if guide is None else guide.log()
+    return _normalised(reference.log() + reward / beta + log_q)
 
 
 def entropy_bonus(
-    reference: torch.Tensor, reward: torch.Tensor, beta: float, bonus: float
+    reference: torch.Tensor, reward: torch.Tensor, beta: float, strength: float
 ) -> torch.Tensor:
-    """Eq. 21: pi ∝ pi_ref^(beta/(beta+lambda)) exp(R/(beta+lambda)), a temperature without a direction. Shape (L,)."""
-    return _normalised((beta * reference.log() + reward) / (beta + bonus))
+    """Eq. 21: pi ∝ pi_ref^(beta/(beta+lambda)) exp(R/(beta+lambda)), shape (L,).
+
+    ``strength`` is lambda. The bonus is a temperature: it has no direction.
+    """
+    return _normalised((beta * reference.log() + reward) / (beta + strength))
 
 
 def forward_kl(
     reference: torch.Tensor, reward: torch.Tensor, beta: float
 ) -> tuple[torch.Tensor, float]:
-    """Eq. 27: pi(y) = beta pi_ref(y)/(L - R(y)) and L > max R, the root that makes it sum to 1. Shape (L,)."""
+    """Eq. 27: pi(y) = beta pi_ref(y)/(Lambda - R(y)), shape (L,), and its multiplier Lambda.
+
+    Lambda > max R is the root that makes pi sum to 1.
+    """
     ref, r = reference.numpy(), reward.numpy()
     top = r[ref > 0].max()
-    below, most = top - r, ref[r == top].sum()
-    # Solved for the gap L - max R, which can be tiny beside L. The sum falls from at least 1 at beta·most to at most 1 at beta.
-    gap = brentq(
-        lambda g: beta * np.sum(ref / (g + below)) - 1,
-        beta * most * (1 - 1e-12),
-        beta * (1 + 1e-12),
-        xtol=1e-300,
-        rtol=1e-14,
-    )
+    below = top - r
+    most = ref[r == top].sum()
+
+    def excess(gap: float) -> float:
+        return float(beta * np.sum(ref / (gap + below)) - 1)
+
+    # Solved for the gap Lambda - max R, which can be tiny beside Lambda. The sum falls from at
+    # least 1 at beta * most to at most 1 at beta.
+    low, high = beta * most * (1 - 1e-12), beta * (1 + 1e-12)
+    gap = brentq(excess, low, high, xtol=1e-300, rtol=1e-14)
     return torch.as_tensor(beta * ref / (gap + below)), float(top + gap)
 
 
 def pseudo_kl(policy: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """Eq. 5: sum_y pi(y) log(pi(y)/p(y)) for any positive p, normalised or not; it can be negative."""
-    return torch.special.xlogy(policy, policy / anchor).sum()
+    """Eq. 5: sum_y pi(y) log(pi(y)/p(y)) for a positive p, normalised or not; can be negative."""
+    divergence: torch.Tensor = torch.special.xlogy(policy, policy / anchor).sum()
+    return divergence
 
 
-def support(policy: torch.Tensor, reward: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Definition 4.1: which correct completions have probability above ``threshold``; bool of shape (L,)."""
-    return (reward == 1) & (policy > threshold)
+def support(policy: torch.Tensor, reward: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Definition 4.1: the correct completions more probable than epsilon; bool of shape (L,)."""
+    return (reward == 1) & (policy > epsilon)
 
 
-def theorem_4_3(rlvr: torch.Tensor, guide: torch.Tensor, threshold: float) -> torch.Tensor:
-    """The condition of Theorem 4.3 for every completion, q(y)/E_RLVR[q] > eps/pi_RLVR(y); bool of shape (L,).
+def theorem_4_3(rlvr: torch.Tensor, guide: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Theorem 4.3's condition q(y)/E_RLVR[q] > epsilon/pi_RLVR(y); bool of shape (L,).
 
-    ``rlvr`` is the tilted policy of eq. 2. With eq. 24 the two sides are pi_SAGE(y) and eps, divided by pi_RLVR(y): for a
-    correct completion the condition is not only sufficient but the same statement as y in supp_eps(pi_SAGE).
+    ``rlvr`` is the tilted policy of eq. 2. With eq. 24 the two sides are pi_SAGE(y) and epsilon,
+    divided by pi_RLVR(y): for a correct completion the condition is not only sufficient but the
+    same statement as y in supp_eps(pi_SAGE).
     """
-    return guide / (rlvr * guide).sum() > threshold / rlvr
+    return guide / (rlvr * guide).sum() > epsilon / rlvr
 
 
 def detection_probability(probability: torch.Tensor | float, rollouts: int) -> torch.Tensor:
-    """What a finite budget does in Theorem 4.2: the chance that a completion shows among ``rollouts`` samples."""
-    return 1 - (1 - torch.as_tensor(probability, dtype=torch.float64)) ** rollouts
+    """Theorem 4.2 with a budget: the chance that a completion shows among ``rollouts`` samples."""
+    missed_once = 1 - torch.as_tensor(probability, dtype=torch.float64)
+    found: torch.Tensor = 1 - missed_once**rollouts
+    return found
 
 
 def product_guide(tree: Tree, log_q: torch.Tensor) -> torch.Tensor:
@@ -85,16 +104,36 @@ def ascend(
     logits: torch.Tensor,
     tolerance: float = 1e-9,
 ) -> torch.Tensor:
-    """Maximise ``objective(pi)`` (pi of shape (L,)) over policies by gradient ascent from ``logits``; returns pi.
+    """Maximise ``objective(pi)`` over policies by gradient ascent from ``logits``; returns pi.
 
-    First the natural gradient (each logit's gradient divided by its edge's visits, so that a rare completion learns as fast
-    as a common one and no plateau holds it up), then L-BFGS. Raises SageError when the gradient has not vanished.
+    Args:
+        objective: of pi, shape (L,), to a scalar.
+        logits: where to start, shape (E,).
+        tolerance: largest entry of the gradient at rest.
+    Raises:
+        SageError when the gradient has not vanished.
     """
-    logits, size = tree.log_policy(logits.detach().double()), 1.0
 
     def value(x: torch.Tensor) -> torch.Tensor:
         return objective(tree.completion_probabilities(tree.log_policy(x)))
 
+    start = tree.log_policy(logits.detach().double())
+    near = _natural_ascent(tree, value, start, tolerance)
+    found = _lbfgs_ascent(value, near, tolerance)
+    return tree.completion_probabilities(tree.log_policy(found)).detach()
+
+
+def _natural_ascent(
+    tree: Tree,
+    value: Callable[[torch.Tensor], torch.Tensor],
+    logits: torch.Tensor,
+    tolerance: float,
+) -> torch.Tensor:
+    """100 steps along the natural gradient, each logit's gradient divided by its edge's visits.
+
+    So a rare completion learns as fast as a common one, and no plateau holds it up.
+    """
+    size = 1.0
     for _ in range(100):
         logits.requires_grad_()
         current = value(logits)
@@ -102,19 +141,25 @@ def ascend(
         if gradient.abs().max() < tolerance:
             break
         with torch.no_grad():
-            direction, size = (
-                gradient / tree.visits(tree.log_policy(logits)).clamp(min=1e-300),
-                2 * size,
-            )
+            visits = tree.visits(tree.log_policy(logits))
+            direction = gradient / visits.clamp(min=1e-300)
+            size = 2 * size
             step = (size * direction).clamp(-5, 5)  # a factor of e^5 at a time
             # Half of what the slope promises: a longer step would swing around the maximum.
             while value(logits + step) < current + 0.5 * gradient @ step - 1e-15 and size > 1e-12:
                 size /= 2
                 step = (size * direction).clamp(-5, 5)
             logits = tree.log_policy(logits + step)
-    logits = logits.detach().requires_grad_()
-    for _ in range(10):  # afresh where its line search gave up
-        optimiser = torch.optim.LBFGS(
+    return logits.detach()
+
+
+def _lbfgs_ascent(
+    value: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor, tolerance: float
+) -> torch.Tensor:
+    """L-BFGS from ``logits`` until the gradient vanishes, begun afresh where a search gave up."""
+    logits = logits.requires_grad_()
+    for _ in range(10):
+        optimiser: torch.optim.Optimizer = torch.optim.LBFGS(
             [logits],
             max_iter=500,
             max_eval=2000,
@@ -124,29 +169,36 @@ def ascend(
             line_search_fn="strong_wolfe",
         )
 
-        def closure(optimiser: torch.optim.Optimizer = optimiser) -> torch.Tensor:
-            optimiser.zero_grad()
+        def loss() -> float:
             loss = -value(logits)
-            loss.backward()
-            return loss
+            logits.grad = torch.autograd.grad(loss, logits)[0]
+            return float(loss.detach())
 
-        optimiser.step(closure)
-        gradient = torch.autograd.grad(value(logits), logits)[0].abs().max()
-        if gradient < 50 * tolerance:  # what double precision leaves of it
-            return tree.completion_probabilities(tree.log_policy(logits)).detach()
-    raise SageError(f"ascent did not come to rest (largest gradient {gradient:.1e})")
+        optimiser.step(loss)
+        steepest = torch.autograd.grad(value(logits), logits)[0].abs().max()
+        if steepest < 50 * tolerance:  # what double precision leaves of it
+            return logits
+    raise SageError(
+        f"ascent did not come to rest (largest gradient {steepest:.1e}): start elsewhere, or "
+        "choose a larger beta"
+    )
 
 
 def separation(
     guide: torch.Tensor, reward: torch.Tensor, beta: float, lagrange: float
 ) -> tuple[bool, bool]:
-    """Eq. 30 and its sufficient condition eq. 32: (sup over wrong of w < inf over correct of w, the bound on q alone)."""
-    weight = guide * (reward / beta).exp() * (lagrange - reward)
+    """Whether the separation condition holds: eq. 30, and eq. 32, which suffices for it.
+
+    Eq. 30 compares sup over wrong of w with inf over correct of w; eq. 32 bounds q alone.
+    ``lagrange`` is the multiplier that :func:`forward_kl` returns.
+    """
     right = reward == 1
     if right.all() or not right.any():
         raise SageError(
             "the separation condition compares correct with wrong completions: both must be there"
         )
-    exact = bool(weight[~right].max() < weight[right].min())
+    weight = guide * (reward / beta).exp() * (lagrange - reward)
+    eq_30 = bool(weight[~right].max() < weight[right].min())
     bound = np.exp(1 / beta) * (lagrange - 1) / lagrange
-    return exact, bool(guide[~right].max() / guide[right].min() < bound)
+    eq_32 = bool(guide[~right].max() / guide[right].min() < bound)
+    return eq_30, eq_32

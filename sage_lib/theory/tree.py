@@ -1,8 +1,8 @@
-"""Exact RLVR on small token trees: policies, anchors and their solutions by enumeration, in float64.
+"""Exact RLVR on small token trees: policies, anchors and solutions by enumeration, in float64.
 
-A completion is a path from the root to a leaf. A policy is a distribution over the next token at every inner node, kept
-as one logit per edge; nothing here samples, and nothing knows of trainers. Arrays are torch tensors, so that autograd
-gives every gradient.
+A completion is a path from the root to a leaf. A policy is a distribution over the next token at
+every inner node, kept as one logit per edge; nothing here samples, and nothing knows of trainers.
+Arrays are torch tensors, so that autograd gives every gradient.
 
 Shapes: L leaves (completions), E edges (a state and a token), S states (inner nodes).
 """
@@ -16,21 +16,21 @@ import torch
 from sage_lib.errors import SageError
 
 Completion = tuple[str, ...]
+#: A state (the tokens before) and the next token.
+Edge = tuple[Completion, str]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """All completions of one prompt. No completion may be the beginning of another: a leaf ends its path."""
+    """All completions of one prompt. No completion may be the beginning of another."""
 
     completions: tuple[Completion, ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        leaves = set(self.completions)
         states = {c[:t] for c in self.completions for t in range(len(c))}
-        if (
-            not self.completions
-            or len(set(self.completions)) < len(self.completions)
-            or states & set(self.completions)
-        ):
+        repeated = len(leaves) < len(self.completions)
+        if not leaves or repeated or states & leaves:
             raise SageError(
                 "a tree needs distinct completions, none of them the beginning of another"
             )
@@ -38,13 +38,13 @@ class Tree:
     @classmethod
     def full(cls, depth: int, branches: int) -> "Tree":
         """The tree in which each of ``depth`` tokens is one of ``branches``."""
-        paths = [()]
+        paths: list[Completion] = [()]
         for _ in range(depth):
             paths = [(*p, str(b)) for p in paths for b in range(branches)]
         return cls(tuple(paths))
 
     @cached_property
-    def edges(self) -> tuple[tuple[Completion, str], ...]:
+    def edges(self) -> tuple[Edge, ...]:
         """(state, token) of every edge; the edges of a state stand together."""
         return tuple(sorted({(c[:t], c[t]) for c in self.completions for t in range(len(c))}))
 
@@ -69,15 +69,21 @@ class Tree:
                 paths[row, index[completion[:t], completion[t]]] = 1
         return paths
 
+    def sum_by_state(self, values: torch.Tensor) -> torch.Tensor:
+        """A quantity of every edge, shape (E,), summed over the edges of each state, shape (S,)."""
+        nothing = torch.zeros(len(self.states), dtype=values.dtype)
+        return nothing.index_add(0, self.state_of, values)
+
+    def mean_by_state(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean over the edges of each state, shape (S,), of a quantity of shape (E,)."""
+        return self.sum_by_state(values) / torch.bincount(self.state_of)
+
     def log_policy(self, logits: torch.Tensor) -> torch.Tensor:
         """log pi(token | state) of every edge from logits, both of shape (E,)."""
-        top = torch.full((len(self.states),), -torch.inf, dtype=logits.dtype).scatter_reduce(
-            0, self.state_of, logits.detach(), "amax"
-        )
+        lowest = torch.full((len(self.states),), -torch.inf, dtype=logits.dtype)
+        top = lowest.scatter_reduce(0, self.state_of, logits.detach(), "amax")
         shifted = logits - top[self.state_of]
-        total = torch.zeros(len(self.states), dtype=logits.dtype).index_add(
-            0, self.state_of, shifted.exp()
-        )
+        total = self.sum_by_state(shifted.exp())
         return shifted - total.log()[self.state_of]
 
     def completion_probabilities(self, log_policy: torch.Tensor) -> torch.Tensor:
@@ -85,10 +91,9 @@ class Tree:
         return (self.paths @ log_policy).exp()
 
     def conditionals(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """log pi(token | state) of every edge, shape (E,), of a distribution over completions, shape (L,)."""
+        """log pi(token | state) of every edge, shape (E,), from pi(y), shape (L,)."""
         mass = self.paths.T @ probabilities
-        at_state = torch.zeros(len(self.states), dtype=mass.dtype).index_add(0, self.state_of, mass)
-        return (mass / at_state[self.state_of]).log()
+        return (mass / self.sum_by_state(mass)[self.state_of]).log()
 
     def visits(self, log_policy: torch.Tensor) -> torch.Tensor:
         """Probability that a completion takes each edge, shape (E,)."""
@@ -96,9 +101,7 @@ class Tree:
 
     def entropies(self, log_policy: torch.Tensor) -> torch.Tensor:
         """Token entropy H (nats, eq. 12) of every state, shape (S,)."""
-        return torch.zeros(len(self.states), dtype=log_policy.dtype).index_add(
-            0, self.state_of, -log_policy.exp() * log_policy
-        )
+        return self.sum_by_state(-log_policy.exp() * log_policy)
 
 
 def random_tree(
@@ -109,10 +112,10 @@ def random_tree(
     def grow(prefix: Completion) -> list[Completion]:
         if len(prefix) == depth or (prefix and rng.random() < stop):
             return [prefix]
-        return [
-            leaf
-            for b in range(rng.integers(2 if not prefix else 1, branches + 1))
-            for leaf in grow((*prefix, str(b)))
-        ]
+        fewest = 1 if prefix else 2
+        leaves = []
+        for b in range(rng.integers(fewest, branches + 1)):
+            leaves += grow((*prefix, str(b)))
+        return leaves
 
     return Tree(tuple(grow(())))
