@@ -65,22 +65,36 @@ def drawn_log_probabilities(log_pi: torch.Tensor, drawn: torch.Tensor) -> torch.
 def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Entropy (nats, eq. 12) of the next token over the whole vocabulary, at a temperature.
 
-    ``logits`` may be :func:`log_probabilities` as well, since those are logits too; then the
-    temperature is in them already. A token whose logit is minus infinity adds nothing.
+    The threshold of the branch guide, and with it every trained weight, depends on the last digit:
+    this is the arithmetic of torch.distributions.Categorical(logits=...).entropy(), bit for bit. A
+    token whose logit is minus infinity adds nothing.
 
     Args:
-        logits: shape (..., vocabulary).
+        logits: shape (..., vocabulary), normalised or not.
 
     Returns:
         float32 of shape (...).
     """
-    # The arithmetic of torch.distributions.Categorical(logits=...).entropy(), bit for bit: the
-    # threshold of the branch guide, and with it every trained weight, depends on the last digit.
     scaled = _at_temperature(logits, temperature)
     log_pi = scaled - scaled.logsumexp(-1, keepdim=True)
     pi = log_pi.softmax(-1)
     finite_log_pi = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)
     return -(finite_log_pi * pi).sum(-1)
+
+
+def entropies_of(log_pi: torch.Tensor) -> torch.Tensor:
+    """:func:`entropies` where log-probabilities are at hand, without normalising them again.
+
+    The arithmetic of TRL's loss. It differs from :func:`entropies` by rounding alone: about 1e-6
+    nats over fifty tokens, 1e-5 over a vocabulary of 150,000.
+
+    Args:
+        log_pi: :func:`log_probabilities`, shape (..., vocabulary), all of them finite.
+
+    Returns:
+        float32 of shape (...).
+    """
+    return -(log_pi.exp() * log_pi).sum(-1)
 
 
 def _forward(

@@ -1,16 +1,30 @@
-"""Token signals of finished samples: perplexity under the base model (eq. 39), entropy and branching factor under their own;
-and the exact probability of every valid completion of the embedded task."""
+"""What models say of finished samples, and of completions that nobody had to draw.
 
-from collections.abc import Sequence
+Perplexity under the base model (eq. 39), entropy and branching factor of the model that drew them;
+and the exact probability of every valid completion of a problem, where its task can list them.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib.experiment.problems import Item
+from sage_lib.algorithm.token_probabilities import (
+    completion_logits,
+    drawn_log_probabilities,
+    entropies_of,
+    log_probabilities,
+)
 from sage_lib.policy import loading, token_signals
-from sage_lib.tasks import countdown, prompts
+from sage_lib.policy.sampling import Encode
+from sage_lib.tasks import prompts
+from sage_lib.tasks.problem import Problem, plain
+from sage_lib.tasks.table import task_of
 
 #: Of one scored sample: what it is, whether it is correct, and means over its tokens.
 COLUMNS = (
@@ -27,125 +41,142 @@ COLUMNS = (
 LOGITS = 100_000_000
 
 
+class Signals(NamedTuple):
+    """Of each token of one completion, shape (tokens,)."""
+
+    base_log_pi: NDArray[Any]  # of the token under the base model, nats
+    entropy: NDArray[Any]  # of the state before it under the policy, nats
+    branching: NDArray[Any]  # of that state under the policy, tokens
+
+
 @torch.no_grad()
 def score(
     model: PreTrainedModel,
     base: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    items: Sequence[Item],
-    rows: Sequence[dict],
+    problems: Sequence[Problem | str],
+    rows: Sequence[Mapping[str, Any]],
     limit: int,
+    encode: Encode = loading.encode,
 ) -> pd.DataFrame:
-    """Score the first ``limit`` samples of every problem; columns as :data:`COLUMNS`.
+    """Score the first ``limit`` samples of every problem, a row each: columns as :data:`COLUMNS`.
 
-    ``rows`` are samples as ``sampling.collect`` gives them, with a list "correct". The text is tokenised again, and the end
-    token counts where the sample finished. ``perplexity`` is that under ``base``; ``entropy`` (nats, temperature 1) and
-    ``branching`` (tokens within 95 % of the mass) are means over the states that ``model`` went through.
+    ``perplexity`` is that under ``base``; ``entropy`` (nats, temperature 1) and ``branching``
+    (tokens within 95 % of the mass) are means over the states that ``model`` went through. All are
+    NaN for a sample without tokens; the end token counts where the sample finished.
+
+    Args:
+        rows: samples of each problem as ``sampling.collect`` gives them, with a list "correct".
+        encode: what made the prompts when the samples were drawn.
     """
     found = []
-    for item, row in zip(items, rows, strict=True):
-        prompt = loading.encode(tokenizer, item.question)
-        bodies = [
-            tokenizer(text, add_special_tokens=False)["input_ids"]
-            + [tokenizer.eos_token_id] * finished
-            for text, finished in zip(
-                row["completions"][:limit], row["finished"][:limit], strict=True
-            )
-        ]
-        at_a_time = max(
-            1, LOGITS // ((len(prompt) + max(map(len, bodies))) * model.config.vocab_size)
-        )
-        for start in range(0, len(bodies), at_a_time):
-            signals = _token_signals(
-                model, base, prompt, bodies[start : start + at_a_time], tokenizer.pad_token_id
-            )
-            for number, (drawn, entropy, branching) in enumerate(signals, start):
-                n = len(drawn)
-                found.append(
-                    (
-                        item.dataset,
-                        item.id,
-                        number,
-                        bool(row["correct"][number]),
-                        n,
-                        token_signals.perplexity(drawn),
-                        entropy.mean() if n else float("nan"),
-                        branching.mean() if n else float("nan"),
-                    )
-                )
+    for problem, row in zip(plain(problems), rows, strict=True):
+        prompt = encode(tokenizer, problem.question)
+        bodies = []
+        for ids, finished in itertools.islice(zip(row["ids"], row["finished"], strict=True), limit):
+            bodies.append([*ids, tokenizer.eos_token_id] if finished else ids)
+        signals = _signals(model, base, prompt, bodies, tokenizer.pad_token_id)
+        for number, of_tokens in enumerate(signals):
+            correct = bool(row["correct"][number])
+            found.append((problem.dataset, problem.id, number, correct, *_means(of_tokens)))
     return pd.DataFrame(found, columns=COLUMNS)
 
 
-def _token_signals(
+def _means(signals: Signals) -> tuple[int, float, float, float]:
+    """Tokens, perplexity, mean entropy and mean branching factor of one completion."""
+    tokens = len(signals.base_log_pi)
+    if tokens == 0:
+        return 0, np.nan, np.nan, np.nan
+    perplexity = token_signals.perplexity(signals.base_log_pi)
+    return tokens, perplexity, signals.entropy.mean(), signals.branching.mean()
+
+
+def _signals(
     model: PreTrainedModel,
     base: PreTrainedModel,
     prompt: list[int],
-    bodies: list[list[int]],
+    bodies: Sequence[list[int]],
     pad: int,
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each body, at each of its tokens: log-probability under ``base``, entropy (nats) and branching factor of ``model``."""
-    width = max(map(len, bodies))
-    ids = torch.tensor(
-        [prompt + body + [pad] * (width - len(body)) for body in bodies], device=model.device
-    )
-    mask = torch.tensor(
-        [[1] * (len(prompt) + len(body)) + [0] * (width - len(body)) for body in bodies],
-        device=model.device,
-    )
-    own = (
-        model(input_ids=ids, attention_mask=mask)
-        .logits[:, len(prompt) - 1 : -1]
-        .float()
-        .log_softmax(-1)
-    )
-    anchor = (
-        own
-        if base is model
-        else base(input_ids=ids, attention_mask=mask)
-        .logits[:, len(prompt) - 1 : -1]
-        .float()
-        .log_softmax(-1)
-    )
-    drawn = anchor.gather(-1, ids[:, len(prompt) :, None])[..., 0]
-    signals = [
-        x.cpu().numpy()
-        for x in (drawn, -(own.exp() * own).sum(-1), token_signals.branching_factor(own.exp()))
-    ]
-    return [tuple(x[row, : len(body)] for x in signals) for row, body in enumerate(bodies)]
+) -> Iterator[Signals]:
+    """The signals of each completion, as many completions at a time as :data:`LOGITS` allows."""
+    length = len(prompt) + max(map(len, bodies), default=0)
+    at_a_time = max(1, LOGITS // (length * model.config.vocab_size))
+    for start in range(0, len(bodies), at_a_time):
+        yield from _signals_together(model, base, prompt, bodies[start : start + at_a_time], pad)
+
+
+def _signals_together(
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    prompt: list[int],
+    bodies: Sequence[list[int]],
+    pad: int,
+) -> list[Signals]:
+    start = len(prompt)
+    ids, mask = (x.to(model.device) for x in _padded_right(prompt, bodies, pad))
+    own = log_probabilities(completion_logits(model, ids, start, mask))
+    anchor = own
+    if base is not model:
+        anchor = log_probabilities(completion_logits(base, ids, start, mask))
+    drawn = drawn_log_probabilities(anchor, ids[:, start:])
+    branching = token_signals.branching_factor(own.exp())
+    by_row = [x.cpu().numpy() for x in (drawn, entropies_of(own), branching)]
+    found = []
+    for row, body in enumerate(bodies):
+        found.append(Signals(*(x[row, : len(body)] for x in by_row)))
+    return found
 
 
 @torch.no_grad()
 def valid_probabilities(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], limit: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
 ) -> pd.DataFrame:
-    """log pi(y | x) (nats, temperature 1, end token included) of every valid completion y of the embedded task.
+    """log pi(y | x) of every valid completion y, end token included (nats, temperature 1).
 
-    Columns dataset, problem, way, completion (its number within the problem), logp. From these supp_eps (Definition 4.1),
-    the share of each way and coverage follow without any sampling. ``limit``: the task's largest running value.
+    Of the problems whose task can list them, others are left out. Columns dataset, problem, way,
+    completion (its number within the problem), logp. From these supp_eps (Definition 4.1), the
+    share of each way and coverage follow without any sampling.
     """
     found = []
-    for item in items:
-        valid = countdown.valid_completions(item.problem, limit)
-        prompt = loading.encode(tokenizer, item.question)
+    for problem in problems:
+        valid = task_of(problem.task).completions(problem)
+        if not valid:
+            continue
+        prompt = loading.encode(tokenizer, problem.question)
         bodies = []
-        for _, work, answer in valid:
-            turn = {"role": "assistant", "content": prompts.answer_turn(work, answer)}
-            whole = tokenizer.apply_chat_template(
-                [*prompts.messages(item.question), turn], return_dict=True
-            )["input_ids"]
+        for _, working, answer in valid:
+            whole = _conversation(tokenizer, problem.question, working, answer)
             bodies.append(whole[len(prompt) :])
-        width = max(map(len, bodies))
-        ids = torch.tensor(
-            [prompt + body + [tokenizer.pad_token_id] * (width - len(body)) for body in bodies],
-            device=model.device,
-        )
-        logps = (
-            model(input_ids=ids)
-            .logits[:, len(prompt) - 1 : -1]
-            .float()
-            .log_softmax(-1)
-            .gather(-1, ids[:, len(prompt) :, None])[..., 0]
-        )
-        for number, ((way, _, _), body, row) in enumerate(zip(valid, bodies, logps, strict=True)):
-            found.append((item.dataset, item.id, way, number, row[: len(body)].sum().item()))
+        ids, _ = _padded_right(prompt, bodies, tokenizer.pad_token_id)
+        ids = ids.to(model.device)
+        log_pi = log_probabilities(completion_logits(model, ids, len(prompt)))
+        drawn = drawn_log_probabilities(log_pi, ids[:, len(prompt) :])
+        for number, (way, _, _) in enumerate(valid):
+            logp = drawn[number, : len(bodies[number])].sum().item()
+            found.append((problem.dataset, problem.id, way, number, logp))
     return pd.DataFrame(found, columns=["dataset", "problem", "way", "completion", "logp"])
+
+
+def _conversation(
+    tokenizer: PreTrainedTokenizerBase, question: str, working: str, answer: str
+) -> list[int]:
+    """Token ids of prompt and answer, end token included, as supervised fine-tuning reads them."""
+    turn = {"role": "assistant", "content": prompts.answer_turn(working, answer)}
+    turns = [*prompts.messages(question), turn]
+    ids: list[int] = tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
+    return ids
+
+
+def _padded_right(
+    prompt: list[int], bodies: Sequence[list[int]], pad: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both of shape (bodies, prompt and longest body)."""
+    width = max(map(len, bodies))
+    ids, mask = [], []
+    for body in bodies:
+        padding = width - len(body)
+        ids.append(prompt + body + [pad] * padding)
+        mask.append([1] * (len(prompt) + len(body)) + [0] * padding)
+    return torch.tensor(ids), torch.tensor(mask)
