@@ -1,6 +1,6 @@
 """Methods in the groups that are drawn together, and figures with a part for each group."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,38 +11,24 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 
 from sage_lib.experiment.profile import Profile
-from sage_lib.report.style import WIDE, error_bar, look
+from sage_lib.report.measured import families
+from sage_lib.report.style import NARROW, WIDE, error_bar, look
 
 #: Of more methods than this in a panel, the reference alone has a band: more would hide the lines.
 FEW = 3
 
 
-def families(profile: Profile, chosen: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The methods to draw together, by family, each group in the order of ``chosen`` (keys).
+def lines_of(methods: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """(key, look) of the methods of a panel, to be drawn in this order.
 
-    Beside the methods of a family stand those to compare them with, where they are chosen: the
-    base, the profile's reference, and for each guide of the family the first method that has it (so
-    that a shuffled branch guide is drawn beside the branch guide). The base alone is a family, too.
+    The first line is the widest, the last one the thinnest: where methods hardly differ, and their
+    lines lie on each other, all of them can be seen.
     """
-    methods = [method for method in chosen if method != "base"]
-    first_with: dict[str, str] = {}
-    for method in methods:
-        first_with.setdefault(_guide(profile, method), method)
-    groups = {}
-    for family in dict.fromkeys(profile.methods[method].family for method in methods):
-        members = {method for method in methods if profile.methods[method].family == family}
-        guides = {_guide(profile, method) for method in members} - {"None"}
-        beside = {"base", profile.reference, *(first_with[guide] for guide in guides)}
-        groups[family] = tuple(method for method in chosen if method in members | beside)
-    return groups or {"base": tuple(chosen)}
-
-
-def _guide(profile: Profile, method: str) -> str:
-    """A method's guide as text, a guide inside another one ("inner") in its place."""
-    guide: Mapping[str, Any] | None = profile.methods[method].guide
-    while guide is not None and guide.get("inner"):
-        guide = guide["inner"]
-    return str(guide)
+    below = np.linspace(1, 0, len(methods)) if len(methods) > 1 else [0.0]
+    return [
+        (method, {**look(method), "linewidth": 0.9 + 1.6 * share, "markersize": 2.5 + 3.5 * share})
+        for method, share in zip(methods, below, strict=True)
+    ]
 
 
 def banded(profile: Profile, methods: Sequence[str]) -> tuple[str, ...]:
@@ -73,12 +59,15 @@ def panel_rows(
     """
     groups = families(profile, chosen)
     if legend:
-        heights = [1.75 * lines + 0.45 + 0.17 * -(-len(group) // 4) for group in groups.values()]
+        columns = 4 if len(width_ratios) > 1 else 2
+        named = [-(-len(group) // columns) for group in groups.values()]
+        heights = [1.75 * lines + 0.45 + 0.17 * rows for rows in named]
     else:
         heights = [max(1.9, 0.75 + 0.19 * len(group)) for group in groups.values()]
-    figure = plt.figure(figsize=(WIDE, 0.2 + sum(heights)))
+    width = WIDE if len(width_ratios) > 1 else NARROW + 0.6
+    figure = plt.figure(figsize=(width, 0.2 + sum(heights)))
     parts = figure.subfigures(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
-    rows = []
+    drawn = []
     for part, (family, methods) in zip(parts, groups.items(), strict=True):
         axes = part.subplots(
             lines, len(width_ratios), squeeze=False, width_ratios=width_ratios, **options
@@ -86,15 +75,17 @@ def panel_rows(
         if len(groups) > 1:
             part.suptitle(f"family “{family}”", x=0.01, ha="left", fontweight="bold")
         if legend:
-            method_legend(part, profile, methods)
-        rows.append((methods, axes))
-    return figure, rows
+            method_legend(part, profile, methods, columns)
+        drawn.append((methods, axes))
+    return figure, drawn
 
 
-def method_legend(figure: FigureBase, profile: Profile, methods: Sequence[str]) -> None:
+def method_legend(
+    figure: FigureBase, profile: Profile, methods: Sequence[str], columns: int = 4
+) -> None:
     """Every method's look and label below a figure, drawn or not."""
     handles = [Line2D([], [], label=profile.label(method), **look(method)) for method in methods]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
 
 def intervals(

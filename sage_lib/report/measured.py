@@ -1,4 +1,4 @@
-"""The measured files of a profile: where they are read, and how methods are named.
+"""The measured files of a profile: where they are read, and how methods are named and grouped.
 
 Tables and figures carry the *key* of a method ("base", "grpo", ...); :func:`labelled` puts the
 labels on at the end.
@@ -6,6 +6,7 @@ labels on at the end.
 
 import gzip
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,39 @@ def labelled(profile: Profile, frame: pd.DataFrame) -> pd.DataFrame:
     present = [name for name in KEYS if name in frame]
     shown = frame.assign(**{name: [labels.get(v, v) for v in frame[name]] for name in present})
     return shown.rename(index=labels) if shown.index.name in KEYS else shown
+
+
+def families(profile: Profile, chosen: Sequence[str] | None = None) -> dict[str, tuple[str, ...]]:
+    """The methods to draw together: family -> keys, each group in the order of ``chosen``.
+
+    ``chosen`` are keys, without them all methods of the profile. Beside the methods of a family
+    stand those to compare them with, where they are chosen: the base, the profile's reference, and
+    for each guide of the family the first method that has it (so that a shuffled branch guide is
+    drawn beside the branch guide). The base alone is a family, too.
+    """
+    if chosen is None:
+        chosen = tuple(profile.methods)
+    methods = [method for method in chosen if method != "base"]
+    if chosen and not methods:
+        return {"base": ("base",)}
+    first_with: dict[str, str] = {}
+    for method in methods:
+        first_with.setdefault(_guide(profile, method), method)
+    groups = {}
+    for family in dict.fromkeys(profile.methods[method].family for method in methods):
+        members = {method for method in methods if profile.methods[method].family == family}
+        guides = {_guide(profile, method) for method in members} - {"None"}
+        beside = {"base", profile.reference, *(first_with[guide] for guide in guides)}
+        groups[family] = tuple(method for method in chosen if method in members | beside)
+    return groups
+
+
+def _guide(profile: Profile, method: str) -> str:
+    """A method's guide as text, a guide inside another one ("inner") in its place."""
+    guide: Mapping[str, Any] | None = profile.methods[method].guide
+    while guide is not None and guide.get("inner"):
+        guide = guide["inner"]
+    return str(guide)
 
 
 def reference(profile: Profile) -> str:
