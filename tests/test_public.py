@@ -13,6 +13,7 @@ import pytest
 
 import sage_lib
 from sage_lib.paths import ROOT
+from sage_lib.pipeline import cli
 
 SOURCE = ROOT / "sage_lib" / "__init__.py"
 HEAVY = ("torch", "transformers", "trl", "unsloth", "matplotlib", "math_verify")
@@ -49,10 +50,24 @@ def test_reading_results_and_choosing_a_guide_load_no_trainer(code):
     assert not {"torch", "transformers", "trl", "unsloth"} & set(loaded_by(code))
 
 
-def test_a_trainer_imports_unsloth_before_trl():
-    modules = loaded_by("from sage_lib import SageTrainer")
-    assert "sage_lib.algorithm.backend" in modules
-    assert modules.index("unsloth") < modules.index("trl")
+#: Prints the modules in the order in which they were first looked for.
+WATCH = """
+import json, sys
+order = []
+class Watch:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        order.append(name)
+sys.meta_path.insert(0, Watch)
+from sage_lib import {name}
+print(json.dumps(order))
+"""
+
+
+@pytest.mark.parametrize("name", ["SageTrainer", "GRPOConfig"])
+def test_a_trainer_imports_unsloth_before_trl(name):
+    order = fresh(WATCH.format(name=name))
+    assert order.index("sage_lib.algorithm.backend") < order.index("unsloth") < order.index("trl")
 
 
 @pytest.mark.parametrize("name", sorted(sage_lib._HOMES))
@@ -94,7 +109,8 @@ def test_one_version():
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-COMMANDS = re.findall(r"python -m (sage_lib[\w.]*)", README)
+MODULES_RUN = sorted(set(re.findall(r"-m (sage_lib[\w.]*)", README)))
+COMMANDS = sorted(set(re.findall(r"^sage-companion ([\w-]+)", README, re.MULTILINE)))
 
 
 def resolve(module, name):
@@ -160,6 +176,14 @@ def test_the_readme_uses_names_that_exist(block):
             assert known is None or given <= known, f"{ast.unparse(node.func)}: {given - known}"
 
 
-@pytest.mark.parametrize("module", sorted(set(COMMANDS)))
-def test_the_readme_names_modules_that_can_be_run(module):
-    assert 'if __name__ == "__main__":' in inspect.getsource(importlib.import_module(module))
+def test_the_readme_names_modules_that_can_be_run():
+    for module in MODULES_RUN:
+        source = inspect.getsource(importlib.import_module(module))
+        assert 'if __name__ == "__main__":' in source, module
+
+
+def test_the_readme_names_commands_that_there_are(capsys):
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "--help"])
+        assert ended.value.code == 0, capsys.readouterr().err
