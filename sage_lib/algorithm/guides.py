@@ -36,7 +36,7 @@ class GuideInputs:
     mask: torch.Tensor  # 1 on completion tokens, else 0
     progress: float  # how far the run is, in [0, 1]
     generator: torch.Generator  # the only source of noise, on the CPU
-    ids: torch.Tensor = None  # type: ignore[assignment]  # the sampled tokens
+    ids: torch.Tensor  # the sampled tokens
 
 
 #: Any callable from GuideInputs to q.
