@@ -1,6 +1,5 @@
 """Samples: their distribution, and that batch, process and interruption change none of them."""
 
-import dataclasses
 import json
 import random
 import sys
@@ -13,15 +12,24 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.problems import Item
-from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import loading, sampling, tiny_qwen
+from sage_lib.tasks.problem import Problem
 
-ITEMS = [
-    Item("a", "both", "reach 9 from 1 2 3 4", "9"),
-    Item("b", "both", "reach 17 from 1 2", "17"),
-    Item("c", "forward", "reach 5 from 4 4 4 1 2 9 9", "5"),
+PROBLEMS = [
+    Problem("a", "both", "reach 9 from 1 2 3 4", "9", "countdown"),
+    Problem("b", "both", "reach 17 from 1 2", "17", "countdown"),
+    Problem("c", "forward", "reach 5 from 4 4 4 1 2 9 9", "5", "countdown"),
 ]
+SETTINGS = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "max_new_tokens": 12,
+    "samples": 10,
+    "batch_size": 7,
+    "seed": 11,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,34 +38,26 @@ def model(tiny_model):
 
 
 def settings(**changes):
-    return dataclasses.replace(
-        load_profile("smoke").evaluation,
-        **{"samples": 10, "max_new_tokens": 12, "batch_size": 7} | changes,
-    )
+    return SimpleNamespace(**(SETTINGS | changes))
 
 
-def draw(model, path, chosen, **more):
-    sampling.sample(
-        sampling.transformers_engine(*model, ITEMS, chosen), model[1], ITEMS, chosen, path, **more
-    )
+def draw(model, path, chosen, problems=PROBLEMS, **more):
+    engine = sampling.transformers_engine(*model, problems, chosen)
+    sampling.sample(engine, model[1], problems, chosen, path, **more)
 
 
-def drawn(model, path, chosen, **more):
-    draw(model, path, chosen, **more)
-    return sampling.collect([path], ITEMS, chosen.samples)
+def drawn(model, path, chosen, problems=PROBLEMS, **more):
+    draw(model, path, chosen, problems, **more)
+    return sampling.collect([path], problems, chosen.samples)
 
 
 def test_the_batch_changes_no_sample(model, tmp_path):
     """Prompts of different lengths, padded left, alone and together, in fp32."""
     together = drawn(model, tmp_path / "a", settings(batch_size=64))
-    assert (
-        together
-        == drawn(model, tmp_path / "b", settings(batch_size=1))
-        == drawn(model, tmp_path / "c", settings(batch_size=7))
-    )
-    assert len({text for row in together for text in row["completions"]}) > 20, (
-        "and they are samples, not one text"
-    )
+    for size in (1, 7):
+        assert drawn(model, tmp_path / f"by {size}", settings(batch_size=size)) == together
+    texts = {text for row in together for text in row["completions"]}
+    assert len(texts) > 20, "and they are samples, not one text"
     assert together != drawn(model, tmp_path / "d", settings(batch_size=64, seed=12))
 
 
@@ -66,7 +66,7 @@ def test_processes_share_the_work_and_draw_the_same(model, tmp_path):
     paths = [tmp_path / f"part{p}" for p in range(3)]
     for p, path in enumerate(paths):
         draw(model, path, settings(), process=p, processes=3)
-    assert sampling.collect(paths, ITEMS, 10) == whole
+    assert sampling.collect(paths, PROBLEMS, 10) == whole
     assert sum(len(path.read_text().splitlines()) for path in paths) == 30, "no sample twice"
 
 
@@ -76,24 +76,72 @@ def test_what_a_kill_left_is_kept_and_the_rest_is_drawn(model, tmp_path):
     rest = random.Random(0).sample(lines, 11)
     (tmp_path / "part").write_text("".join(rest) + lines[0][:30])
     seen = []
-    assert (
-        drawn(
-            model,
-            tmp_path / "part",
-            settings(),
-            progress=lambda done, total, rate: seen.append((done, total)),
-        )
-        == whole
-    )
+
+    def progress(done, total, rate):
+        seen.append((done, total))
+
+    assert drawn(model, tmp_path / "part", settings(), progress=progress) == whole
     assert seen[0][0] > 11 and seen[-1] == (30, 30)
     assert len((tmp_path / "part").read_text().splitlines()) == 30
 
 
-def test_samples_follow_the_models_distribution(model, tmp_path):
-    network, tokenizer = model
-    chosen = settings(
-        samples=4000, max_new_tokens=1, batch_size=4000, temperature=0.7, top_p=0.9, min_p=0.05
+def test_a_sample_keeps_the_ids_that_were_drawn(model, tmp_path):
+    """Also where its text hides one: decoding leaves special tokens out."""
+    _, tokenizer = model
+    pad, end, seven = tokenizer.pad_token_id, tokenizer.eos_token_id, 20
+    sampling.sample(
+        lambda batch: [([seven, pad, seven], True), ([], True), ([seven], False)],
+        tokenizer,
+        ["one question"],
+        settings(samples=3),
+        tmp_path / "s",
     )
+    (row,) = sampling.collect([tmp_path / "s"], ["one question"], 3)
+    assert row["ids"] == [[seven, pad, seven], [], [seven]] and row["tokens"] == [4, 1, 1]
+    word = tokenizer.decode([seven])
+    assert row["completions"] == [f"{word} {word}", "", word]
+    assert row["finished"] == [True, True, False]
+    new = torch.tensor([[seven, end, end, seven], [end] * 4, [seven] * 4])
+    assert sampling._until_end(new, [end, 1000]) == [
+        ([seven], True),
+        ([], True),
+        ([seven] * 4, False),
+    ]
+
+
+def test_plain_questions_are_enough(model, tmp_path):
+    questions = [problem.question for problem in PROBLEMS]
+    found = drawn(model, tmp_path / "q", settings(), questions)
+    named = [(row["dataset"], row["problem"]) for row in found]
+    assert named == [("questions", "1"), ("questions", "2"), ("questions", "3")]
+    same = [Problem(str(n), "questions", q, "", "file") for n, q in enumerate(questions, 1)]
+    assert drawn(model, tmp_path / "p", settings(), same) == found
+
+
+def test_a_prompt_can_be_taken_as_written(model, tmp_path):
+    network, tokenizer = model
+    asked = []
+
+    def encode(tokenizer, prompt):
+        asked.append(prompt)
+        return sampling.as_written(tokenizer, prompt)
+
+    prompts, chosen = ["1 + 2 =", "3"], settings(samples=2)
+    engine = sampling.transformers_engine(network, tokenizer, prompts, chosen, encode)
+    assert asked == prompts
+    assert len(sampling.as_written(tokenizer, prompts[0])) == 4, "no system prompt, no marker"
+    assert len(engine([(0, 0), (1, 1)])) == 2
+
+
+def test_every_sample_is_dealt_once():
+    parts = sampling.partition(problems=5, samples=3, batch_size=2, processes=3)
+    everything = [(place, number) for place in range(5) for number in range(3)]
+    assert sorted(pair for part in parts for pair in part) == everything
+    assert parts[0][:4] == [(0, 0), (0, 1), (2, 0), (2, 1)], "batches in turn"
+
+
+def test_samples_follow_the_models_distribution(model):
+    chosen = settings(temperature=0.7, top_p=0.9, min_p=0.05)
     uniform = torch.rand(4000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits = 3 * torch.randn(1, 30, generator=torch.Generator().manual_seed(1))
     scores = logits.expand(4000, -1)
@@ -130,10 +178,10 @@ def test_a_models_own_generation_settings_do_not_reach_rollouts(model):
         "max_completion_length": 12,
     }
     # cold, since an untrained model hardly prefers any token and a penalty would change none
-    plain, _, _ = sampling.rollouts(network, tokenizer, ITEMS[0], 8, chosen, seed=1)
+    plain, _, _ = sampling.rollouts(network, tokenizer, PROBLEMS[0], 8, chosen, seed=1)
     network.generation_config.repetition_penalty = 5.0
     try:
-        assert sampling.rollouts(network, tokenizer, ITEMS[0], 8, chosen, seed=1)[0].equal(plain)
+        assert sampling.rollouts(network, tokenizer, PROBLEMS[0], 8, chosen, seed=1)[0].equal(plain)
     finally:
         network.generation_config.repetition_penalty = None
 
@@ -144,6 +192,7 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
         "problem": "a",
         "number": 0,
         "completion": "x",
+        "ids": [],
         "tokens": 1,
         "finished": True,
     }
@@ -151,6 +200,7 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
         ({"number": 10}, "sample 10 of both/a, which these settings do not ask for"),
         ({"problem": "z"}, "both/z, which these settings"),
         ({"number": None}, "without 'number'"),
+        ({"ids": None}, "without 'ids'"),
     ):
         bad = {k: v for k, v in {**row, **change}.items() if v is not None}
         (tmp_path / "bad").write_text(json.dumps(bad) + "\n")
@@ -158,75 +208,58 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
             drawn(model, tmp_path / "bad", settings())
     (tmp_path / "few").write_text(json.dumps(row) + "\n")
     with pytest.raises(SageError, match="1 of 10 samples"):
-        sampling.collect([tmp_path / "few"], ITEMS, 10)
+        sampling.collect([tmp_path / "few"], PROBLEMS, 10)
+
+
+class StandInForVllm:
+    """vLLM itself needs a GPU: keeps what it was asked, answers with what transformers drew."""
+
+    def __init__(self, samples, prompts, end):
+        self.samples, self.prompts, self.end, self.asked = samples, prompts, end, []
+
+    def module(self):
+        return SimpleNamespace(LLM=self.load, SamplingParams=lambda **keywords: keywords)
+
+    def load(self, **keywords):
+        assert keywords == {"model": "folder", "gpu_memory_utilization": 0.5}
+        return self
+
+    def generate(self, requests, parameters, use_tqdm):
+        return [self.answer(*pair) for pair in zip(requests, parameters, strict=True)]
+
+    def answer(self, request, wanted):
+        place, ids, finished = self.samples[wanted["seed"]]
+        assert request == {"prompt_token_ids": self.prompts[place]}
+        self.asked.append(wanted)
+        reason = "stop" if finished else "length"
+        token_ids = (*ids, self.end) if finished else tuple(ids)
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=token_ids, finish_reason=reason)])
 
 
 def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
     model, tmp_path, monkeypatch
 ):
-    """vLLM itself needs a GPU: a stand-in keeps what it was asked and answers with what transformers draws."""
-    network, tokenizer = model
-    chosen = settings(engine="vllm", vllm={"gpu_memory_utilization": 0.5}, top_k=0)
-    whole, asked = drawn(model, tmp_path / "whole", settings()), []
-    by_seed = {
-        sampling.sample_seed(chosen.seed, item, n): (
-            item,
-            row["completions"][n],
-            row["finished"][n],
-        )
-        for item, row in zip(ITEMS, whole, strict=True)
-        for n in range(10)
-    }
-
-    class LLM:
-        def __init__(self, **keywords):
-            assert keywords == {"model": "folder", "gpu_memory_utilization": 0.5}
-
-        def generate(self, requests, parameters, use_tqdm):
-            outputs = []
-            for request, wanted in zip(requests, parameters, strict=True):
-                item, text, finished = by_seed[wanted["seed"]]
-                assert request == {"prompt_token_ids": loading.encode(tokenizer, item.question)}
-                asked.append(wanted)
-                ids = (
-                    tokenizer(text, add_special_tokens=False)["input_ids"]
-                    + [tokenizer.eos_token_id] * finished
-                )
-                outputs.append(
-                    SimpleNamespace(
-                        outputs=[
-                            SimpleNamespace(
-                                token_ids=ids, finish_reason="stop" if finished else "length"
-                            )
-                        ]
-                    )
-                )
-            return outputs
-
-    monkeypatch.setitem(
-        sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=lambda **keywords: keywords)
-    )
-    sampling.sample(
-        sampling.vllm_engine(Path("folder"), tokenizer, ITEMS, chosen),
-        tokenizer,
-        ITEMS,
-        chosen,
-        tmp_path / "vllm",
-    )
-    found = sampling.collect([tmp_path / "vllm"], ITEMS, 10)
-    assert [(r["completions"], r["finished"]) for r in found] == [
-        (r["completions"], r["finished"]) for r in whole
-    ]
-    one = asked[0]
-    assert (one["temperature"], one["top_k"], one["max_tokens"], one["stop_token_ids"]) == (
-        chosen.temperature,
-        -1,
-        12,
-        [tokenizer.eos_token_id],
-    ) and len({a["seed"] for a in asked}) == 30
+    _, tokenizer = model
+    end = tokenizer.eos_token_id
+    whole = drawn(model, tmp_path / "whole", settings())
+    samples = {}
+    for place, (problem, row) in enumerate(zip(PROBLEMS, whole, strict=True)):
+        for number in range(10):
+            seed = sampling.sample_seed(11, problem, number)
+            samples[seed] = place, row["ids"][number], row["finished"][number]
+    prompts = [loading.encode(tokenizer, problem.question) for problem in PROBLEMS]
+    stand_in = StandInForVllm(samples, prompts, end)
+    monkeypatch.setitem(sys.modules, "vllm", stand_in.module())
+    chosen, path = settings(vllm={"gpu_memory_utilization": 0.5}), tmp_path / "vllm"
+    engine = sampling.vllm_engine(Path("folder"), tokenizer, PROBLEMS, chosen)
+    sampling.sample(engine, tokenizer, PROBLEMS, chosen, path)
+    assert sampling.collect([path], PROBLEMS, 10) == whole
+    assert len({wanted["seed"] for wanted in stand_in.asked}) == 30
+    wanted = {"temperature": 1.0, "top_k": -1, "max_tokens": 12, "stop_token_ids": [end]}
+    assert wanted.items() <= stand_in.asked[0].items()
 
 
 def test_without_vllm_its_engine_says_so(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(SageError, match="the package vllm is missing"):
-        sampling.vllm_engine(Path("folder"), model[1], ITEMS, settings(engine="vllm"))
+        sampling.vllm_engine(Path("folder"), model[1], PROBLEMS, settings(vllm=None))
