@@ -7,17 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from sage_lib.algorithm import anchors
 from sage_lib.errors import SageError
-from sage_lib.theory import estimators, solutions
+from sage_lib.theory import estimators, objectives, solutions, two_path
 from sage_lib.theory.tree import Tree, random_tree
 
 
 def instance(seed, beta=0.5, depth=3, branches=3):
-    """A random tree with reference, reward (both outcomes present) and a guide per edge within the clamp."""
+    """A random tree with reference, reward (both outcomes) and log q per edge within the clamp."""
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, depth, branches)
     log_reference = tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges))))
-    reward = torch.as_tensor((rng.permutation(len(tree.completions)) % 2 == 0).astype(float))
+    correct = rng.permutation(len(tree.completions)) % 2 == 0
+    reward = torch.as_tensor(correct.astype(float))
     log_q = torch.as_tensor(np.log(rng.uniform(0.6, 1.4, len(tree.edges))))
     return tree, log_reference, reward, log_q, beta
 
@@ -27,12 +29,8 @@ SEEDS = st.integers(0, 10**6)
 
 def test_a_tree_knows_its_states_and_edges():
     tree = Tree((("a", "x"), ("a", "y"), ("b",)))
-    assert tree.states == ((), ("a",)) and tree.edges == (
-        ((), "a"),
-        ((), "b"),
-        (("a",), "x"),
-        (("a",), "y"),
-    )
+    assert tree.states == ((), ("a",))
+    assert tree.edges == (((), "a"), ((), "b"), (("a",), "x"), (("a",), "y"))
     policy = tree.log_policy(torch.tensor([0.0, np.log(3), 0.0, 0.0], dtype=torch.float64))
     assert tree.completion_probabilities(policy).tolist() == pytest.approx([0.125, 0.125, 0.75])
     assert tree.entropies(policy)[1].item() == pytest.approx(np.log(2))
@@ -45,26 +43,32 @@ def test_a_tree_knows_its_states_and_edges():
 def test_policies_are_normalised_and_conditionals_invert_the_product(seed):
     tree, log_reference, *_ = instance(seed)
     p = tree.completion_probabilities(log_reference)
-    assert p.sum().item() == pytest.approx(1) and torch.allclose(
-        tree.conditionals(p), log_reference
-    )
-    assert tree.visits(log_reference)[
-        tree.state_of == tree.states.index(())
-    ].sum().item() == pytest.approx(1)
+    assert p.sum().item() == pytest.approx(1)
+    assert torch.allclose(tree.conditionals(p), log_reference)
+    of_root = tree.sum_by_state(tree.visits(log_reference))[tree.states.index(())]
+    assert of_root.item() == pytest.approx(1)
+
+
+def test_sums_and_means_by_state():
+    tree = Tree((("a", "x"), ("a", "y"), ("b",)))
+    values = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64)
+    assert tree.sum_by_state(values).tolist() == [3, 8]
+    assert tree.mean_by_state(values).tolist() == [1.5, 4]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_eq_2_and_4_are_where_gradient_ascent_ends(seed):
     tree, log_reference, reward, log_q, beta = instance(seed)
     reference = tree.completion_probabilities(log_reference)
+    start = torch.as_tensor(np.random.default_rng(seed).normal(size=len(tree.edges)))
     for guide in (torch.ones_like(reference), solutions.product_guide(tree, log_q)):
+        anchor = guide * reference
+
+        def objective(p, anchor=anchor):
+            return (p * reward).sum() - beta * solutions.pseudo_kl(p, anchor)
+
+        found = solutions.ascend(tree, objective, start)
         solution = solutions.tilted(reference, reward, beta, guide)
-        start = torch.as_tensor(np.random.default_rng(seed).normal(size=len(tree.edges)))
-        found = solutions.ascend(
-            tree,
-            lambda p, g=guide: (p * reward).sum() - beta * solutions.pseudo_kl(p, g * reference),
-            start,
-        )
         assert (found - solution).abs().max() < 1e-6
 
 
@@ -72,36 +76,32 @@ def test_eq_2_by_an_optimiser_that_knows_no_gradient_of_ours():
     tree, log_reference, reward, _, beta = instance(3, depth=2)
     reference = tree.completion_probabilities(log_reference).numpy()
 
+    def softmax(z):
+        return np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+
     def loss(z):
-        p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+        p = softmax(z)
         return -(p @ reward.numpy() - beta * p @ np.log(p / reference))
 
-    found = minimize(loss, np.zeros(len(reference)), tol=1e-12)
-    p = np.exp(found.x) / np.exp(found.x).sum()
-    assert (
-        np.abs(p - solutions.tilted(torch.as_tensor(reference), reward, beta).numpy()).max() < 1e-5
-    )
+    found = softmax(minimize(loss, np.zeros(len(reference)), tol=1e-12).x)
+    solution = solutions.tilted(torch.as_tensor(reference), reward, beta).numpy()
+    assert np.abs(found - solution).max() < 1e-5
 
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.floats(0.05, 5))
 def test_eq_24_and_theorem_4_3_and_the_scale_of_q(seed, beta):
     tree, log_reference, reward, log_q, _ = instance(seed)
-    reference, guide = (
-        tree.completion_probabilities(log_reference),
-        solutions.product_guide(tree, log_q),
-    )
-    rlvr, sage = (
-        solutions.tilted(reference, reward, beta),
-        solutions.tilted(reference, reward, beta, guide),
-    )
+    reference = tree.completion_probabilities(log_reference)
+    guide = solutions.product_guide(tree, log_q)
+    rlvr = solutions.tilted(reference, reward, beta)
+    sage = solutions.tilted(reference, reward, beta, guide)
     assert torch.allclose(sage, rlvr * guide / (rlvr * guide).sum())
-    assert torch.allclose(sage, solutions.tilted(reference, reward, beta, 7.3 * guide)), (
-        "q need not be normalised"
-    )
-    for threshold in (0.01, 0.05, 0.2):
-        condition = solutions.theorem_4_3(rlvr, guide, threshold) & (reward == 1)
-        assert torch.equal(condition, solutions.support(sage, reward, threshold))
+    scaled = solutions.tilted(reference, reward, beta, 7.3 * guide)
+    assert torch.allclose(sage, scaled), "q need not be normalised"
+    for epsilon in (0.01, 0.05, 0.2):
+        condition = solutions.theorem_4_3(rlvr, guide, epsilon) & (reward == 1)
+        assert torch.equal(condition, solutions.support(sage, reward, epsilon))
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,7 +110,8 @@ def test_forward_kl_solution_is_normalised_and_optimal(seed, beta):
     tree, log_reference, reward, *_ = instance(seed)
     reference = tree.completion_probabilities(log_reference)
     solution, lagrange = solutions.forward_kl(reference, reward, beta)
-    assert solution.sum().item() == pytest.approx(1) and lagrange > 1
+    assert solution.sum().item() == pytest.approx(1)
+    assert lagrange > 1
 
     def objective(p):
         return (p * reward).sum() - beta * (reference * (reference / p).log()).sum()
@@ -125,27 +126,22 @@ def test_forward_kl_solution_is_normalised_and_optimal(seed, beta):
 @given(SEEDS, st.floats(0.05, 2))
 def test_reweighting_and_separation(seed, beta):
     tree, log_reference, reward, log_q, _ = instance(seed)
-    reference, guide = (
-        tree.completion_probabilities(log_reference),
-        solutions.product_guide(tree, log_q),
-    )
+    reference = tree.completion_probabilities(log_reference)
+    guide = solutions.product_guide(tree, log_q)
     forward, lagrange = solutions.forward_kl(reference, reward, beta)
     sage = solutions.tilted(reference, reward, beta, guide)
     weight = guide * (reward / beta).exp() * (lagrange - reward)
-    assert torch.allclose(sage, weight * forward / (weight * forward).sum()), (
-        "eq. 28: pi_ref cancels"
-    )
-    exact, enough = solutions.separation(guide, reward, beta, lagrange)
-    assert exact or not enough, "eq. 32 implies eq. 30"
-    if exact:
+    eq_28 = weight * forward / (weight * forward).sum()
+    assert torch.allclose(sage, eq_28), "pi_ref cancels"
+    eq_30, eq_32 = solutions.separation(guide, reward, beta, lagrange)
+    assert eq_30 or not eq_32, "eq. 32 implies eq. 30"
+    if eq_30:
         assert sage[reward == 0].sum() < forward[reward == 0].sum(), "eq. 31"
 
 
 def test_separation_can_fail_and_then_so_can_its_conclusion():
-    reference, reward = (
-        torch.tensor([0.5, 0.5], dtype=torch.float64),
-        torch.tensor([1.0, 0.0], dtype=torch.float64),
-    )
+    reference = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    reward = torch.tensor([1.0, 0.0], dtype=torch.float64)
     forward, lagrange = solutions.forward_kl(reference, reward, 2.0)
     guide = torch.tensor([0.6, 1.4], dtype=torch.float64)  # towards the wrong completion
     assert solutions.separation(guide, reward, 2.0, lagrange) == (False, False)
@@ -160,26 +156,22 @@ def test_entropy_bonus_is_optimal_and_keeps_the_order(seed):
     solution = solutions.entropy_bonus(reference, reward, beta, 0.3)
 
     def objective(p):
-        return (
-            (p * reward).sum()
-            - beta * solutions.pseudo_kl(p, reference)
-            - 0.3 * torch.special.xlogy(p, p).sum()
-        )
+        minus_entropy = torch.special.xlogy(p, p).sum()
+        divergence = solutions.pseudo_kl(p, reference)
+        return (p * reward).sum() - beta * divergence - 0.3 * minus_entropy
 
     other = torch.as_tensor(np.random.default_rng(seed).dirichlet(np.ones(len(reference))))
     assert objective(solution) >= objective(0.9 * solution + 0.1 * other) - 1e-12
-    assert torch.equal(
-        solution.argsort(stable=True),
-        solutions.tilted(reference, reward, beta).argsort(stable=True),
-    ), "a temperature has no direction"
+    without = solutions.tilted(reference, reward, beta)
+    same_order = torch.equal(solution.argsort(stable=True), without.argsort(stable=True))
+    assert same_order, "a temperature has no direction"
 
 
 def test_detection_probability_is_the_share_of_budgets_that_see_it():
     draws = np.random.default_rng(0).random((20000, 8)) < 0.05
     share = draws.any(1).mean()
-    assert solutions.detection_probability(0.05, 8).item() == pytest.approx(
-        share, abs=4 * np.sqrt(share * (1 - share) / 20000)
-    )
+    error = np.sqrt(share * (1 - share) / 20000)
+    assert solutions.detection_probability(0.05, 8).item() == pytest.approx(share, abs=4 * error)
 
 
 @settings(max_examples=30, deadline=None)
@@ -192,12 +184,10 @@ def test_expected_gradients_are_those_of_the_divergence_they_claim(seed):
         return estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)
 
     reverse = estimators.reverse_kl_gradient(tree, logits, log_reference, log_q)
-    assert torch.allclose(gradient("k2"), reverse) and torch.allclose(
-        gradient("k3_corrected"), reverse
-    )
-    assert torch.allclose(
-        gradient("k3"), estimators.forward_kl_gradient(tree, logits, log_reference, log_q)
-    )
+    forward = estimators.forward_kl_gradient(tree, logits, log_reference, log_q)
+    assert torch.allclose(gradient("k2"), reverse)
+    assert torch.allclose(gradient("k3_corrected"), reverse)
+    assert torch.allclose(gradient("k3"), forward)
     assert gradient("k1_loss").abs().max() < 1e-12, "k1 as a loss has no expected effect"
 
 
@@ -221,13 +211,13 @@ def test_expected_gradient_equals_finite_differences_of_a_surrogate(estimator):
         }[estimator]
         return (taken * term).sum()
 
-    h, ours = 1e-6, estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)
+    ours = estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)
+    h = 1e-6
     for e in range(len(tree.edges)):
         step = torch.zeros_like(logits)
         step[e] = h
-        assert ours[e].item() == pytest.approx(
-            ((surrogate(logits + step) - surrogate(logits - step)) / (2 * h)).item(), abs=1e-7
-        )
+        slope = (surrogate(logits + step) - surrogate(logits - step)) / (2 * h)
+        assert ours[e].item() == pytest.approx(slope.item(), abs=1e-7)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_corrected"])
@@ -236,30 +226,25 @@ def test_sampled_estimators_average_to_the_enumerated_gradient(estimator):
     logits = torch.as_tensor(np.random.default_rng(2).normal(size=len(tree.edges)))
     log_pi = tree.log_policy(logits)
     n = 40_000
-    drawn = torch.multinomial(
-        tree.completion_probabilities(log_pi),
-        n,
-        replacement=True,
-        generator=torch.Generator().manual_seed(7),
-    )
-    per_completion = []
-    for leaf in range(
-        len(tree.completions)
-    ):  # the gradient of one completion's tokens, by autograd
+    rng = torch.Generator().manual_seed(7)
+    probabilities = tree.completion_probabilities(log_pi)
+    drawn = torch.multinomial(probabilities, n, replacement=True, generator=rng)
+    per_completion = []  # the gradient of one completion's tokens, by autograd
+    for leaf in range(len(tree.completions)):
         x = logits.clone().requires_grad_()
         lp = tree.log_policy(x)
         terms = estimators.token_terms(estimator, log_reference + log_q - lp, lp)
         per_completion.append(torch.autograd.grad((tree.paths[leaf] * terms).sum(), x)[0])
     samples = torch.stack(per_completion)[drawn]
-    z = (
-        samples.mean(0) - estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)
-    ) / (samples.std(0) / n**0.5)
-    assert z[samples.std(0) > 0].abs().max() < 4
+    enumerated = estimators.kl_gradient(tree, estimator, logits, log_reference, log_q)
+    spread = samples.std(0)
+    z = (samples.mean(0) - enumerated) / (spread / n**0.5)
+    assert z[spread > 0].abs().max() < 4
 
 
 @settings(max_examples=30, deadline=None)
 @given(SEEDS)
-def test_a_state_only_guide_does_nothing_under_the_corrected_estimator_and_scales_plain_k3(seed):
+def test_a_guide_of_the_state_alone_scales_plain_k3_and_is_nothing_to_the_corrected_one(seed):
     tree, log_reference, *_ = instance(seed)
     rng = np.random.default_rng(seed)
     logits = torch.as_tensor(rng.normal(size=len(tree.edges)))
@@ -271,36 +256,85 @@ def test_a_state_only_guide_does_nothing_under_the_corrected_estimator_and_scale
 
     nothing = torch.zeros_like(log_q)
     assert torch.allclose(gradient("k3_corrected", log_q), gradient("k3_corrected", nothing))
-    assert torch.allclose(
-        gradient("k3", log_q), q_of_state[tree.state_of] * gradient("k3", nothing)
-    )
+    scaled = q_of_state[tree.state_of] * gradient("k3", nothing)
+    assert torch.allclose(gradient("k3", log_q), scaled)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_where_each_estimator_leads(seed):
     tree, log_reference, reward, log_q, beta = instance(seed, depth=2)
     reference = tree.completion_probabilities(log_reference)
-    solution = solutions.tilted(reference, reward, beta, solutions.product_guide(tree, log_q))
-    sequence = tree.completion_probabilities(
-        estimators.fixed_point(tree, "sequence", reward, log_reference, beta, log_q)
-    )
-    assert (sequence - solution).abs().max() < 1e-8, (
-        "eq. 4 is the sequence-level objective's solution"
-    )
-    k3 = tree.completion_probabilities(
-        estimators.fixed_point(tree, "k3", reward, log_reference, beta, log_q)
-    )
-    assert (k3 - solution).abs().max() > 1e-3, "plain k3 leads elsewhere"
+    eq_4 = solutions.tilted(reference, reward, beta, solutions.product_guide(tree, log_q))
+
+    def distance(estimator):
+        found = estimators.fixed_point(tree, estimator, reward, log_reference, beta, log_q)
+        return (tree.completion_probabilities(found) - eq_4).abs().max()
+
+    assert distance("sequence") < 1e-8, "eq. 4 is the sequence-level objective's solution"
+    assert distance("k3") > 1e-3, "plain k3 leads elsewhere"
 
 
 def test_on_a_single_choice_the_corrected_estimator_leads_to_eq_4_and_plain_k3_to_eq_27():
     tree = Tree((("a",), ("b",), ("c",)))
-    log_reference = torch.tensor([0.90, 0.08, 0.02], dtype=torch.float64).log()
-    reward, beta = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), 0.5
+    reference = torch.tensor([0.90, 0.08, 0.02], dtype=torch.float64)
+    log_reference = reference.log()
+    reward = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    beta = 0.5
     k3 = estimators.fixed_point(tree, "k3", reward, log_reference, beta).exp()
     corrected = estimators.fixed_point(tree, "k3_corrected", reward, log_reference, beta).exp()
-    assert torch.allclose(corrected, solutions.tilted(log_reference.exp(), reward, beta), atol=1e-9)
-    assert torch.allclose(k3, solutions.forward_kl(log_reference.exp(), reward, beta)[0], atol=1e-9)
+    assert torch.allclose(corrected, solutions.tilted(reference, reward, beta), atol=1e-9)
+    assert torch.allclose(k3, solutions.forward_kl(reference, reward, beta)[0], atol=1e-9)
+
+
+def test_every_anchor_of_the_trainer_that_estimates_is_among_the_estimators():
+    assert set(anchors.ANCHORS) - set(estimators.ESTIMATORS) == {anchors.ForwardKL.name}
+    assert set(estimators.TERMS) == set(estimators.ESTIMATORS) - {anchors.Sequence.name}
+
+
+def test_the_table_of_gradients_says_which_divergence_each_estimator_descends():
+    frame = objectives.gradients(range(2), depth=2).set_index(["estimator", "kind"])
+    assert len(frame) == len(estimators.ESTIMATORS) * len(objectives.KINDS)
+    assert (frame["trees"] == 2).all()
+    assert frame.loc["k3", "to_forward"].max() < 1e-9
+    assert frame.loc["k3_corrected", "to_reverse"].max() < 1e-9
+    effect = frame["guide_effect"].unstack()
+    assert (effect["none"] == 0).all()
+    assert effect.loc["k3_corrected", "state"] < 1e-9 < effect.loc["k3", "state"]
+
+
+def test_distances_to_eq_4():
+    frame = objectives.distances([0.5], [1, 2], [1.0], [0], kind="state")
+    far = frame.set_index(["depth", "estimator"])["distance"]
+    assert far[1, "k3_corrected"] < 1e-8 < far[2, "k3_corrected"]
+    assert max(far[1, "sequence"], far[2, "sequence"]) < 1e-8
+    assert frame["entropy"].between(0, np.log(3)).all()
+
+
+def test_an_instance_without_a_fixed_point_is_left_out(monkeypatch):
+    fixed_point = estimators.fixed_point
+
+    def without_k3(tree, estimator, *given):
+        if estimator == "k3":
+            raise SageError("no fixed point")
+        return fixed_point(tree, estimator, *given)
+
+    monkeypatch.setattr(estimators, "fixed_point", without_k3)
+    frame = objectives.distances([0.5], [1], [1.0], [0])
+    assert frame["estimator"].tolist() == ["k3_corrected", "sequence"]
+
+
+def test_the_ratio_moves_the_rare_completion_as_eq_4_says_or_the_other_way():
+    frame = objectives.by_ratio([0, 0.5], 0.5, 1.2, ("rare", "b0", "end"))
+    change = frame.iloc[1] - frame.iloc[0]
+    assert change["eq. 4"] > 0 > change["k3"]
+    assert change["sequence"] == pytest.approx(change["eq. 4"], abs=1e-8)
+    assert change["k3_corrected"] == pytest.approx(0, abs=1e-8)
+    tree, log_reference, reward = two_path.branch_tree()
+    plain = objectives.fixed_points(
+        tree, log_reference, reward, 0.5, torch.zeros_like(log_reference)
+    )
+    row = tree.completions.index(("rare", "b0", "end"))
+    assert plain.loc[row, "k3"] == pytest.approx(frame.loc[0, "k3"])
 
 
 def test_wrong_input_is_refused():
@@ -310,3 +344,5 @@ def test_wrong_input_is_refused():
         solutions.separation(torch.ones(2), torch.ones(2), 1.0, 2.0)
     with pytest.raises(SageError, match="choose one of"):
         estimators.token_terms("k4", torch.zeros(1), torch.zeros(1))
+    with pytest.raises(SageError, match="choose one of none, token, state, noise"):
+        objectives.log_guide(Tree((("a",), ("b",))), "branch", torch.zeros(2))

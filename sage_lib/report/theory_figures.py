@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from sage_lib.report.style import NARROW, STYLE, WIDE, line, points, series
 from sage_lib.theory import solutions, two_path
-from sage_lib.theory.estimators import ANCHORS, LABELS
+from sage_lib.theory.estimators import LABELS, OFFERED
 from sage_lib.theory.tree import Completion, Tree
 from sage_lib.theory.two_path import Example
 
@@ -25,7 +25,7 @@ def fixed_points(tables: Mapping[str, pd.DataFrame], completion: str) -> Figure:
 
     ``tables``: kind of guide -> objectives.fixed_points.
     """
-    policies = ["reference", "eq. 4", "eq. 27 (forward KL)", *ANCHORS]
+    policies = ["reference", "eq. 4", "eq. 27 (forward KL)", *OFFERED]
     rows = {kind: table.set_index("completion").loc[completion] for kind, table in tables.items()}
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(WIDE, 2.4))
@@ -68,7 +68,7 @@ def distances(frame: pd.DataFrame) -> Figure:
 
 
 def _distances_by_beta(axis: Axes, frame: pd.DataFrame) -> None:
-    for i, anchor in enumerate(ANCHORS):
+    for i, anchor in enumerate(OFFERED):
         by_beta = frame[frame["estimator"] == anchor].groupby("beta")["distance"]
         mean, spread = by_beta.mean(), by_beta.std()
         label, look = LABELS[anchor], series(i + 3)
@@ -76,7 +76,7 @@ def _distances_by_beta(axis: Axes, frame: pd.DataFrame) -> None:
 
 
 def _distances_by_entropy(axis: Axes, frame: pd.DataFrame) -> None:
-    for i, anchor in enumerate(ANCHORS):
+    for i, anchor in enumerate(OFFERED):
         by_tree = frame[frame["estimator"] == anchor].groupby(["sharpness", "seed"])
         mean = by_tree[["entropy", "distance"]].mean()
         axis.plot(mean["entropy"], mean["distance"], **points(series(i + 3)))
@@ -88,7 +88,7 @@ def branch_ratio(frame: pd.DataFrame, completion: str) -> Figure:
     ``frame``: objectives.by_ratio.
     """
     looks = {"eq. 4": series(1)}
-    looks.update({anchor: series(i + 3) for i, anchor in enumerate(ANCHORS)})
+    looks.update({anchor: series(i + 3) for i, anchor in enumerate(OFFERED)})
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW + 0.4, 2.6))
         for policy, look in looks.items():

@@ -11,39 +11,40 @@ import numpy as np
 import torch
 from scipy.optimize import root
 
+from sage_lib.algorithm import anchors
 from sage_lib.errors import SageError
 from sage_lib.theory.tree import Tree
 
-#: Every estimator and how it is known. Those that a trainer offers have its anchors' names.
+#: Every estimator and how it is known.
 LABELS = {
     "k1_loss": "k1 as a loss",
     "k2": "k2 as a loss",
-    "k3": "k3 as a loss (the paper's code)",
-    "k3_corrected": "k3, bias-corrected (TRL's default)",
-    "sequence": "k1 in the return (eq. 8)",
+    anchors.K3.name: "k3 as a loss (the paper's code)",
+    anchors.K3Corrected.name: "k3, bias-corrected (TRL's default)",
+    anchors.Sequence.name: "k1 in the return (eq. 8)",
 }
 ESTIMATORS = tuple(LABELS)
-#: Those that a trainer can be given as its anchor.
-ANCHORS = ("k3", "k3_corrected", "sequence")
+#: Those that SageTrainer offers as anchors. Its forward KL is exact and estimates nothing.
+OFFERED = tuple(name for name in ESTIMATORS if name in anchors.ANCHORS)
 
 
 def _k3(d: torch.Tensor) -> torch.Tensor:
     return d.exp() - d - 1
 
 
-#: The differentiable term of every token, from d and log pi(y_t); "sequence" has none.
+#: The differentiable term of every token, from d and log pi(y_t); eq. 8 has none.
 TERMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "k1_loss": lambda d, log_pi: -d,
     "k2": lambda d, log_pi: d**2 / 2,
-    "k3": lambda d, log_pi: _k3(d),
-    "k3_corrected": lambda d, log_pi: (log_pi - log_pi.detach()).exp() * _k3(d),
+    anchors.K3.name: lambda d, log_pi: _k3(d),
+    anchors.K3Corrected.name: lambda d, log_pi: (log_pi - log_pi.detach()).exp() * _k3(d),
 }
 
 
 def token_terms(estimator: str, d: torch.Tensor, log_pi: torch.Tensor) -> torch.Tensor:
     """The differentiable term of every token, like ``d``; ``log_pi`` is log pi(y_t).
 
-    Raises SageError for an unknown estimator, and for "sequence", which is no sum of such terms.
+    Raises SageError for an unknown estimator, and for that of eq. 8, which is no sum of such terms.
     """
     if estimator not in TERMS:
         raise SageError(
@@ -76,7 +77,7 @@ def kl_gradient(
     log_pi = tree.log_policy(logits)
     log_q = torch.zeros_like(log_pi) if log_q is None else log_q
     d = log_reference + log_q - log_pi
-    if estimator == "sequence":
+    if estimator == anchors.Sequence.name:
         # The whole sequence's -d is a cost of every token before it: this is the gradient of
         # E_pi[-sum_t d_t] itself.
         of_completion = tree.paths @ mean_over_draws(d)

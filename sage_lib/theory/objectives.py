@@ -161,7 +161,7 @@ def _distances_to_eq_4(
     guide = solutions.product_guide(tree, log_q)
     target = solutions.tilted(reference, reward, beta, guide)
     found = {}
-    for anchor in estimators.ANCHORS:
+    for anchor in estimators.OFFERED:
         try:
             log_pi = estimators.fixed_point(tree, anchor, reward, log_reference, beta, log_q)
         except SageError:
@@ -185,7 +185,7 @@ def fixed_points(
         "eq. 4": solutions.tilted(reference, reward, beta, guide),
         "eq. 27 (forward KL)": solutions.forward_kl(reference, reward, beta)[0],
     }
-    for anchor in estimators.ANCHORS:
+    for anchor in estimators.OFFERED:
         log_pi = estimators.fixed_point(tree, anchor, reward, log_reference, beta, log_q)
         policies[anchor] = tree.completion_probabilities(log_pi)
     frame = pd.DataFrame({name: policy.tolist() for name, policy in policies.items()})
@@ -209,7 +209,7 @@ def by_ratio(
     tree, log_reference, reward = two_path.branch_tree(rare, spread)
     excess = (tree.entropies(log_reference) - threshold).clamp(min=0)[tree.state_of]
     row = tree.completions.index(completion)
-    policies = ["eq. 4", *estimators.ANCHORS]
+    policies = ["eq. 4", *estimators.OFFERED]
     rows = []
     for ratio in ratios:
         log_q = torch.log1p(ratio * excess)
