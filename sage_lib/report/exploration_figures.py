@@ -14,9 +14,9 @@ from matplotlib_venn import venn2, venn3
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import countdown_tables, measured, result_tables, sample_tables
-from sage_lib.report.families import band_name, intervals, panel_rows
+from sage_lib.report.families import band_name, intervals, lines_of, panel_rows, seeds
 from sage_lib.report.result_figures import pass_at_k
-from sage_lib.report.style import STYLE, WIDE, error_bar, line, look, series
+from sage_lib.report.style import STYLE, WIDE, error_bar, look, series
 
 
 def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
@@ -25,16 +25,16 @@ def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
     Left its distribution, right how heavy the tail is; a part for each family of methods.
     """
     frame = measured.scores(profile).dropna(subset=["perplexity"])
-    sizes = frame.groupby("method").size()
+    sizes = sorted(set(frame.groupby("method").size()))
     with plt.rc_context(STYLE):
         figure, rows = panel_rows(profile, methods, [1, 1])
         for group, axes in rows:
             left, right = axes[0]
-            for method in group:
+            for method, chosen in lines_of(group):
                 values = np.sort(frame[frame["method"] == method]["perplexity"])
                 rank = np.arange(len(values))
-                left.plot(values, (rank + 1) / len(values), **line(look(method)))
-                right.plot(values, 1 - rank / len(values), **line(look(method)))
+                left.plot(values, (rank + 1) / len(values), markevery=0.2, **chosen)
+                right.plot(values, 1 - rank / len(values), markevery=0.2, **chosen)
             left.set(ylabel="share of samples below", xscale="log")
             right.set(ylabel="share of samples above", xscale="log", yscale="log")
             for axis in (left, right):
@@ -45,7 +45,7 @@ def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
                 axis.xaxis.set_minor_formatter(NullFormatter())
         figure.suptitle(
             f"{profile.name}: {profile.evaluation.scored} samples a problem, "
-            f"{len(profile.seeds)} seed(s); {sizes.min():,} to {sizes.max():,} samples a method"
+            f"{seeds(profile)}; {' or '.join(map(str, sizes))} samples a method"
         )
     return figure
 
@@ -84,8 +84,8 @@ def exploration(profile: Profile, methods: Sequence[str]) -> Figure:
                 axis.tick_params(labelleft=False)
         problems = frame.groupby(["dataset", "problem"]).ngroups
         figure.suptitle(
-            f"{profile.name}: {problems} problems x {samples} samples, {len(profile.seeds)} "
-            f"seed(s); bars and {band_name(profile, rows[0][0])}: 95 % over problems"
+            f"{profile.name}: {problems} problems x {samples} samples, "
+            f"{seeds(profile)}; bars and {band_name(profile, rows[0][0])}: 95 % over problems"
         )
     return figure
 
@@ -105,16 +105,16 @@ def support(profile: Profile, methods: Sequence[str]) -> Figure:
         figure, rows = panel_rows(profile, methods, [1, 1, 1])
         for group, axes in rows:
             for axis, (column, name) in zip(axes[0], panels.items(), strict=True):
-                for method in group:
+                for method, chosen in lines_of(group):
                     if method == "base" and column != "size":
                         continue  # nothing enters or leaves the base's own support
                     found = frame[frame["method"] == method]
-                    axis.plot(found["epsilon"], found[column], markevery=6, **look(method))
+                    axis.plot(found["epsilon"], found[column], markevery=6, **chosen)
                 axis.set(xscale="log", xlabel="eps", title=name, ylim=(0, None))
             axes[0, 0].set_ylabel("valid completions")
         figure.suptitle(
             f"{profile.name}: exact, all {frame['of'].iloc[0]} valid completions of the held-out "
-            f"problems, mean over {len(profile.seeds)} seed(s)"
+            f"problems, mean over {seeds(profile)}"
         )
     return figure
 
@@ -188,9 +188,9 @@ def unsolvable_venn(profile: Profile, methods: Sequence[str]) -> Figure:
         else:
             draw = {2: venn2, 3: venn3}[len(methods)]
             drawn = draw([sets[m] for m in methods], names, set_colors=colours, ax=axis)
-            for text in (*drawn.set_labels, *drawn.subset_labels):
-                if text is not None:
-                    text.set_fontsize(7)
+            for text in filter(None, (*drawn.set_labels, *drawn.subset_labels)):
+                text.set_fontsize(7)
+                text.set_visible(text.get_text() != "0")
         axis.set_title(_unsolvable_title(profile), pad=14)
     return figure
 
@@ -210,6 +210,7 @@ def unsolvable_upset(profile: Profile, methods: Sequence[str]) -> Figure:
             2, 1, figsize=(WIDE, 1.8 + below), sharex=True, height_ratios=[1.4, below]
         )
         bars.bar(columns, [size for _, size in regions], color="0.3", width=0.6)
+        bars.margins(y=0.15)
         bars.set(ylabel="problems", title=_unsolvable_title(profile))
         for column, (members, size) in enumerate(regions):
             bars.annotate(str(size), (column, size), ha="center", va="bottom", fontsize=6.5)

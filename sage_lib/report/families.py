@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from sage_lib.experiment.profile import Profile
 from sage_lib.report.measured import families
-from sage_lib.report.style import NARROW, WIDE, error_bar, look
+from sage_lib.report.style import NARROW, WIDE, count, error_bar, look
 
 #: Of more methods than this in a panel, the reference alone has a band: more would hide the lines.
 FEW = 3
@@ -26,7 +26,7 @@ def lines_of(methods: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """
     below = np.linspace(1, 0, len(methods)) if len(methods) > 1 else [0.0]
     return [
-        (method, {**look(method), "linewidth": 0.9 + 1.6 * share, "markersize": 2.5 + 3.5 * share})
+        (method, {**look(method), "linewidth": 0.9 + 1.3 * share, "markersize": 2.5 + 3.5 * share})
         for method, share in zip(methods, below, strict=True)
     ]
 
@@ -42,6 +42,11 @@ def band_name(profile: Profile, methods: Sequence[str]) -> str:
     """Whose bands a panel of ``methods`` has, for its title."""
     shown = banded(profile, methods)
     return "bands" if len(shown) == len(methods) else f"band of {profile.label(shown[0])}"
+
+
+def seeds(profile: Profile) -> str:
+    """How many training seeds a figure stands on, for its title."""
+    return count(len(profile.seeds), "seed")
 
 
 def panel_rows(
@@ -64,7 +69,7 @@ def panel_rows(
         heights = [1.75 * lines + 0.45 + 0.17 * rows for rows in named]
     else:
         heights = [max(1.9, 0.75 + 0.19 * len(group)) for group in groups.values()]
-    width = WIDE if len(width_ratios) > 1 else NARROW + 0.6
+    width = WIDE if len(width_ratios) > 1 else NARROW + 1.2
     figure = plt.figure(figsize=(width, 0.2 + sum(heights)))
     parts = figure.subfigures(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
     drawn = []

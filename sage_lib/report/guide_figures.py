@@ -78,7 +78,7 @@ def _draw_anchors(axis: Axes, x: np.ndarray, values: Mapping[str, np.ndarray]) -
     for guide, method in GUIDES.items():
         shaped = values[guide] * values["pi_ref"]
         axis.plot(x, shaped, label=f"$q\\,\\pi_{{ref}}$, {guide}", **points(look(method)))
-    axis.set(ylabel="probability of the sampled\ntoken ($q\\,\\pi_{ref}$ unnormalised)")
+    axis.set(ylabel="probability of the token\n($q\\,\\pi_{ref}$ unnormalised)")
 
 
 def _short(text: str) -> str:

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import countdown_tables, measured, result_tables
-from sage_lib.report.families import band_name, banded, intervals, panel_rows
-from sage_lib.report.style import STYLE, WIDE, band, look
+from sage_lib.report.families import band_name, banded, intervals, lines_of, panel_rows, seeds
+from sage_lib.report.style import STYLE, WIDE, band
 from sage_lib.report.training_figures import reward_curves
 
 
@@ -62,7 +62,7 @@ def figure3(profile: Profile, ood: bool = False) -> Figure:
                 axis.set_ylabel("pass@k")
         figure.suptitle(
             f"{profile.name}: {profile.evaluation.samples} samples a problem, "
-            f"{len(profile.seeds)} seed(s); {band_name(profile, rows[0][0])}: 95 % over problems"
+            f"{seeds(profile)}; {band_name(profile, rows[0][0])}: 95 % over problems"
         )
     return figure
 
@@ -74,13 +74,13 @@ def pass_at_k(axis: Axes, profile: Profile, frame: pd.DataFrame, methods: Sequen
     """
     settings = profile.evaluation
     with_band = banded(profile, methods)
-    for method in methods:
+    for method, chosen in lines_of(methods):
         curves, sets = result_tables.curves(frame, method, settings.ks)
         mean = metrics.mean_over_sets(curves, sets)
-        axis.plot(settings.ks, mean, linewidth=1, **look(method))
+        axis.plot(settings.ks, mean, **chosen)
         if method in with_band:
             low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed, sets)
-            band(axis, settings.ks, low, high, **look(method))
+            band(axis, settings.ks, low, high, **chosen)
     axis.set_xscale("log", base=2)
     shown = settings.ks[::2]
     axis.set_xticks(shown, [str(k) for k in shown])
@@ -105,6 +105,6 @@ def mode_shares(profile: Profile) -> Figure:
             axis.set(xlabel=name, xlim=(-0.03 * top, top))
         figure.suptitle(
             f"{profile.name}: {profile.evaluation.samples} samples a problem, "
-            f"{len(profile.seeds)} seed(s); bars: 95 % over problems"
+            f"{seeds(profile)}; bars: 95 % over problems"
         )
     return figure

@@ -86,7 +86,8 @@ def look(method: str) -> dict[str, Any]:
     """Colour, dash and marker of a method, as keywords of ``plot``: the same in every figure.
 
     They follow from the method's key alone. The methods that come with the companion have a fixed
-    look; any other key takes one of those left over, by its hash.
+    look; any other key takes one of those left over, by its hash (two of these can share colour and
+    marker by chance, one time in sixty; their dashes then mostly differ).
     """
     if method in _SHIPPED:
         colour, dash, marker = _SHIPPED[method]
@@ -98,7 +99,7 @@ def look(method: str) -> dict[str, Any]:
             for marker in _MARKERS
             if colour not in _RESERVED and (colour, marker) not in taken
         ]
-        number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:8])
+        number = int.from_bytes(hashlib.sha256(method.encode()).digest()[-8:])
         colour, marker = free[number % len(free)]
         dash = _DASHES[number // len(free) % len(_DASHES)]
     return {"color": COLOURS[colour], "linestyle": dash, "marker": marker}
@@ -121,6 +122,11 @@ def points(chosen: dict[str, Any]) -> dict[str, Any]:
 def line(chosen: dict[str, Any]) -> dict[str, Any]:
     """A look with its line alone."""
     return {**chosen, "marker": ""}
+
+
+def count(number: int, word: str) -> str:
+    """ "1 seed", "3 seeds": how many, for a title."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def error_bar(

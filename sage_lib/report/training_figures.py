@@ -15,8 +15,8 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import entropies, sft_run
 from sage_lib.files import read_lines
 from sage_lib.report import measured, training_tables
-from sage_lib.report.families import band_name, banded, method_legend
-from sage_lib.report.style import COLOURS, NARROW, STYLE, WIDE, band, error_bar, look, series
+from sage_lib.report.families import band_name, banded, lines_of, method_legend, seeds
+from sage_lib.report.style import COLOURS, NARROW, STYLE, WIDE, band, count, error_bar, series
 
 #: What the training curves show: the first six that the profile's runs log.
 PANELS = {
@@ -46,7 +46,7 @@ def sft_loss(profile: Profile) -> Figure:
             xlabel="SFT step",
             ylabel="loss (nats per token)",
             yscale="log",
-            title=f"{profile.name}: 1 seed, each point the mean of {every} steps",
+            title=f"{profile.name}: 1 seed, each point the mean of {count(every, 'step')}",
         )
     return figure
 
@@ -125,7 +125,7 @@ def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
         batch = profile.rl["per_device_train_batch_size"]
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
         figure.suptitle(
-            f"{profile.name}: {rollouts} rollouts a step, mean over {window} step(s) and "
+            f"{profile.name}: {rollouts} rollouts a step, mean over {count(window, 'step')} and "
             f"{_seeds(profile, methods)}"
         )
         method_legend(figure, profile, methods)
@@ -143,7 +143,7 @@ def reward_curves(axis: Axes, profile: Profile, methods: Sequence[str]) -> None:
     axis.set(
         xlabel="RL step",
         ylabel="training reward",
-        title=f"mean over {_window(profile)} step(s) and {_seeds(profile, trained)}",
+        title=f"mean over {count(_window(profile), 'step')} and {_seeds(profile, trained)}",
     )
 
 
@@ -152,7 +152,7 @@ def _curves(
 ) -> None:
     """Mean over seeds of one logged column for each method that logs it."""
     window = _window(profile)
-    for method in methods:
+    for method, chosen in lines_of(methods):
         of_method = frame[frame["method"] == method]
         logged = [run[column].to_numpy() for _, run in of_method.groupby("seed")]
         whole = [_smooth(run, window) for run in logged if not np.isnan(run).any()]
@@ -161,9 +161,9 @@ def _curves(
         runs = np.stack(whole)
         steps = np.arange(1, runs.shape[1] + 1)
         every = max(1, len(steps) // 6)
-        axis.plot(steps, runs.mean(0), markevery=every, linewidth=1, **look(method))
+        axis.plot(steps, runs.mean(0), markevery=every, **chosen)
         if len(runs) > 1 and method in banded(profile, methods):
-            band(axis, steps, runs.min(0), runs.max(0), **look(method))
+            band(axis, steps, runs.min(0), runs.max(0), **chosen)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -184,7 +184,7 @@ def _seeds(profile: Profile, methods: Sequence[str]) -> str:
     """How many seeds a panel shows, and what its bands are."""
     if len(profile.seeds) == 1:
         return "1 seed"
-    return f"{len(profile.seeds)} seeds; {band_name(profile, methods)}: all of them"
+    return f"{seeds(profile)}; {band_name(profile, methods)}: all of them"
 
 
 def guide_effects(profile: Profile) -> Figure:
