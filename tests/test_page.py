@@ -32,6 +32,12 @@ def test_a_kept_table_has_keys_in_its_file_and_labels_below_the_cell(tmp_path, s
     assert ">5<" not in html, "no row numbers"
 
 
+def test_a_layout_may_be_shown_instead_of_the_table_that_is_kept(tmp_path, shown):
+    Page(load_profile("smoke")).keep(FRAME, "table1", shown=FRAME.head(1))
+    kept = pd.read_csv(tmp_path / "data" / "measured" / "smoke" / "table1.csv")
+    assert len(kept) == 2 and len(shown[0].data) == 1
+
+
 def test_a_column_may_have_a_format_of_its_own_and_a_named_index_is_shown(shown):
     page = Page(load_profile("smoke"))
     page.table(FRAME.set_index("method"), 1, share="{:.2%}", n="{:.0f} runs")
@@ -57,6 +63,12 @@ def test_a_figure_is_saved_closed_and_shown_once(tmp_path, shown, page, folder):
     made = sorted(path.name for path in (tmp_path / "figures" / folder).iterdir())
     assert made == ["figure2.json", "figure2.pdf", "figure2.png"]
     assert shown == [figure] and not plt.fignum_exists(figure.number)
+
+
+def test_a_figure_without_a_name_is_shown_and_not_saved(tmp_path, shown):
+    figure, _ = plt.subplots()
+    Page(load_profile("smoke")).show(figure)
+    assert shown == [figure] and not (tmp_path / "figures").exists()
 
 
 def test_a_page_of_theory_shows_what_it_is_given(shown):

@@ -27,19 +27,31 @@ class Page:
         self.profile = profile
         self.name = "theory" if profile is None else profile.name
 
-    def show(self, figure: Figure, name: str) -> None:
-        """Save a figure (<name>.pdf, .png, and .json: what made it), close it, display it once."""
-        save_figure(figure, name, self.name)
+    def show(self, figure: Figure, name: str | None = None) -> None:
+        """Save a figure (<name>.pdf, .png, and .json: what made it), close it, display it once.
+
+        Without a name it is displayed alone, such as another profile's figure.
+        """
+        if name is not None:
+            save_figure(figure, name, self.name)
         plt.close(figure)  # an open figure would be displayed again at the end of the cell
         _display(figure)
 
-    def keep(self, frame: pd.DataFrame, name: str, precision: int = 3, **formats: str) -> None:
+    def keep(
+        self,
+        frame: pd.DataFrame,
+        name: str,
+        precision: int = 3,
+        shown: pd.DataFrame | None = None,
+        **formats: str,
+    ) -> None:
         """Write <name>.csv to data/measured with keys of methods; display it with their labels.
 
-        ``precision`` and ``formats`` as :meth:`table` has them.
+        ``shown``: display this part or layout of it instead. ``precision`` and ``formats`` as
+        :meth:`table` has them.
         """
         write_text(paths.measured(self.name) / f"{name}.csv", frame.to_csv(index=False))
-        self.table(frame, precision, **formats)
+        self.table(frame if shown is None else shown, precision, **formats)
 
     def table(self, frame: pd.DataFrame, precision: int = 3, **formats: str) -> None:
         """Display a table: labels for keys, no row numbers, floats with ``precision`` decimals.

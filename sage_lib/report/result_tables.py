@@ -158,6 +158,19 @@ def _differences(profile: Profile, frame: pd.DataFrame, against: str) -> Iterato
             }
 
 
+def verdict(
+    low: float,
+    high: float,
+    above: str = "higher than",
+    below: str = "lower than",
+    neither: str = "not separated from",
+) -> str:
+    """In words, where the interval of a difference lies: above 0, below 0, or around it."""
+    if low > 0:
+        return above
+    return below if high < 0 else neither
+
+
 def crossings(profile: Profile) -> pd.DataFrame:
     """Where each pass@k curve passes the reference's, and the smallest effect that can be seen.
 
