@@ -1,4 +1,5 @@
-"""Shared fixtures: a tiny saved model for trainer tests, a machine without network, and nothing that touches the checkout's own data."""
+"""Shared fixtures: a tiny saved model for trainer tests, a machine without network, and nothing
+that touches the checkout's own data."""
 
 import pytest
 
@@ -21,16 +22,18 @@ def offline(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """Folder of a one-layer random model with the embedded tokenizer."""
+    """Folder of a one-layer random model with the word-level tokenizer of countdown."""
+    from sage_lib.experiment.profile import Model
     from sage_lib.policy import tiny_qwen
 
     folder = tmp_path_factory.mktemp("tiny")
-    shape = dict(
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    tiny_qwen.create(folder, shape, limit=99, max_length=64, seed=0)
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    model = Model(tiny_qwen.NAME, 64, seed=0, architecture=shape, largest_number=99)
+    tiny_qwen.create(folder, model)
     return folder

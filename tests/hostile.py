@@ -1,6 +1,7 @@
-"""Completions that try to hang, crash or cheat the verifier, each with the verdict it must get; used by test_verifier.py.
+"""Completions that try to hang, crash or cheat the verifier, each with the verdict it must get.
 
-A case is (name, gold, completion, correct). Cases are made by rules, so that a new trick is one line.
+Used by test_verifier.py. A case is (name, gold, completion, correct). Cases are made by rules, so
+that a new trick is one line.
 """
 
 from collections.abc import Iterator
@@ -127,7 +128,7 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
         yield wrong(f"U+{code:04X} alone", chr(code))
         yield wrong(f"U+{code:04X} many", chr(code) * 300)
         yield wrong(f"U+{code:04X} around a wrong number", f"{chr(code)}8{chr(code)}")
-        yield ("U+%04X in the work" % code, "7", f"{chr(code) * 50}{answered('7')}", True)
+        yield (f"U+{code:04X} in the work", "7", f"{chr(code) * 50}{answered('7')}", True)
     for zero in (0x0660, 0x06F0, 0x0966, 0x09E6, 0x0E50, 0xFF10, 0x1D7CE):
         yield wrong(f"digits from U+{zero:04X}, another number", chr(zero + 8))
         yield wrong(

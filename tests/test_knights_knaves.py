@@ -1,14 +1,13 @@
-"""Puzzles against brute force over all assignments; the scorer on right, wrong and cheating answers."""
+"""Puzzles against brute force over all assignments; the scorer on right, wrong and cheating
+answers."""
 
 import itertools
 
 import pytest
+import reasoning_gym
 
 from sage_lib.errors import SageError
-from sage_lib.experiment import problems
 from sage_lib.tasks import knights_knaves
-from sage_lib.tasks.prompts import answer_turn
-from sage_lib.tasks.verifier import Verifier
 
 
 def says(statement, roles):
@@ -28,26 +27,42 @@ def says(statement, roles):
 
 @pytest.mark.parametrize("people", [2, 3, 5, 8])
 def test_every_puzzle_has_the_gold_answer_as_its_only_solution(people):
-    made = knights_knaves.puzzles(people, 12, seed=7)
-    assert len({p.question for p in made}) == 12
+    made = knights_knaves.problems(knights_knaves.Settings(people=people), 12, seed=7)
+    assert len({p.question for p in made}) == len({p.id for p in made}) == 12
+    generator = reasoning_gym.create_dataset(
+        "knights_knaves",
+        n_people=people,
+        depth_constraint=2,
+        width_constraint=2,
+        size=2**31 - 1,
+        seed=7,
+    )
     for puzzle in made:
+        entry = generator[int(puzzle.id.split("-")[2])]
+        assert (entry["question"], entry["answer"]) == (puzzle.question, puzzle.gold)
+        statements = entry["metadata"]["statements"]
         solutions = [
             roles
             for roles in itertools.product((True, False), repeat=people)
-            if all(says(s, roles) == roles[i] for i, s in enumerate(puzzle.statements))
+            if all(says(s, roles) == roles[i] for i, s in enumerate(statements))
         ]
-        assert solutions == [puzzle.solution]
-        assert knights_knaves.correct(puzzle.answer, puzzle.answer)
+        assert solutions == [tuple(entry["metadata"]["solution"])]
+        assert knights_knaves.correct(puzzle.gold, puzzle.gold)
 
 
 def test_puzzles_are_a_function_of_their_seed():
-    assert (
-        knights_knaves.puzzles(3, 5, 1)
-        == knights_knaves.puzzles(3, 5, 1)
-        != knights_knaves.puzzles(3, 5, 2)
-    )
+    three = knights_knaves.Settings(people=3)
+    first = knights_knaves.problems(three, 5, 1)
+    assert first == knights_knaves.problems(three, 5, 1) != knights_knaves.problems(three, 5, 2)
     with pytest.raises(SageError, match="2 to 8 people, not 9"):
-        knights_knaves.puzzles(9, 1, 0)
+        knights_knaves.Settings(people=9)
+
+
+def test_there_is_nothing_to_learn_from():
+    with pytest.raises(SageError, match="no worked answers"):
+        knights_knaves.demonstrations(
+            knights_knaves.Settings(people=3), 5, 1, count_tokens=len, max_seq_length=9
+        )
 
 
 GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
@@ -63,13 +78,15 @@ GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
         ("Emma is a knave, Liam is a knave, and Mia is a knight.", False),
         ("It is false that Emma is a knight, Liam is a knave, and Mia is a knight.", False),
         (
-            "I do not know. Perhaps not Emma is a knight, Liam is a knave, and Mia is a knight. Or the other way round.",
+            "I do not know. Perhaps not Emma is a knight, Liam is a knave, and Mia is a knight. "
+            "Or the other way round.",
             False,
         ),
         ("is " * 130, False),
         ("Emma is a knight, Liam is a knave", False),
         (
-            "Emma is a knight, Emma is a knave, Liam is a knight, Liam is a knave, Mia is a knight, Mia is a knave",
+            "Emma is a knight, Emma is a knave, Liam is a knight, Liam is a knave, "
+            "Mia is a knight, Mia is a knave",
             False,
         ),
         ("Emma is not a knave, Liam is not a knight, Mia is not a knave", False),
@@ -82,23 +99,3 @@ GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
 )
 def test_scores(answer, expected):
     assert knights_knaves.correct(GOLD, answer) is expected
-
-
-def test_one_function_judges_puzzles_and_sums_in_any_order():
-    items = [
-        problems.Item("a", "math", "1 + 1?", "2"),
-        problems.Item("b", "knights", "who?", GOLD, judge="knights_knaves"),
-        problems.Item("c", "math", "1 + 2?", "3"),
-    ]
-    verifier = Verifier()
-    assert problems.judge(items, [answer_turn("so", a) for a in ("2", GOLD, "4")], verifier) == [
-        True,
-        True,
-        False,
-    ]
-    assert problems.judge(items, ["2", GOLD, answer_turn("so", "3")], verifier) == [
-        False,
-        False,
-        True,
-    ], "no markers, no answer"
-    problems.require_golds(items, verifier)  # the puzzle's gold is no formula, and need not be

@@ -1,8 +1,9 @@
-"""Loaders of the public data sets: on fixtures of the project's own in every public format, on damaged files, and on the
-real files where they are at hand."""
+"""Loaders of the public data sets: on fixtures of the project's own in every public format, on
+damaged files, and on the real files where they are at hand."""
 
 import dataclasses
 import hashlib
+import json
 import os
 import shutil
 from http.client import IncompleteRead
@@ -11,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from sage_lib.errors import SageError
-from sage_lib.experiment import problems
-from sage_lib.experiment.profile import load_profile
 from sage_lib.tasks import public_sets
+from sage_lib.tasks.verifier import Verifier
 
 FIXTURES = Path(__file__).parent / "data"
 COUNTS = {
@@ -30,7 +30,7 @@ COUNTS = {
 
 @pytest.fixture
 def folder(offline, tmp_path, monkeypatch):
-    """A copy of the fixtures, each pinned by its own count and checksums; nothing can be fetched."""
+    """A copy of the fixtures, pinned by their own counts and checksums; nothing can be fetched."""
     shutil.copytree(FIXTURES, tmp_path / "data")
     monkeypatch.setenv("SAGE_DATA", str(tmp_path / "data"))
     for name, source in public_sets.SOURCES.items():
@@ -70,24 +70,50 @@ def digest(path):
     ],
 )
 def test_every_format(folder, name, golds):
-    items = public_sets.load(name)
-    assert (
-        [i.gold for i in items] == golds
-        and all(i.question for i in items)
-        and len({i.id for i in items}) == len(golds)
+    made = public_sets.load(name)
+    assert [p.gold for p in made] == golds
+    assert all(p.question and p.dataset == p.task == name for p in made)
+    assert len({p.id for p in made}) == len(golds)
+
+
+def test_problems_are_what_they_were(folder):
+    """SHA-256 over all sets of fixtures, as it was before the tasks had a table."""
+    text = ""
+    for name in COUNTS:
+        for p in problems(name):
+            text += json.dumps([p.id, p.dataset, p.question, p.gold]) + "\n"
+    found = hashlib.sha256(text.encode()).hexdigest()
+    assert found == "7ae7bbc2f3a43b2b10c8c90f6b7cf619c9be5995622efdb5dbf53307c8a79b7e"
+
+
+def problems(name, rows=9999, **given):
+    return public_sets.problems(public_sets.Settings(name=name), rows, 0, **given)
+
+
+def test_the_first_rows_are_taken_of_those_that_are_not_excluded(folder):
+    made = problems("aime")
+    assert problems("aime", 2) == made[:2]
+    assert problems("aime", 2, exclude=frozenset([made[0].question])) == made[1:3]
+
+
+def demonstrations(name, rows=9999, max_seq_length=1000):
+    made = public_sets.demonstrations(
+        public_sets.Settings(name=name), rows, 0, count_tokens=len, max_seq_length=max_seq_length
     )
+    return [(worked.working, worked.answer) for worked in made]
 
 
 def test_worked_answers_are_numeric_fit_half_the_context_and_carry_no_annotations(folder):
-    assert [
-        (w, a) for _, w, a in public_sets.load_sft("open_math_reasoning_mini", None, 200, len)
-    ] == [("3+4=7\n\nIt is 7.", "7"), ("3+4=7\n\nIt is 7.", "-2.5")]
-    assert [(w, a) for _, w, a in public_sets.load_sft("gsm8k_train", None, 1000, len)] == [
-        ("Ann has 3*4=12 nuts.", "12"),
-        ("There are 40*30=1,200 seats.", "1200"),
+    assert demonstrations("open_math_reasoning_mini", max_seq_length=200) == [
+        ("3+4=7\n\nIt is 7.", "7"),
+        ("3+4=7\n\nIt is 7.", "-2.5"),
     ]
+    first, second = demonstrations("gsm8k_train")
+    assert first == ("Ann has 3*4=12 nuts.", "12")
+    assert second == ("There are 40*30=1,200 seats.", "1200")
+    assert demonstrations("gsm8k_train", rows=1) == [first]
     with pytest.raises(SageError, match="no SFT data set 'amc23': choose one of"):
-        public_sets.load_sft("amc23", None, 1000, len)
+        demonstrations("amc23")
 
 
 @pytest.mark.parametrize(
@@ -108,16 +134,11 @@ def test_damaged_files_are_refused(folder, monkeypatch, damage, words):
     path.write_text(damage(path.read_text()))
     with pytest.raises(SageError, match="does not have the checksum"):
         public_sets.load("amc23")
-    source = public_sets.SOURCES[
-        "amc23"
-    ]  # damaged before it was pinned: what is in the file is looked at too
-    monkeypatch.setitem(
-        public_sets.SOURCES,
-        "amc23",
-        dataclasses.replace(
-            source, parts=(dataclasses.replace(source.parts[0], sha256=digest(path)),)
-        ),
-    )
+    # Damaged before it was pinned: what is in the file is looked at too.
+    source = public_sets.SOURCES["amc23"]
+    part = dataclasses.replace(source.parts[0], sha256=digest(path))
+    damaged = dataclasses.replace(source, parts=(part,))
+    monkeypatch.setitem(public_sets.SOURCES, "amc23", damaged)
     with pytest.raises(SageError, match=words):
         public_sets.load("amc23")
 
@@ -125,12 +146,12 @@ def test_damaged_files_are_refused(folder, monkeypatch, damage, words):
 def test_what_the_folder_lacks_is_fetched_once_and_checked(folder, monkeypatch, tmp_path):
     content = (folder / "benchmarks/amc23.jsonl").read_bytes()
     (folder / "benchmarks/amc23.jsonl").unlink()
-    with pytest.raises(SageError, match="amc23.jsonl could not be fetched from .*no network"):
+    with pytest.raises(SageError, match=r"amc23\.jsonl could not be fetched from .*no network"):
         public_sets.load("amc23")
     monkeypatch.setattr(
         public_sets, "urlopen", lambda url, timeout: (_ for _ in ()).throw(IncompleteRead(b"half"))
     )
-    with pytest.raises(SageError, match="could not be fetched from .*IncompleteRead"):
+    with pytest.raises(SageError, match=r"could not be fetched from .*IncompleteRead"):
         public_sets.load("amc23")
     served = tmp_path / "served"
     served.write_bytes(content + b"\n{}")
@@ -170,11 +191,9 @@ def test_every_file_of_the_shipped_sets_is_pinned():
 
 @pytest.mark.skipif(
     "SAGE_DATA" not in os.environ,
-    reason="set SAGE_DATA to a folder with the public benchmark files to check their counts and golds",
+    reason="set SAGE_DATA to a folder with the public files to check their counts and golds",
 )
 def test_the_real_files_and_that_every_gold_parses():
-    from sage_lib.tasks.verifier import Verifier
-
     verifier, unparseable = Verifier(), set()
     for name in ("aime", "amc23", "math500_level5", "minerva", "gsm8k_train", "gsm8k_test"):
         for item in public_sets.load(name):
@@ -189,17 +208,10 @@ def test_the_real_files_and_that_every_gold_parses():
 def test_a_gold_that_cannot_be_read_is_left_out_of_a_run_aloud_or_stops_it_before_it_samples(
     folder, monkeypatch, capsys
 ):
-    from sage_lib.tasks.verifier import Verifier
-
-    source = public_sets.SOURCES["minerva"]
-    monkeypatch.setitem(
-        public_sets.SOURCES, "minerva", dataclasses.replace(source, unparseable=("6",))
-    )
-    profile = load_profile("paper")
-    items = problems._items(profile, profile.Data("minerva", None, 272, 0), frozenset())
-    assert [i.gold for i in items] == [
-        r"\frac{x^{2}}{3}"
-    ] and "minerva: 1 of 2 problems are left out" in capsys.readouterr().out
+    source = dataclasses.replace(public_sets.SOURCES["minerva"], unparseable=("6",))
+    monkeypatch.setitem(public_sets.SOURCES, "minerva", source)
+    assert [p.gold for p in problems("minerva")] == [r"\frac{x^{2}}{3}"]
+    assert "minerva: 1 of 2 problems are left out" in capsys.readouterr().out
     verifier = Verifier()
     with pytest.raises(
         SageError, match=r"'E_\{1\},E_\{2\}' cannot be parsed: correct or drop its problem"

@@ -28,6 +28,9 @@ def verifier():
     ("gold", "answer", "correct"),
     [
         ("54", "54", True),
+        (54, "54", True),
+        (54, "50 + 4", True),
+        (54, 53, False),
         ("54", "( ( 3 + 5 ) * 7 ) - 2", True),
         ("54", "( ( 3 + 5 ) * 7 ) - 3", False),
         ("0.5", r"\frac{1}{2}", True),
@@ -35,7 +38,7 @@ def verifier():
         ("12", "", False),
         ("12", "the answer is obvious", False),
         ("12", "11, 12", False),
-        # Known disagreements of Math-Verify 0.9.0: a percentage equals both its number and its share.
+        # Known disagreement of Math-Verify 0.9.0: a percentage equals its number and its share.
         ("28", "28%", True),
         ("28%", "0.28", True),
     ],
@@ -169,7 +172,8 @@ def test_a_busy_machine_changes_no_verdict():
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     (tmp_path / "script.py").write_text(
-        "from sage_lib.tasks.verifier import Verifier\nVerifier().verify_answers(['7'], ['8 - 1'])\n"
+        "from sage_lib.tasks.verifier import Verifier\n"
+        "Verifier().verify_answers(['7'], ['8 - 1'])\n"
     )
     done = subprocess.run(
         [sys.executable, str(tmp_path / "script.py")],
@@ -195,6 +199,9 @@ def test_equal_pairs_are_verified_once():
 def test_unparseable_gold_is_refused(verifier):
     with pytest.raises(SageError, match="cannot be parsed"):
         verifier.verify_answers([""], ["5"])
+    verifier.require_golds([7, "7", r"\frac{1}{2}"])
+    with pytest.raises(SageError, match="2 gold answers do not go with 1 answers"):
+        verifier.verify_answers(["1", "2"], ["5"])
 
 
 def test_threads_share_it(verifier):
@@ -207,14 +214,16 @@ def test_threads_share_it(verifier):
         )
         for i in range(6)
     ]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert found == [True] * 6
 
 
 def test_reward_takes_texts_and_conversations():
     texts = ["work <SOLUTION> 2 + 2 </SOLUTION>", "<SOLUTION> 5 </SOLUTION>", "no answer"]
-    assert accuracy_reward(texts, ["4"] * 3) == [1.0, 0.0, 0.0]
+    assert accuracy_reward(texts, ["4"] * 3) == accuracy_reward(texts, [4] * 3) == [1.0, 0.0, 0.0]
     assert accuracy_reward([r"so \boxed{2+2}", "4"], ["4"] * 2, boxed=True) == [1.0, 0.0]
     assert accuracy_reward([[{"role": "assistant", "content": t}] for t in texts], ["4"] * 3) == [
         1.0,

@@ -1,6 +1,4 @@
-"""Generated word problems: seeded, distinct, kept apart from held-out ones, and their golds parse."""
-
-import itertools
+"""Generated word problems: seeded, distinct, apart from held-out ones, and their golds parse."""
 
 import pytest
 
@@ -13,39 +11,42 @@ from sage_lib.tasks.verifier import Verifier
 
 
 def test_the_stream_is_seeded_distinct_and_short_enough():
-    made = list(itertools.islice(word_problems.problems(1, 200), 60))
-    assert made == list(itertools.islice(word_problems.problems(1, 200), 60))
-    assert len({p.question for p in made}) == 60 and all(
-        p.working and len(p.working) <= 200 and "####" not in p.working for p in made
-    )
-    rest = list(
-        itertools.islice(
-            word_problems.problems(1, 200, frozenset(p.question for p in made[:30])), 30
-        )
-    )
-    assert not {p.question for p in rest} & {p.question for p in made[:30]}
+    settings = word_problems.Settings(longest=200)
+    made = word_problems.problems(settings, 60, 1)
+    assert made == word_problems.problems(settings, 60, 1)
+    assert len({p.question for p in made}) == len({p.id for p in made}) == 60
+    held_out = frozenset(p.question for p in made[:30])
+    rest = word_problems.problems(settings, 30, 1, held_out)
+    assert rest == made[30:]
+
+
+def test_demonstrations_are_the_same_problems_with_their_working():
+    settings = word_problems.Settings(longest=200)
+    made = word_problems.problems(settings, 60, 1)
+    worked = word_problems.demonstrations(settings, 60, 1, count_tokens=len, max_seq_length=1)
+    for problem, example in zip(made, worked, strict=True):
+        assert (example.question, example.answer) == (problem.question, problem.gold)
+        assert example.working and len(example.working) <= 200 and "####" not in example.working
 
 
 def test_training_holds_no_held_out_question_and_every_gold_parses(offline):
     profile = load_profile("smollm")
-    held_out = {
-        i.question for i in problems.evaluation_items(profile) if i.dataset == "gsm_symbolic"
-    }
-    rl, sft = problems.rl_items(profile), problems.sft_rows(profile, len)
+    evaluated = problems.evaluation_problems(profile)
+    held_out = {p.question for p in evaluated if p.dataset == "gsm_symbolic"}
+    rl = problems.rl_problems(profile)
+    sft = [row["prompt"][-1]["content"] for row in problems.sft_rows(profile, len)]
     assert len(held_out) == 32 and len(rl) == 400 and len(sft) == 800
-    assert not held_out & {i.question for i in rl} and not held_out & {
-        row["prompt"][-1]["content"] for row in sft
-    }
+    assert not held_out & {p.question for p in rl} and not held_out & set(sft)
     verifier = Verifier()
-    golds = [i.gold for i in rl]
-    assert all(v.correct for v in verifier.verify_answers(golds, golds))
+    golds = [p.gold for p in rl]
+    assert all(word_problems.judge(rl, golds, verifier))
     verifier.close()
 
 
 def test_an_optional_data_set_that_is_absent_is_left_out_aloud_and_a_required_one_stops(
     offline, capsys
 ):
-    found = {i.dataset for i in problems.evaluation_items(load_profile("smollm"))}
+    found = {p.dataset for p in problems.evaluation_problems(load_profile("smollm"))}
     assert found == {"gsm_symbolic", "knights_knaves_2", "knights_knaves_3"}
     assert "math500_level5 is left out: the data file" in capsys.readouterr().out
 

@@ -45,8 +45,9 @@ def csv_lines(name: str, data: bytes) -> list[Line]:
                 )
             found.append((where, row))
     except csv.Error as error:
+        number = reader.reader.line_num
         raise SageError(
-            f"{name}, line {reader.line_num} is not valid CSV ({error}): correct or delete it"
+            f"{name}, line {number} is not valid CSV ({error}): correct or delete it"
         ) from None
     return found
 

@@ -114,8 +114,7 @@ def check_settings(
     Args:
         given: what the line says besides the name, and besides what every line has (rows, seed,
             revision and so on, which are not the task's).
-        shared: what the profile says for all its lines. A setting that the task has is taken from
-            here where the line does not give it; those of other tasks do not concern it.
+        shared: what the profile says for all lines of this task: taken where the line says nothing.
         folder: that relative paths are below.
 
     Raises:
@@ -124,20 +123,16 @@ def check_settings(
     task = task_of(name)
     fields = {field.name: field for field in dataclasses.fields(task.Settings)}
     written = _written(task)
-    for key in given:
+    known = ", ".join(written) or "none"
+    shared = shared or {}
+    for key in (*given, *shared):
         if key not in written:
-            known = ", ".join(written) or "none"
             raise SageError(f"the task {name} has no setting {key!r}; its settings are: {known}")
-    everywhere = {key for other in TASKS.values() for key in _written(other)}
-    for key in shared or {}:
-        if key not in everywhere:
-            raise SageError(f"no task has the setting {key!r} that all are to share")
-    context = {**(shared or {}), "folder": str(folder)}
-    values = {key: context[key] for key in written if key in context} | dict(given)
+    values = {**shared, **given}
     for key, field in written.items():
         if key not in values and default(field) is dataclasses.MISSING:
-            known = ", ".join(written)
             raise SageError(f"the task {name} needs the setting {key!r}; its settings are: {known}")
+    context = {**shared, "folder": str(folder)}
     for key, field in fields.items():
         source = field.metadata.get("filled")
         if source in context:

@@ -1,0 +1,167 @@
+"""A data set of one's own: read in both formats, refused with a sentence, judged by a function."""
+
+import json
+
+import pytest
+
+from sage_lib.errors import SageError
+from sage_lib.tasks import judging, local_file
+from sage_lib.tasks.problem import plain
+from sage_lib.tasks.prompts import answer_turn
+from sage_lib.tasks.table import check_settings
+from sage_lib.tasks.verifier import Verifier
+
+JSONL = (
+    '{"key": "a", "problem": "1 + 1?", "answer": 2, "steps": "one and one"}\n'
+    "\n"
+    '{"key": "b", "problem": "half of 1?", "answer": "1/2", "steps": "a half"}\n'
+)
+CSV = 'key,problem,answer,steps\na,1 + 1?,2,one and one\nb,half of 1?,1/2,"a ""half"""\n'
+JUDGES = """
+def same_length(gold, answer):
+    return len(gold) == len(answer)
+
+def score(gold, answer):
+    return 0.5
+
+def faulty(gold, answer):
+    return int(gold) == int(answer)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "my.jsonl").write_text(JSONL)
+    (tmp_path / "my.csv").write_text(CSV)
+    (tmp_path / "judges_of_one_s_own.py").write_text(JUDGES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def settings(folder, **given):
+    return check_settings("file", {"path": "my.jsonl", "question": "problem", **given}, {}, folder)
+
+
+@pytest.mark.parametrize("path", ["my.jsonl", "my.csv"])
+def test_both_formats(folder, path):
+    chosen = settings(folder, path=path, id="key", working="steps")
+    made = local_file.problems(chosen, 9, 0)
+    assert [(p.id, p.dataset, p.question, p.gold) for p in made] == [
+        ("a", "my", "1 + 1?", "2"),
+        ("b", "my", "half of 1?", "1/2"),
+    ]
+    assert [p.id for p in local_file.problems(settings(folder, path=path), 1, 0)] == ["1"]
+    rest = local_file.problems(chosen, 9, 0, frozenset(["1 + 1?"]))
+    assert [p.id for p in rest] == ["b"]
+    learned = local_file.demonstrations(chosen, 9, 0, count_tokens=len, max_seq_length=34)
+    assert (learned[0].working, learned[0].answer) == ("one and one", "2")
+    assert len(learned) == 1 + (path == "my.jsonl"), "the quotation marks are too long"
+    absolute = settings("/elsewhere", path=str(folder / path))
+    assert len(local_file.problems(absolute, 9, 0)) == 2
+
+
+def test_math_verify_judges_by_default(folder):
+    made = local_file.problems(settings(folder), 9, 0)
+    verifier = Verifier()
+    judging.require_golds(made, verifier)
+    completions = [answer_turn("so", answer) for answer in ("2.0", "0.5")]
+    assert judging.judge(made, completions, verifier) == [True, True]
+    assert judging.judge(made, completions[::-1], verifier) == [False, False]
+    verifier.close()
+
+
+def test_a_function_judges_where_one_is_named(folder):
+    by_length = settings(folder, judge="judges_of_one_s_own:same_length")
+    made = local_file.problems(by_length, 9, 0)
+    mixed = [*made, *plain(["1 + 1?"], [2])]
+    completions = [answer_turn("so", answer) for answer in ("7", "12", "2")]
+    verifier = Verifier()
+    assert judging.judge(mixed, completions, verifier) == [True, False, True]
+    assert judging.judge(made, ["no answer", "none"], verifier) == [False, False]
+    judging.require_golds(made, verifier)
+
+
+@pytest.mark.parametrize(
+    ("judge", "words"),
+    [
+        ("no_such_module_here:same", "cannot be imported .*PYTHONPATH"),
+        ("judges_of_one_s_own:other", "unknown: judges_of_one_s_own has no function 'other'"),
+        ("judges_of_one_s_own:number", "is not a function, but 3"),
+    ],
+)
+def test_a_judge_that_cannot_be_had_is_named_before_the_work(folder, judge, words):
+    with pytest.raises(SageError, match=words):
+        local_file.problems(settings(folder, judge=judge), 9, 0)
+
+
+@pytest.mark.parametrize(
+    ("judge", "words"),
+    [
+        ("score", "must return True or False, not 0.5"),
+        ("faulty", "raised ValueError.*'1/2'.* let it return False"),
+    ],
+)
+def test_a_faulty_judge_stops_the_run(folder, judge, words):
+    made = local_file.problems(settings(folder, judge=f"judges_of_one_s_own:{judge}"), 9, 0)
+    completions = [answer_turn("so", answer) for answer in ("2", "1/2")]
+    with pytest.raises(SageError, match=words):
+        judging.judge(made, completions, Verifier())
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "given", "words"),
+    [
+        ("my.jsonl", "", "", {"path": "other.jsonl"}, "no data file .*other.jsonl: the path"),
+        ("my.jsonl", "", "", {"gold": "gold"}, "my.jsonl:1: the column 'gold' is missing; it has"),
+        ("my.csv", "", "", {"question": "text"}, "my.csv:2: the column 'text' is missing"),
+        ("my.jsonl", '"b"', '"a"', {"id": "key"}, "my.jsonl:3: the id a occurs twice"),
+        ("my.jsonl", '"1/2"', '" "', {}, "my.jsonl:3: there is no gold answer"),
+        ("my.jsonl", '"1/2"', "null", {}, "my.jsonl:3: there is no gold answer"),
+        ("my.jsonl", '"1/2"', '["1/2"]', {}, "must be a text or a number"),
+        ("my.csv", "2,one", ",one", {}, "my.csv:2: there is no gold answer"),
+        ("my.csv", "half of 1?", "", {}, "my.csv:3: there is no question"),
+        ("my.csv", "2,one", "2,more,one", {}, "my.csv:2 has another number of columns"),
+        ("my.csv", '""half"""', '"half', {}, "line 3 is not valid CSV"),
+        ("my.jsonl", '"b", ', '"b" ', {}, "my.jsonl, line 3 is not valid JSON"),
+        ("my.jsonl", JSONL, "[1, 2]\n", {}, "line 1 is no JSON object"),
+        ("my.jsonl", JSONL, "\n", {}, "my.jsonl holds no problems"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_sentence(folder, path, old, new, given, words):
+    if old:
+        assert old in (folder / path).read_text()
+        (folder / path).write_text((folder / path).read_text().replace(old, new))
+    with pytest.raises(SageError, match=words) as caught:
+        local_file.problems(settings(folder, **{"path": path, **given}), 9, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_in_another_encoding_is_refused(folder):
+    (folder / "my.csv").write_bytes("question,answer\nWie groß?,3\n".encode("latin-1"))
+    with pytest.raises(SageError, match="is not UTF-8 text"):
+        local_file.problems(settings(folder, path="my.csv"), 9, 0)
+
+
+def test_a_file_without_worked_solutions_teaches_nothing(folder):
+    with pytest.raises(SageError, match="add working: COLUMN"):
+        local_file.demonstrations(settings(folder), 9, 0, count_tokens=len, max_seq_length=99)
+
+
+def test_a_changed_file_is_another_data_set_and_a_moved_one_is_not(folder):
+    before = settings(folder)
+    (folder / "moved").mkdir()
+    (folder / "moved" / "my.jsonl").write_text(JSONL)
+    assert settings(folder / "moved").identity() == before.identity()
+    kept = json.dumps(before.identity())
+    (folder / "my.jsonl").write_text(JSONL.replace("1/2", "1/3"))
+    assert json.dumps(before.identity()) != kept
+    assert [p.gold for p in local_file.problems(before, 9, 0)] == ["2", "1/3"]
+    assert before.given() == {"name": "file", "path": "my.jsonl", "question": "problem"}
+    assert settings(folder, path="gone.csv").identity()["label"] == "gone"
+
+
+def test_only_what_the_file_holds_is_held_out_of_it(folder):
+    assert local_file.could_draw(settings(folder), plain(["half of 1?"])[0])
+    assert not local_file.could_draw(settings(folder), plain(["half of 2?"])[0])
