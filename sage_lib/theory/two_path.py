@@ -122,7 +122,7 @@ def fork_first(common: float = 0.9, rare: float = 0.0083) -> tuple[Tree, torch.T
 
 
 def branch_tree(rare: float = 0.05, spread: int = 6) -> tuple[Tree, torch.Tensor, torch.Tensor]:
-    """The tree that the example needs (finding 3): tree, log pi_ref (E,), reward (L,).
+    """The tree that the example needs: tree, log pi_ref (E,), reward (L,).
 
     The fork comes first and is nearly certain; the rare way alone leads to a state with ``spread``
     equally likely tokens, one of which ends correctly.
