@@ -186,6 +186,19 @@ def test_tails_are_compared_problem_by_problem(profile):
     assert grpo["low"] < 0 < grpo["high"], "drawn as the base's"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.1, 0.2, "higher than"),
+        (-0.2, -0.1, "lower than"),
+        (-0.1, 0.1, "not separated from"),
+        (0.0, 0.0, "not separated from"),
+    ],
+)
+def test_an_interval_of_differences_in_words(low, high, words):
+    assert result_tables.verdict(low, high) == words
+
+
 def test_table_5_has_a_mean_for_each_third_of_the_steps(profile):
     write_steps(profile)
     found = training_tables.table5(profile)
