@@ -22,7 +22,7 @@ from sage_lib.report import (
     style,
     training_figures,
 )
-from sage_lib.report.families import families
+from sage_lib.report.measured import families
 from sage_lib.tasks.prompts import answer_turn
 
 MAIN = (

@@ -14,9 +14,9 @@ from matplotlib_venn import venn2, venn3
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import countdown_tables, measured, result_tables, sample_tables
-from sage_lib.report.families import band_name, intervals, lines_of, panel_rows, seeds
+from sage_lib.report.panels import band_name, intervals, lines_of, panel_rows, seeds
 from sage_lib.report.result_figures import pass_at_k
-from sage_lib.report.style import STYLE, WIDE, error_bar, look, series
+from sage_lib.report.style import STYLE, WIDE, error_bar, look, sentence, series
 
 
 def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
@@ -177,9 +177,7 @@ def unsolvable_venn(profile: Profile, methods: Sequence[str]) -> Figure:
         figure, axis = plt.subplots(figsize=(WIDE / 2, 2.6))
         colours = [look(method)["color"] for method in methods]
         if not any(sets.values()):
-            sentence = "every problem was solved by\n" + "\n".join(names)
-            axis.text(0.5, 0.5, sentence, ha="center", va="center", transform=axis.transAxes)
-            axis.set_axis_off()
+            sentence(axis, "every problem was solved by\n" + "\n".join(names))
         elif len(methods) == 1:
             axis.add_patch(Circle((0, 0), 1, color=colours[0], alpha=0.4))
             axis.text(0, 0, names[0], ha="center", va="center")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import countdown_tables, measured, result_tables
-from sage_lib.report.families import band_name, banded, intervals, lines_of, panel_rows, seeds
+from sage_lib.report.panels import band_name, banded, intervals, lines_of, panel_rows, seeds
 from sage_lib.report.style import STYLE, WIDE, band
 from sage_lib.report.training_figures import reward_curves
 

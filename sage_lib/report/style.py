@@ -155,6 +155,12 @@ def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **chosen: An
     axis.fill_between(x, low, high, color=chosen["color"], alpha=0.15, linewidth=0)
 
 
+def sentence(axis: Axes, text: str) -> None:
+    """An empty panel that says why there is nothing to draw."""
+    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes)
+    axis.set_axis_off()
+
+
 def save_figure(figure: Figure, name: str, folder_name: str) -> list[Path]:
     """Write <name>.pdf and .png to figures/<folder_name>; returns the two files.
 

@@ -15,8 +15,18 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import entropies, sft_run
 from sage_lib.files import read_lines
 from sage_lib.report import measured, training_tables
-from sage_lib.report.families import band_name, banded, lines_of, method_legend, seeds
-from sage_lib.report.style import COLOURS, NARROW, STYLE, WIDE, band, count, error_bar, series
+from sage_lib.report.panels import band_name, banded, lines_of, method_legend, seeds
+from sage_lib.report.style import (
+    COLOURS,
+    NARROW,
+    STYLE,
+    WIDE,
+    band,
+    count,
+    error_bar,
+    sentence,
+    series,
+)
 
 #: What the training curves show: the first six that the profile's runs log.
 PANELS = {
@@ -36,11 +46,14 @@ ANCHORS = {
 
 
 def sft_loss(profile: Profile) -> Figure:
-    """Training loss of supervised fine-tuning by step."""
-    log = pd.DataFrame(read_lines(sft_run(profile).measured / "steps.jsonl"))
-    every = profile.sft["logging_steps"]
+    """Training loss of supervised fine-tuning by step; a sentence for a model taken as it comes."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW, 2.1))
+        if not profile.sft:
+            sentence(axis, f"{profile.name}: no fine-tuning,\nthe model is taken as it comes")
+            return figure
+        log = pd.DataFrame(read_lines(sft_run(profile).measured / "steps.jsonl"))
+        every = profile.sft["logging_steps"]
         axis.plot(log["step"], log["loss"], color=COLOURS["blue"])
         axis.set(
             xlabel="SFT step",
@@ -136,8 +149,7 @@ def reward_curves(axis: Axes, profile: Profile, methods: Sequence[str]) -> None:
     """The training reward of ``methods`` by RL step in one panel, as training_curves draws it."""
     trained = [method for method in methods if method != "base"]
     if not trained:
-        axis.text(0.5, 0.5, "no RL method", ha="center", transform=axis.transAxes)
-        axis.set_axis_off()
+        sentence(axis, "no RL method")
         return
     _curves(axis, profile, measured.training(profile), trained, "reward")
     axis.set(

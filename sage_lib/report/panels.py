@@ -1,4 +1,4 @@
-"""Methods in the groups that are drawn together, and figures with a part for each group."""
+"""Panels that compare methods: figures with a part for each family, their lines and intervals."""
 
 from collections.abc import Sequence
 from typing import Any
