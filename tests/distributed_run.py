@@ -1,9 +1,9 @@
-"""A short SageTrainer run for test_distributed.py, in one process or under ``accelerate launch``; not a test itself.
+"""A short SageTrainer run for test_distributed.py, alone or under ``accelerate launch``.
 
     python tests/distributed_run.py MODEL OUT BATCH
 
-The completions are a function of the prompt and of the position in its group, so that one process with 16 rollouts a step
-and two with 8 each train on the same global batch.
+The completions are a function of the prompt and of the position in its group, so that one process
+with 16 rollouts a step and two with 8 each train on the same global batch.
 """
 
 import json
@@ -36,30 +36,21 @@ METHODS = {
 
 
 def rollouts(prompts, trainer) -> dict:
-    """Six tokens and an end for each prompt: a function of the prompt, of its place in the group and of the step."""
-    ids = [
-        trainer.processing_class.apply_chat_template(
-            p, add_generation_prompt=True, return_dict=False
-        )
-        for p in prompts
-    ]
+    """Six tokens and an end for each prompt: a function of the prompt, its place in the group and
+    the step."""
+    tokenizer = trainer.processing_class
     seen: dict[str, int] = {}
-    completions = []
-    for one in ids:
-        key = json.dumps(one)
-        seen[key] = seen.get(key, -1) + 1
-        rng = torch.Generator().manual_seed(
-            zlib.crc32(key.encode())
-            + 7919 * (seen[key] % trainer.num_generations)
-            + 31 * trainer.state.global_step
-        )
-        completions.append(
-            [
-                *torch.randint(10, 60, (6,), generator=rng).tolist(),
-                trainer.processing_class.eos_token_id,
-            ]
-        )
-    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
+    prompt_ids, completion_ids = [], []
+    for prompt in prompts:
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+        key = json.dumps(ids)
+        place = seen.get(key, 0) % trainer.num_generations
+        seen[key] = seen.get(key, 0) + 1
+        seed = zlib.crc32(key.encode()) + 7919 * place + 31 * trainer.state.global_step
+        drawn = torch.randint(10, 60, (6,), generator=torch.Generator().manual_seed(seed))
+        prompt_ids.append(ids)
+        completion_ids.append([*drawn.tolist(), tokenizer.eos_token_id])
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
 
 
 def run(model_folder: str, out: str, method: str, batch: str) -> None:
@@ -106,20 +97,15 @@ def run(model_folder: str, out: str, method: str, batch: str) -> None:
         ),
     )
     trainer.train()
-    weights = torch.cat(
-        [p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]
-    ).tolist()
+    trained = [p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]
     accelerator = trainer.accelerator
-    Path(f"{out}.{method}.{accelerator.process_index}").write_text(
-        json.dumps(
-            {
-                "weights": weights,
-                "noise": noise,
-                "log": [r for r in trainer.state.log_history if "loss" in r],
-                "processes": accelerator.num_processes,
-            }
-        )
-    )
+    found = {
+        "weights": torch.cat(trained).tolist(),
+        "noise": noise,
+        "log": [r for r in trainer.state.log_history if "loss" in r],
+        "processes": accelerator.num_processes,
+    }
+    Path(f"{out}.{method}.{accelerator.process_index}").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

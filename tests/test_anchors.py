@@ -1,14 +1,120 @@
-"""The pieces of the anchors against loops and closed forms; what the guide adds against notebook 03's exact trees."""
+"""Anchors and their pieces against loops and closed forms; what the guide adds against notebook
+03's exact trees."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 
 from sage_lib.algorithm import anchors
+from sage_lib.algorithm.anchors import ANCHORS, Setting, Tokens, Vocabulary
+from sage_lib.algorithm.batches import replace_rows
 from sage_lib.errors import SageError
 from sage_lib.evaluation import expected_gradients
 from sage_lib.theory import estimators
 from sage_lib.theory.tree import Tree
+
+USABLE = Setting(
+    beta=0.05,
+    loss_type="grpo",
+    importance_sampling_level="token",
+    use_liger_kernel=False,
+    guided=False,
+    sharded=False,
+    at_scoring=False,
+)
+
+
+def test_every_anchor_has_its_name_in_the_table_and_works_in_a_plain_setting():
+    assert list(ANCHORS) == ["k3", "k3_corrected", "sequence", "forward_kl"]
+    for name, anchor in ANCHORS.items():
+        assert anchor.name == name and list(anchor().requires(USABLE)) == []
+        assert isinstance(anchors.build_anchor(name), anchor)
+
+
+@pytest.mark.parametrize(
+    ("change", "refused", "reason"),
+    [
+        ({"use_liger_kernel": True}, set(ANCHORS), "Liger"),
+        ({"at_scoring": True}, set(ANCHORS) - {"k3"}, "the loss of the anchor 'k3' only"),
+        ({"beta": 0.0}, {"sequence", "forward_kl"}, "needs beta > 0"),
+        ({"loss_type": "cispo"}, {"sequence", "forward_kl"}, "dapo, not 'cispo'"),
+        ({"importance_sampling_level": "sequence"}, {"sequence"}, "one by one"),
+        ({"guided": True}, {"forward_kl"}, "no sampled token for a guide"),
+        ({"sharded": True}, {"forward_kl"}, "FSDP or ZeRO"),
+    ],
+)
+def test_an_anchor_says_why_it_cannot_work(change, refused, reason):
+    setting = dataclasses.replace(USABLE, **change)
+    reasons = {name: list(anchor().requires(setting)) for name, anchor in ANCHORS.items()}
+    assert {name for name, found in reasons.items() if found} == refused
+    assert all(reason in reasons[name][0] for name in refused)
+
+
+@pytest.mark.parametrize("name", ["k5", None, 3, ["k3"]])
+def test_an_unknown_anchor_is_refused_with_the_names_there_are(name):
+    with pytest.raises(SageError, match="choose one of k3, k3_corrected, sequence, forward_kl"):
+        anchors.check_anchor(name)
+    anchors.check_anchor("sequence")
+
+
+def test_a_class_in_the_place_of_an_anchor_is_refused_and_an_anchor_is_taken_as_it_is():
+    with pytest.raises(SageError, match=r"the class Sequence, not an instance: write Sequence\(\)"):
+        anchors.build_anchor(anchors.Sequence)
+    mine = anchors.K3()
+    assert anchors.build_anchor(mine) is mine
+
+
+@pytest.fixture
+def tokens():
+    rng = torch.Generator().manual_seed(2)
+    live, reference, log_q, credit = (torch.randn(2, 3, generator=rng) for _ in range(4))
+    return Tokens(
+        live_logps=live.requires_grad_(),
+        logps=live.detach(),
+        reference=reference,
+        log_q=log_q,
+        credit=credit,
+        advantages=torch.tensor([1.0, -1.0]),
+        beta=0.5,
+        vocabulary=None,
+    )
+
+
+@pytest.mark.parametrize("name", ["k3", "k3_corrected"])
+def test_the_per_token_anchors_move_the_reference_alone(tokens, name):
+    shaped = ANCHORS[name]().shape(tokens)
+    assert torch.equal(shaped.reference, tokens.reference + tokens.log_q)
+    d = tokens.reference + tokens.log_q - tokens.logps
+    assert torch.allclose(shaped.kl, d.exp() - d - 1)
+    assert shaped.advantages is None and shaped.beside is None
+    unguided = ANCHORS[name]().shape(dataclasses.replace(tokens, log_q=None))
+    assert unguided.reference is tokens.reference, "not touched, so that stock stays stock"
+
+
+def test_the_sequence_anchor_moves_the_advantages(tokens):
+    anchor = anchors.Sequence()
+    shaped = anchor.shape(tokens)
+    assert torch.equal(shaped.reference, tokens.logps)
+    assert torch.equal(shaped.kl, tokens.logps - tokens.reference - tokens.log_q)
+    expected = torch.tensor([[1.0], [-1.0]]) + 0.5 * tokens.credit
+    assert torch.equal(shaped.advantages, expected)
+    assert torch.equal(anchor.first_loss(shaped), -expected)
+    by_token = dataclasses.replace(tokens, advantages=torch.ones(2, 3))
+    assert torch.equal(anchor.shape(by_token).advantages, 1 + 0.5 * tokens.credit)
+
+
+def test_the_forward_kl_is_added_beside_with_its_gradient(tokens):
+    head = torch.nn.Linear(4, 7)
+    rng = torch.Generator().manual_seed(3)
+    hidden, reference = (torch.randn(2, 3, 4, generator=rng) for _ in range(2))
+    vocabulary = Vocabulary(hidden, reference, head, head, temperature=0.7)
+    shaped = anchors.ForwardKL().shape(dataclasses.replace(tokens, vocabulary=vocabulary))
+    assert torch.equal(shaped.reference, tokens.logps)
+    assert torch.equal(shaped.kl, shaped.beside) and not shaped.kl.requires_grad
+    shaped.beside.sum().backward()
+    assert head.weight.grad.abs().max() > 0
 
 
 def test_return_credit_is_minus_the_log_ratio_of_this_and_later_tokens():
@@ -16,15 +122,11 @@ def test_return_credit_is_minus_the_log_ratio_of_this_and_later_tokens():
     logps, reference, log_q = (torch.randn(3, 5, generator=rng) for _ in range(3))
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
     credit = anchors.return_credit(logps, reference, log_q, mask)
+    ratio = (logps - reference - log_q) * mask
     for b in range(3):
         for t in range(5):
-            assert credit[b, t].item() == pytest.approx(
-                -sum(
-                    (logps - reference - log_q)[b, s].item() * mask[b, s].item()
-                    for s in range(t, 5)
-                ),
-                abs=1e-5,
-            )
+            later = sum(ratio[b, s].item() for s in range(t, 5))
+            assert credit[b, t].item() == pytest.approx(-later, abs=1e-5)
 
 
 def test_exact_forward_kl_in_chunks_is_that_of_torch_distributions(monkeypatch):
@@ -38,11 +140,9 @@ def test_exact_forward_kl_in_chunks_is_that_of_torch_distributions(monkeypatch):
     found = anchors.exact_forward_kl(
         hidden, reference_hidden, head, reference_head, temperature=0.5
     )
-    p, q = (
-        torch.distributions.Categorical(logits=h(x).float() / 0.5)
-        for h, x in ((reference_head, reference_hidden), (head, hidden))
-    )
-    assert torch.allclose(found, torch.distributions.kl_divergence(p, q), atol=1e-5)
+    pi = torch.distributions.Categorical(logits=head(hidden).float() / 0.5)
+    ref = torch.distributions.Categorical(logits=reference_head(reference_hidden).float() / 0.5)
+    assert torch.allclose(found, torch.distributions.kl_divergence(ref, pi), atol=1e-5)
     found.sum().backward()
     assert hidden.grad.abs().max() > 0 and reference_head.weight.grad is None
 
@@ -64,19 +164,17 @@ def test_replaced_rows_come_whole_and_padded_on_their_side():
         "completion_ids": torch.tensor([[7]]),
         "advantages": torch.tensor([2.0]),
     }
-    merged = anchors.replace_rows(batch, [0], fresh, [0], pad_token=0)
-    assert merged["prompt_ids"].tolist() == [[7, 8, 9], [0, 2, 3]] and merged[
-        "completion_ids"
-    ].tolist() == [[7, 0], [6, 0]]
-    assert merged["advantages"].tolist() == [2.0, 1.0] and batch["advantages"].tolist() == [
-        0.0,
-        1.0,
-    ]
+    merged = replace_rows(batch, [0], fresh, [0], pad_token=0)
+    assert merged["prompt_ids"].tolist() == [[7, 8, 9], [0, 2, 3]]
+    assert merged["completion_ids"].tolist() == [[7, 0], [6, 0]]
+    assert merged["advantages"].tolist() == [2.0, 1.0]
+    assert batch["advantages"].tolist() == [0.0, 1.0], "the batch itself stays"
 
 
-@pytest.mark.parametrize("anchor", expected_gradients.ANCHORS)
+@pytest.mark.parametrize("anchor", expected_gradients.WEIGHTS)
 def test_token_weights_give_the_enumerated_gradients_of_the_trees(anchor):
-    """Every completion of a tree as a batch, weighted by its probability: the weights' gradient is estimators.kl_gradient."""
+    """Every completion of a tree as a batch, weighted by its probability: the weights' gradient is
+    estimators.kl_gradient."""
     tree = Tree.full(2, 3)
     rng = np.random.default_rng(3)
     logits, reference = (torch.as_tensor(rng.normal(size=len(tree.edges))) for _ in range(2))

@@ -1,4 +1,5 @@
-"""Two processes over gloo, through the shipped accelerate configuration, against one process on the same global batch."""
+"""Two processes over gloo, through the shipped accelerate configuration, against one process on the
+same global batch."""
 
 import json
 import os
@@ -14,21 +15,21 @@ from sage_lib.algorithm.guides import GuideInputs, RandomGuide
 from sage_lib.paths import ROOT
 
 METHODS = ("branch", "dapo", "sequence", "forward_kl", "random")
+CONFIGURATIONS = ROOT / "configs" / "accelerate"
 
 
 @pytest.fixture(scope="module")
 def runs(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributed")
-    script, environment = (
-        str(ROOT / "tests" / "distributed_run.py"),
-        {**os.environ, "OMP_NUM_THREADS": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "cache")},
-    )
+    script = str(ROOT / "tests" / "distributed_run.py")
+    cache = {"UNSLOTH_COMPILE_LOCATION": str(folder / "cache")}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **cache}
     launch = [
         sys.executable,
         "-m",
         "accelerate.commands.launch",
         "--config_file",
-        str(ROOT / "accelerate" / "cpu_gloo.yaml"),
+        str(CONFIGURATIONS / "cpu_gloo.yaml"),
         "--main_process_port",
         "0",
     ]
@@ -55,13 +56,8 @@ def test_two_processes_follow_the_trajectory_of_one(runs, method):
     moved = torch.tensor(one["weights"]) - torch.tensor(runs["one", "random", 0]["weights"])
     assert moved.abs().max() > 1e-4, "the comparison can tell two methods apart"
     for a, b in zip(one["log"], two["log"], strict=True):
-        for key in (
-            "reward",
-            "kl",
-            "kl_ref",
-            "entropy",
-            *(k for k in ("guide/mean", "guide/max", "guide/acting") if k in a),
-        ):
+        guided = [key for key in ("guide/mean", "guide/max", "guide/acting") if key in a]
+        for key in ("reward", "kl", "kl_ref", "entropy", *guided):
             assert a[key] == pytest.approx(b[key], abs=2e-4), f"{key} is a mean over both processes"
 
 
@@ -78,15 +74,14 @@ def test_both_processes_end_with_the_same_weights_and_their_own_noise(runs):
             mask=torch.ones_like(q),
             progress=0.0,
             generator=torch.Generator().manual_seed(5 * 1009 + rank),
+            ids=shape.long(),
         )
         assert torch.equal(q, RandomGuide()(inputs))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "accelerate").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(CONFIGURATIONS.glob("*.yaml")), ids=lambda p: p.stem)
 def test_shipped_configurations_are_ones_that_accelerate_reads(path: Path):
     from accelerate.commands.config.config_args import load_config_from_file
 
-    assert (
-        load_config_from_file(str(path)).num_processes
-        == YAML(typ="safe").load(path.read_text())["num_processes"]
-    )
+    written = YAML(typ="safe").load(path.read_text())
+    assert load_config_from_file(str(path)).num_processes == written["num_processes"]

@@ -1,4 +1,5 @@
-"""What only a GPU can show: make test-gpu. SageTrainer on Unsloth's own trainer, and a short run of a pretrained model."""
+"""What only a GPU can show: make test-gpu. SageTrainer on Unsloth's own trainer, and a short run of
+a pretrained model."""
 
 import json
 import os
@@ -37,26 +38,23 @@ def make(tiny_model, tmp_path):
             random_state=0,
         )
         rows = [{"prompt": prompts.messages(f"reach {n} from 1 2 3 4")} for n in range(8)]
-        config = (
-            dict(
-                output_dir=str(tmp_path / "run"),
-                per_device_train_batch_size=8,
-                num_generations=4,
-                max_completion_length=8,
-                beta=0.05,
-                learning_rate=1e-2,
-                max_steps=3,
-                bf16=True,
-                report_to="none",
-                logging_steps=1,
-                save_strategy="no",
-                use_bias_correction_kl=False,
-                loss_type="grpo",
-                seed=5,
-                disable_tqdm=True,
-            )
-            | settings
-        )
+        config = {
+            "output_dir": str(tmp_path / "run"),
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": 8,
+            "beta": 0.05,
+            "learning_rate": 1e-2,
+            "max_steps": 3,
+            "bf16": True,
+            "report_to": "none",
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "use_bias_correction_kl": False,
+            "loss_type": "grpo",
+            "seed": 5,
+            "disable_tqdm": True,
+        }
         return SageTrainer(
             model=model,
             processing_class=tiny_qwen.load_tokenizer(tiny_model),
@@ -65,40 +63,33 @@ def make(tiny_model, tmp_path):
             reward_funcs=lambda completions, **_: [
                 len(c[0]["content"]) % 7 / 7 for c in completions
             ],
-            args=GRPOConfig(**config),
+            args=GRPOConfig(**config | settings),
         )
 
     return trainer
 
 
 def test_a_guide_reaches_unsloths_loss_as_it_reaches_trls(make):
-    """One batch, twice through the loss: with log q in the reference and without. Both losses again from the logits."""
+    """One batch with log q in the reference: its loss again from the logits."""
     trainer = make(BranchGuide(threshold=0.5, ratio=0.4))
     assert trainer._seam == "scoring"
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     batch = trainer._prepare_inputs([trainer.train_dataset[i // 4] for i in range(8)])
     loss = trainer.compute_loss(trainer.model, batch).float()
+    drawn, mask = batch["completion_ids"], batch["completion_mask"].float()
+    ids = torch.cat([batch["prompt_ids"], drawn], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     with torch.no_grad():
-        ids, attention = (
-            torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
-            torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
-        )
-        width, mask = batch["completion_ids"].shape[1], batch["completion_mask"].float()
-        logps = (
-            trainer.model(input_ids=ids, attention_mask=attention)
-            .logits[:, -width - 1 : -1]
-            .float()
-            .log_softmax(-1)
-            .gather(-1, batch["completion_ids"][..., None])[..., 0]
-        )
-        d = batch["ref_per_token_logps"].float() - logps
-        token = -batch["advantages"].float()[:, None] + 0.05 * (d.exp() - d - 1)
-        expected = ((token * mask).sum(1) / mask.sum(1)).mean()
+        logits = trainer.model(input_ids=ids, attention_mask=attention).logits
+    log_pi = logits[:, -drawn.shape[1] - 1 : -1].float().log_softmax(-1)
+    logps = log_pi.gather(-1, drawn[..., None])[..., 0]
+    d = batch["ref_per_token_logps"].float() - logps
+    token = -batch["advantages"].float()[:, None] + 0.05 * (d.exp() - d - 1)
+    expected = ((token * mask).sum(1) / mask.sum(1)).mean()
     assert loss.item() == pytest.approx(expected.item(), abs=2e-3)
-    assert trainer._metrics["train"]["kl"][-1] > 10 * trainer._metrics["train"]["kl_ref"][-1], (
-        "the KL is the one to the shaped anchor"
-    )
+    metrics = trainer._metrics["train"]
+    assert metrics["kl"][-1] > 10 * metrics["kl_ref"][-1], "the KL is the one to the shaped anchor"
 
 
 def test_a_run_on_unsloths_trainer_starts_at_its_reference(make):

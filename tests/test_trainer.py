@@ -1,9 +1,11 @@
-"""SageTrainer against stock TRL, against a recomputation in float64, and against faults planted in the seam."""
+"""SageTrainer against stock TRL, a recomputation in float64, and faults planted in the seam."""
 
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 
+from sage_lib.algorithm.anchors import BesideTrl, ForwardKL, Sequence, Shaped, build_anchor
 from sage_lib.algorithm.guides import (
     BranchGuide,
     CosineSchedule,
@@ -35,50 +37,50 @@ def make(tiny_model, tmp_path_factory):
         return [len(c[0]["content"]) % 7 / 7 for c in completions]
 
     def trainer(
-        guide="stock", lora=True, anchor=None, dynamic_sampling=0, reward=reward, **settings
+        guide="stock",
+        lora=True,
+        anchor=None,
+        dynamic_sampling=0,
+        reward=reward,
+        base=tiny_model,
+        **settings,
     ):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        model = AutoModelForCausalLM.from_pretrained(base)
         if lora:
-            model = get_peft_model(
-                model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-            )
-        config = (
-            dict(
-                output_dir=str(tmp_path_factory.mktemp("run")),
-                per_device_train_batch_size=8,
-                num_generations=4,
-                max_completion_length=8,
-                beta=0.05,
-                learning_rate=1e-2,
-                max_steps=3,
-                bf16=False,
-                use_cpu=True,
-                gradient_checkpointing=False,
-                report_to="none",
-                logging_steps=1,
-                save_strategy="no",
-                use_bias_correction_kl=False,
-                loss_type="grpo",
-                seed=5,
-                disable_tqdm=True,
-                temperature=1.0,
-            )
-            | settings
-        )
-        arguments = dict(
-            model=model,
-            processing_class=tiny_qwen.load_tokenizer(tiny_model),
-            reward_funcs=reward,
-            train_dataset=Dataset.from_list(rows),
-            args=GRPOConfig(**config),
-        )
-        return (
-            GRPOTrainer(**arguments)
-            if guide == "stock"
-            else SageTrainer(
-                guide=guide, anchor=anchor, dynamic_sampling=dynamic_sampling, **arguments
-            )
+            adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+            model = get_peft_model(model, adapter)
+        config = {
+            "output_dir": str(tmp_path_factory.mktemp("run")),
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": 8,
+            "beta": 0.05,
+            "learning_rate": 1e-2,
+            "max_steps": 3,
+            "bf16": False,
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "report_to": "none",
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "use_bias_correction_kl": False,
+            "loss_type": "grpo",
+            "seed": 5,
+            "disable_tqdm": True,
+            "temperature": 1.0,
+        }
+        arguments = {
+            "model": model,
+            "processing_class": tiny_qwen.load_tokenizer(tiny_model),
+            "reward_funcs": reward,
+            "train_dataset": Dataset.from_list(rows),
+            "args": GRPOConfig(**config | settings),
+        }
+        if guide == "stock":
+            return GRPOTrainer(**arguments)
+        return SageTrainer(
+            guide=guide, anchor=anchor, dynamic_sampling=dynamic_sampling, **arguments
         )
 
     return trainer
@@ -89,7 +91,8 @@ def weights(trainer):
 
 
 def trained(trainer):
-    """Train right after construction, where TRL seeds: another trainer made in between would draw from the same stream."""
+    """Train right after construction, where TRL seeds: another trainer made in between would draw
+    from the same stream."""
     trainer.train()
     return trainer
 
@@ -143,25 +146,21 @@ ONE_BATCH = [
 ]
 
 
+def gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
 @pytest.mark.parametrize(("anchor", "guide", "loss_type", "settings"), ONE_BATCH)
 def test_loss_and_gradient_equal_a_recomputation_in_float64(
     make, tiny_model, anchor, guide, loss_type, settings
 ):
-    """One batch of each method, from the logits of another copy of the model, with the policy away from its reference."""
+    """One batch of each method, from the logits of another copy of the model, with the policy away
+    from its reference."""
     from transformers import AutoModelForCausalLM
 
-    trainer = make(guide, lora=False, anchor=anchor, loss_type=loss_type, **settings)
+    made = make(guide, lora=False, anchor=anchor, loss_type=loss_type, **settings)
+    trainer, batch = one_batch(made)
     beta, temperature = settings.get("beta", 0.05), settings.get("temperature", 1.0)
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    batch = trainer._prepare_inputs([trainer.train_dataset[i // 4] for i in range(8)])
-    trainer.state.global_step, trainer.state.max_steps = (
-        1,
-        3,
-    )  # the policy has moved: no longer the first step
-    with torch.no_grad():
-        for p in trainer.model.parameters():
-            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
     before = {k: v.clone() for k, v in batch.items() if torch.is_tensor(v)}
     noise = trainer.guide_generator.get_state()
     loss = trainer._compute_loss(trainer.model, batch)
@@ -174,15 +173,14 @@ def test_loss_and_gradient_equal_a_recomputation_in_float64(
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     width, mask = batch["completion_ids"].shape[1], batch["completion_mask"].double()
-    log_pi, log_ref = (
-        (
-            m(input_ids=ids, attention_mask=attention).logits[:, -width - 1 : -1] / temperature
-        ).log_softmax(-1)
-        for m in (model, reference)
-    )
-    logps, refs = (
-        x.gather(-1, batch["completion_ids"][..., None])[..., 0] for x in (log_pi, log_ref.detach())
-    )
+
+    def distributions(m):
+        logits = m(input_ids=ids, attention_mask=attention).logits[:, -width - 1 : -1]
+        return (logits / temperature).log_softmax(-1)
+
+    log_pi, log_ref = distributions(model), distributions(reference).detach()
+    drawn = batch["completion_ids"][..., None]
+    logps, refs = log_pi.gather(-1, drawn)[..., 0], log_ref.gather(-1, drawn)[..., 0]
     entropy = -(log_pi.exp() * log_pi).sum(-1)
     log_q = torch.zeros_like(mask)
     if guide is not None:
@@ -194,6 +192,7 @@ def test_loss_and_gradient_equal_a_recomputation_in_float64(
             mask=batch["completion_mask"],
             progress=1 / 3,
             generator=generator,
+            ids=batch["completion_ids"],
         )
         log_q = guide(inputs).double().log()
         assert (log_q[mask == 1] != 0).any(), "the guide acts"
@@ -211,7 +210,7 @@ def test_loss_and_gradient_equal_a_recomputation_in_float64(
             None: k3,
             "k3": k3,
             "k3_corrected": k3 * ratio,
-            "forward_kl": (log_ref.detach().exp() * (log_ref.detach() - log_pi)).sum(-1),
+            "forward_kl": (log_ref.exp() * (log_ref - log_pi)).sum(-1),
         }[anchor]
         token = -ratio * advantages + beta * divergence
     expected = {
@@ -223,10 +222,7 @@ def test_loss_and_gradient_equal_a_recomputation_in_float64(
     expected = expected - settings.get("entropy_coef", 0.0) * (entropy * mask).sum() / mask.sum()
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), abs=2e-6)
-    ours = torch.cat(
-        [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
-    ).double()
-    theirs = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    ours, theirs = gradient(trainer.model).double(), gradient(model)
     assert torch.allclose(ours, theirs, atol=2e-6, rtol=1e-4), (ours - theirs).abs().max()
     assert theirs.abs().max() > 1e-4, "there was something to compare"
     if beta:
@@ -249,21 +245,23 @@ def test_anchors_that_a_loss_type_does_not_support_are_refused(make, anchor, los
         ({"guide": IdentityGuide(), "anchor": "forward_kl"}, "no sampled token for a guide"),
         ({"anchor": "sequence", "importance_sampling_level": "sequence"}, "one by one"),
         ({"dynamic_sampling": 2, "scale_rewards": "batch"}, "within their group"),
-        ({"guide": IdentityGuide(), "use_liger_kernel": True}, "Liger"),
+        ({"anchor": Sequence}, r"write Sequence\(\)"),
+        ({"anchor": ForwardKL(), "beta": 0.0}, "needs beta > 0"),
+        ({"guide": BranchGuide}, r"write BranchGuide\(\)"),
+        ({"guide": "branch"}, "a choice and not yet a guide"),
+        ({"guide": 1.2}, "cannot be called"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_reason(make, settings, reason, monkeypatch):
-    settings = {"guide": None} | settings
-    if settings.pop(
-        "use_liger_kernel", False
-    ):  # the package itself need not be there for the refusal
-        trainer = make(settings["guide"])
-        trainer.args.use_liger_kernel = True
-        with pytest.raises(SageError, match=reason):
-            trainer._require_usable()
-        return
+def test_what_cannot_work_is_refused_with_its_reason(make, settings, reason):
     with pytest.raises(SageError, match=reason):
-        make(**settings)
+        make(**{"guide": None} | settings)
+
+
+def test_an_anchor_inside_ligers_kernel_is_refused(make):
+    trainer = make(IdentityGuide())
+    trainer.args.use_liger_kernel = True  # the package itself need not be there
+    with pytest.raises(SageError, match="Liger"):
+        trainer._require_usable()
 
 
 def test_dynamic_sampling_leaves_no_group_without_a_spread_and_keeps_rows_whole(make):
@@ -284,33 +282,31 @@ def test_dynamic_sampling_leaves_no_group_without_a_spread_and_keeps_rows_whole(
     batch = trainer._generate_and_score_completions(rows)
     flat = first["advantages"].view(2, 4).abs().amax(1) < 1e-6
     assert flat.any(), "there was something to replace"
-    assert (batch["advantages"].view(2, 4).abs().amax(1) > 0).all() and trainer._metrics["train"][
-        "sampling/flat"
-    ] == [0.0]
-    kept = [4 * g + i for g in range(2) if not flat[g] for i in range(4)]
-    text = trainer.processing_class.batch_decode
-    assert text(batch["completion_ids"], skip_special_tokens=True)[
-        slice(*([kept[0], kept[-1] + 1] if kept else [0, 0]))
-    ] == [text(first["completion_ids"], skip_special_tokens=True)[i] for i in kept]
+    assert (batch["advantages"].view(2, 4).abs().amax(1) > 0).all()
+    assert trainer._metrics["train"]["sampling/flat"] == [0.0]
+    texts, before = completions(trainer, batch), completions(trainer, first)
+    for i in range(8):
+        assert flat[i // 4] or texts[i] == before[i], "groups with a spread stay"
     assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
-    with (
-        torch.no_grad()
-    ):  # every row is still one prompt with its completion: the reference scores it the same alone
-        for i in range(8):
-            ids = torch.cat(
-                [
-                    batch["prompt_ids"][i][batch["prompt_mask"][i] == 1],
-                    batch["completion_ids"][i][batch["completion_mask"][i] == 1],
-                ]
-            )
-            n = int(batch["completion_mask"][i].sum())
-            logps = (
-                trainer.model(ids[None])
-                .logits[0, -n - 1 : -1]
-                .log_softmax(-1)
-                .gather(-1, ids[-n:, None])[:, 0]
-            )
-            assert torch.allclose(logps, batch["ref_per_token_logps"][i, :n], atol=1e-4)
+    # Every row is still one prompt with its completion: the reference scores it the same alone.
+    for i in range(8):
+        ids, n = row_alone(batch, i)
+        with torch.no_grad():
+            log_pi = trainer.model(ids[None]).logits[0, -n - 1 : -1].log_softmax(-1)
+        logps = log_pi.gather(-1, ids[-n:, None])[:, 0]
+        assert torch.allclose(logps, batch["ref_per_token_logps"][i, :n], atol=1e-4)
+
+
+def completions(trainer, batch):
+    decode = trainer.processing_class.batch_decode
+    return decode(batch["completion_ids"], skip_special_tokens=True)
+
+
+def row_alone(batch, i):
+    """Token ids of one row without its padding, and the length of its completion."""
+    prompt = batch["prompt_ids"][i][batch["prompt_mask"][i] == 1]
+    completion = batch["completion_ids"][i][batch["completion_mask"][i] == 1]
+    return torch.cat([prompt, completion]), len(completion)
 
 
 def test_no_forward_pass_is_added(make):
@@ -346,10 +342,11 @@ def test_the_canary_stops_a_run_whose_guide_does_not_reach_the_loss(make, monkey
     trainer = make(BranchGuide(threshold=0.5, ratio=0.4))
     original = type(trainer)._shape
 
-    def lost(self, batch, logps, entropies):
-        reference = batch["ref_per_token_logps"]
-        original(self, batch, logps, entropies)
-        batch["ref_per_token_logps"] = reference  # as if TRL read the reference somewhere else
+    def lost(self, passing, logps, entropies):
+        reference = passing.batch["ref_per_token_logps"]
+        original(self, passing, logps, entropies)
+        # as if TRL read the reference somewhere else
+        passing.batch["ref_per_token_logps"] = reference
 
     monkeypatch.setattr(type(trainer), "_shape", lost)
     with pytest.raises(SageError, match="did not reach the loss"):
@@ -371,52 +368,153 @@ def test_a_guide_without_an_anchor_is_refused(make):
         make(BranchGuide(), beta=0.0)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_a_guide_that_is_not_positive_is_refused(make, value):
+@pytest.mark.parametrize(
+    "q",
+    [
+        lambda inputs: torch.full_like(inputs.logps, 0.0),
+        lambda inputs: torch.full_like(inputs.logps, -1.0),
+        lambda inputs: torch.full_like(inputs.logps, float("nan")),
+        lambda inputs: torch.ones(len(inputs.logps)),
+        lambda inputs: 1.2,
+    ],
+)
+def test_a_guide_whose_q_is_no_positive_weight_of_every_token_is_refused(make, q):
     with pytest.raises(SageError, match="positive finite"):
-        make(lambda inputs: torch.full_like(inputs.logps, value)).train()
+        make(q).train()
+
+
+@pytest.mark.parametrize("seam", ["loss", "scoring"])
+def test_a_guide_sees_the_ids_of_the_sampled_tokens(make, seam):
+    seen = []
+
+    def guide(inputs):
+        seen.append(inputs.ids)
+        return IdentityGuide()(inputs)
+
+    trainer = make(guide)
+    trainer._seam = seam
+    trainer, batch = one_batch(trainer)
+    trainer._compute_loss(trainer.model, batch)
+    found, sampled = seen[0].tolist(), batch["completion_ids"].tolist()
+    if seam == "scoring":  # TRL shuffles the rows after scoring
+        found, sampled = sorted(found), sorted(sampled)
+    assert found == sampled
+
+
+def test_an_anchor_of_ones_own_reaches_the_loss(make):
+    class K2(BesideTrl):
+        """Half the squared log-ratio, differentiated as a loss."""
+
+        name = "k2"
+
+        def shape(self, tokens):
+            half_square = (tokens.reference - tokens.live_logps) ** 2 / 2
+            return Shaped(tokens.logps, kl=half_square.detach(), beside=half_square)
+
+    trainer, batch = one_batch(make(None, lora=False, anchor=K2(), loss_type="bnpo"))
+    loss = trainer._compute_loss(trainer.model, batch)
+    loss.backward()
+    mask = batch["completion_mask"]
+    plain, same = one_batch(make("stock", lora=False, loss_type="bnpo", beta=0.0))
+    logps, *_ = plain._get_per_token_logps_and_entropies(
+        plain.model,
+        torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
+        torch.cat([batch["prompt_mask"], mask], 1),
+        mask.shape[1],
+    )
+    assert torch.equal(same["completion_ids"], batch["completion_ids"])
+    square = (batch["ref_per_token_logps"] - logps) ** 2 / 2
+    kl = (square * mask).sum() / mask.sum()
+    expected = plain._compute_loss(plain.model, same) + 0.05 * kl
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    assert torch.allclose(gradient(trainer.model), gradient(plain.model), atol=1e-6)
+    assert trainer._metrics["train"]["kl"][-1] == pytest.approx(kl.item(), abs=1e-6)
+
+
+def one_batch(trainer):
+    """The trainer in its second step, moved off its reference, and a batch for its loss."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    torch.manual_seed(3)
+    batch = trainer._prepare_inputs([trainer.train_dataset[i // 4] for i in range(8)])
+    trainer.state.global_step, trainer.state.max_steps = 1, 3
+    with torch.no_grad():
+        for p in trainer.model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    return trainer, batch
 
 
 def test_resume_is_bit_for_bit(make, tmp_path):
     def noisy(inputs):
-        return (1 + 0.1 * torch.randn(inputs.logps.shape, generator=inputs.generator)).clamp(
-            0.6, 1.4
-        )
+        noise = torch.randn(inputs.logps.shape, generator=inputs.generator)
+        return (1 + 0.1 * noise).clamp(0.6, 1.4)
 
-    whole = trained(
-        make(noisy, max_steps=4, save_strategy="steps", save_steps=2, output_dir=str(tmp_path))
-    )
-    again = make(noisy, max_steps=4, save_strategy="steps", save_steps=2, output_dir=str(tmp_path))
+    settings = saved(tmp_path, max_steps=4, save_steps=2)
+    whole = trained(make(noisy, **settings))
+    again = make(noisy, **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert [r["loss"] for r in whole.state.log_history if r["step"] > 2 and "loss" in r] == [
-        r["loss"] for r in again.state.log_history if r["step"] > 2 and "loss" in r
-    ]
+    assert losses(whole)[2:] == losses(again)[2:]
     assert torch.equal(weights(whole), weights(again))
 
 
-def test_a_resume_far_from_the_reference_goes_on_and_another_reference_is_refused(make, tmp_path):
-    settings = dict(
-        max_steps=6,
-        learning_rate=0.3,
-        save_strategy="steps",
-        save_steps=3,
-        output_dir=str(tmp_path),
-    )
+def saved(folder, **settings):
+    """Settings of a run that keeps checkpoints in ``folder``."""
+    return {"save_strategy": "steps", "output_dir": str(folder)} | settings
+
+
+def test_a_resume_far_from_the_reference_goes_on(make, tmp_path):
+    settings = saved(tmp_path, max_steps=6, save_steps=3, learning_rate=0.3)
     first = trained(make(None, **settings))
     assert first.state.log_history[3]["kl_ref"] > 1e-3, "the policy has left its reference"
-    checkpoint = str(tmp_path / "checkpoint-3")
     again = make(None, **settings)
-    again.train(resume_from_checkpoint=checkpoint)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert torch.equal(weights(first), weights(again))
-    torch.save(
-        {
-            k: v if k != "reference" else "another"
-            for k, v in torch.load(f"{checkpoint}/sage_state_0.pt").items()
-        },
-        f"{checkpoint}/sage_state_0.pt",
-    )
+
+
+@pytest.fixture
+def checkpoint(make, tmp_path):
+    """Of a run of two steps, with LoRA, without a KL term or with all weights trained."""
+
+    def run(**settings):
+        trained(make(None, **saved(tmp_path, max_steps=2, save_steps=1), **settings))
+        return str(tmp_path / "checkpoint-1")
+
+    return run
+
+
+@pytest.fixture
+def other_base(tiny_model, tmp_path):
+    """The base model with one weight moved a little."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0, 0] += 1e-3
+    model.save_pretrained(tmp_path / "other")
+    return tmp_path / "other"
+
+
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.0}, {"lora": False}])
+def test_a_resume_on_another_base_model_is_refused(
+    make, checkpoint, other_base, tmp_path, settings
+):
+    """Checkpoints hold neither the model below an adapter nor the reference."""
+    folder = checkpoint(**settings)
+    run = saved(tmp_path, max_steps=2, save_steps=1)
+    make(None, **run, **settings).train(resume_from_checkpoint=folder)
+    with pytest.raises(SageError, match="base model or reference policy is not the one"):
+        make(None, base=other_base, **run, **settings).train(resume_from_checkpoint=folder)
+
+
+def test_a_resume_with_another_reference_adapter_is_refused(make, checkpoint, tmp_path):
+    """The adapter that TRL calls "ref" comes from the checkpoint: here it was changed there."""
+    folder = checkpoint()
+    path = f"{folder}/ref/adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file({name: tensor + 1e-3 for name, tensor in tensors.items()}, path)
     with pytest.raises(SageError, match="reference policy is not the one"):
-        make(None, **settings).train(resume_from_checkpoint=checkpoint)
+        make(None, **saved(tmp_path, max_steps=2)).train(resume_from_checkpoint=folder)
 
 
 def test_shaping_at_scoring_as_on_unsloths_gpu_trainer_trains_alike(make):
@@ -426,18 +524,15 @@ def test_shaping_at_scoring_as_on_unsloths_gpu_trainer_trains_alike(make):
     trainer.train()
     assert torch.allclose(weights(at_loss), weights(trainer), atol=1e-5)
     for a, b in zip(at_loss.state.log_history[:3], trainer.state.log_history[:3], strict=True):
-        assert all(
-            a[k] == pytest.approx(b[k], abs=1e-4)
-            for k in ("kl", "kl_ref", "guide/mean", "guide/acting")
-        )
-    assert (weights(trained(make(None))) - weights(trainer)).abs().max() > 1e-4, (
-        "and not as without a guide"
-    )
+        for key in ("kl", "kl_ref", "guide/mean", "guide/acting"):
+            assert a[key] == pytest.approx(b[key], abs=1e-4)
+    unguided = weights(trained(make(None)))
+    assert (unguided - weights(trainer)).abs().max() > 1e-4, "and not as without a guide"
 
 
 def test_on_unsloths_trainer_other_anchors_are_refused(make):
     trainer = make(BranchGuide())
-    trainer._seam, trainer.anchor = "scoring", "sequence"
+    trainer._seam, trainer.anchor = "scoring", build_anchor("sequence")
     with pytest.raises(SageError, match="anchor 'k3' only"):
         trainer._require_usable()
 
@@ -455,7 +550,6 @@ def test_the_exact_forward_kl_keeps_no_hidden_states_beyond_the_loss(make, monke
             if getattr(hook, "__name__", "") == "_keep_hidden":
                 module._forward_hooks[key] = lambda *args: watched(trainer, *args)
     trainer.train()
-    assert seen.count(True) == 2 * 3, (
-        "scoring and loss of 3 steps, and none of the passes of generation"
-    )
+    # Scoring and loss of 3 steps, and none of the passes of generation.
+    assert seen.count(True) == 2 * 3
     assert len(seen) > 6 and trainer._hidden is None

@@ -52,10 +52,11 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A batch as the policy's forward pass left it. Nothing in it but ``vocabulary`` has a
+    """A batch as the policy's forward pass left it. Only ``live_logps`` and ``vocabulary`` have a
     gradient."""
 
-    logps: torch.Tensor  # log pi of the sampled tokens
+    live_logps: torch.Tensor  # log pi of the sampled tokens
+    logps: torch.Tensor  # the same as a constant
     reference: torch.Tensor  # log pi_ref of them
     log_q: torch.Tensor | None  # of the guide, fixed while the batch is optimised
     credit: torch.Tensor | None  # of :meth:`Anchor.credit`, fixed with it
@@ -145,9 +146,9 @@ class K3Corrected(Anchor):
     bias_corrected = True
 
 
-class _BesideTrl(Anchor):
-    """An anchor whose KL is not TRL's: TRL is shown a reference equal to the policy, a KL of 0
-    without a gradient."""
+class BesideTrl(Anchor):
+    """Base of the anchors whose KL is not TRL's. They show TRL a reference equal to the policy, a
+    KL of 0 without a gradient, and put their own into the advantages or beside the loss."""
 
     kl_is_trls = False
 
@@ -162,7 +163,7 @@ class _BesideTrl(Anchor):
             )
 
 
-class Sequence(_BesideTrl):
+class Sequence(BesideTrl):
     """Eq. 8: the log-ratio of the whole completion, credited through the advantages."""
 
     name = "sequence"
@@ -201,7 +202,7 @@ class Sequence(_BesideTrl):
         return -shaped.advantages
 
 
-class ForwardKL(_BesideTrl):
+class ForwardKL(BesideTrl):
     """KL(pi_ref ‖ pi) per token, exact over the vocabulary (Section A.4), without a guide."""
 
     name = "forward_kl"

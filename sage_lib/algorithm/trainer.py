@@ -201,16 +201,17 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self._hidden = []
         logps, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._passing is not None and entropies is not None:
-            self._shape(self._passing, logps.detach(), entropies.detach())
+            self._shape(self._passing, logps, entropies.detach())
         return logps, entropies, *rest
 
-    def _shape(self, passing: _Pass, logps: torch.Tensor, entropies: torch.Tensor) -> None:
+    def _shape(self, passing: _Pass, live_logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Put log(q·pi_ref) where the loss will read log pi_ref.
 
         Args:
-            logps, entropies: of the policy, without a gradient, shape (batch, time).
+            live_logps: log pi of the sampled tokens with its gradient, shape (batch, time).
+            entropies: before them, nats, without one.
         """
-        batch = passing.batch
+        batch, logps = passing.batch, live_logps.detach()
         mask, reference = counted_tokens(batch), batch["ref_per_token_logps"]
         kl_ref = self._mean(anchors.k3(reference, logps), mask)
         self._record("kl_ref", kl_ref)
@@ -223,6 +224,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             return
         fixed = self._fixed_for(self.anchor, batch, logps, entropies)
         tokens = Tokens(
+            live_logps=live_logps,
             logps=logps,
             reference=reference,
             log_q=fixed.log_q,
@@ -483,9 +485,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         """Hash of the weights that training never changes: the reference model's, and those of the
         policy that are frozen, which is all of the base model below an adapter.
 
-        Computed once, of the bytes as they lie, a tensor at a time. SHA-256 takes 1 to 2 GB a second
-        on one core: for 7B parameters in bfloat16 (15 GB) 8 to 15 seconds, and the copy from a GPU
-        a few more. No hash where no process has whole weights.
+        Computed once, of the bytes as they lie, a tensor at a time. SHA-256 takes 1 to 2 GB a
+        second on one core: for 7B parameters in bfloat16 (15 GB) 8 to 15 seconds, and the copy from
+        a GPU a few more. No hash where no process has whole weights.
         """
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return ""
