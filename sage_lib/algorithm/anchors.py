@@ -297,10 +297,12 @@ def exact_forward_kl(
     import torch
     from torch.utils.checkpoint import checkpoint
 
+    from sage_lib.algorithm.token_probabilities import log_probabilities
+
     def of_rows(h: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        log_pi = (head(h).float() / temperature).log_softmax(-1)
+        log_pi = log_probabilities(head(h), temperature)
         with torch.no_grad():
-            log_ref = (reference_head(r).float() / temperature).log_softmax(-1)
+            log_ref = log_probabilities(reference_head(r), temperature)
         terms = torch.nn.functional.kl_div(log_pi, log_ref, reduction="none", log_target=True)
         return terms.sum(-1)
 

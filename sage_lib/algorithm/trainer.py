@@ -31,6 +31,12 @@ from sage_lib.algorithm import anchors
 from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabulary, build_anchor
 from sage_lib.algorithm.batches import Batch, counted_tokens, groups_without_spread, replace_rows
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
+from sage_lib.algorithm.token_probabilities import (
+    completion_logits,
+    drawn_log_probabilities,
+    entropies_of,
+    log_probabilities,
+)
 from sage_lib.errors import SageError
 
 #: The one thing of ours in TRL's batch, for an anchor that keeps hidden states: the reference's,
@@ -426,15 +432,14 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         drawn = batch["completion_ids"]
         ids = torch.cat([batch["prompt_ids"], drawn], 1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        size, width = self.args.per_device_train_batch_size, drawn.shape[1]
+        size, start = self.args.per_device_train_batch_size, batch["prompt_ids"].shape[1]
         logps, entropies = [], []
-        for start in range(0, len(ids), size):
-            rows = slice(start, start + size)
-            logits = self.model(input_ids=ids[rows], attention_mask=attention[rows]).logits
-            scaled = logits[:, -width - 1 : -1].float() / self.temperature
-            log_pi = scaled.log_softmax(-1)
-            logps.append(log_pi.gather(-1, drawn[rows][..., None])[..., 0])
-            entropies.append(-(log_pi.exp() * log_pi).sum(-1))
+        for first in range(0, len(ids), size):
+            rows = slice(first, first + size)
+            logits = completion_logits(self.model, ids[rows], start, attention[rows])
+            log_pi = log_probabilities(logits, self.temperature)
+            logps.append(drawn_log_probabilities(log_pi, drawn[rows]))
+            entropies.append(entropies_of(log_pi))
         return torch.cat(logps), torch.cat(entropies)
 
     def _generate(self, prompts: list[Any]) -> Any:
