@@ -1,4 +1,5 @@
-"""Writing so that nothing already made is lost: whole files appear at once, logs grow a line at a time."""
+"""Writing so that nothing already made is lost: whole files appear at once, logs grow a line at a
+time."""
 
 import json
 import os
@@ -11,7 +12,8 @@ from sage_lib.errors import SageError
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a temporary file beside ``path``, then rename: readers see the old text or the new, never a part."""
+    """Write a temporary file beside ``path``, then rename: readers see the old text or the new,
+    never a part."""
     return write_bytes(path, text.encode())
 
 
@@ -25,7 +27,8 @@ def write_bytes(path: Path, data: bytes) -> Path:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise SageError(
-            f"cannot write {path.name} ({error.strerror}); free some space or set SAGE_BUILD to another disk"
+            f"cannot write {path.name} ({error.strerror}); free some space or set SAGE_BUILD to "
+            "another disk"
         ) from error
     return path
 
@@ -44,7 +47,8 @@ def read_json(path: Path) -> Any:
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise SageError(
-            f"{path.parent.name}/{path.name} is not valid JSON ({error}): delete it and run with --resume to make it again"
+            f"{path.parent.name}/{path.name} is not valid JSON ({error}): delete it and run with "
+            "--resume to make it again"
         ) from None
 
 
@@ -58,7 +62,8 @@ def append_line(path: Path, row: dict) -> None:
 def read_lines(path: Path, repair: bool = False) -> list[dict]:
     """Rows of a JSONL file ([] when there is none), without a half-written last line.
 
-    ``repair`` cuts that line, which a kill leaves, off the file. Only the process that appends to it may ask for that:
+    ``repair`` cuts that line, which a kill leaves, off the file. Only the process that appends to
+    it may ask for that:
     to a reader beside it, a line that is being written looks the same.
     """
     if not path.is_file():
@@ -89,7 +94,8 @@ def rewrite_lines(path: Path, rows: Iterable[dict]) -> None:
 
 
 def require_space(folder: Path, gigabytes: float, what: str) -> None:
-    """SageError when the disk below ``folder`` has less than ``gigabytes`` free: before the work, not at its end."""
+    """SageError when the disk below ``folder`` has less than ``gigabytes`` free: before the work,
+    not at its end."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free / 1e9
     if free < gigabytes:

@@ -1,4 +1,5 @@
-"""Where things lie in a checkout. Every other module asks here, so nothing depends on the working directory."""
+"""Where things lie in a checkout. Every other module asks here, so nothing depends on the working
+directory."""
 
 import os
 from pathlib import Path
@@ -8,14 +9,15 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 #: Numbers copied from the papers. Never written by a run.
 REPORTED = ROOT / "data" / "reported"
-#: Results of tools/bench.py, kept with the code that made them.
+#: Results of sage-companion bench, kept with the code that made them.
 BENCHMARKS = ROOT / "data" / "measured" / "benchmarks"
 DETECTORS = ROOT / "data" / "measured" / "detectors" / "precision.csv"
 PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
 
 
 def results() -> Path:
-    """Where data/measured and figures are kept: the checkout, unless the environment variable ``SAGE_RESULTS`` moves them."""
+    """Where data/measured and figures are kept: the checkout, unless the environment variable
+    ``SAGE_RESULTS`` moves them."""
     return Path(os.environ.get("SAGE_RESULTS", ROOT)).expanduser().resolve()
 
 
@@ -30,8 +32,9 @@ def figures(profile: str) -> Path:
 
 
 def build(profile: str) -> Path:
-    """Folder of everything that can be rebuilt and is never committed: weights, checkpoints, executed notebooks.
+    """Folder of everything that can be rebuilt and is never committed: weights, checkpoints,
+    executed notebooks.
 
-    The environment variable ``SAGE_BUILD`` moves it off the checkout, to a larger disk for instance.
-    """
+    The environment variable ``SAGE_BUILD`` moves it off the checkout, to a larger disk for
+    instance."""
     return Path(os.environ.get("SAGE_BUILD", ROOT / "build")).expanduser().resolve() / profile

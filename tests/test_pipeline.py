@@ -1,4 +1,5 @@
-"""The three stages end to end on a model of a few thousand parameters: LoRA SFT that is merged, RL that is killed, samples."""
+"""The stages end to end on a model of a few thousand parameters: LoRA SFT that is merged, RL that
+is killed, samples; and a base alone, without any training."""
 
 import json
 import math
@@ -17,54 +18,52 @@ from sage_lib import files
 from sage_lib.evaluation import counts
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import load_profile
-from sage_lib.paths import PROFILES, ROOT
+from sage_lib.paths import ROOT
 from sage_lib.training import callbacks
 
-SMALLER = [  # smoke, two orders of magnitude down
-    ("name: smoke", "name: tiny"),
-    ("hidden_size: 128", "hidden_size: 32"),
-    ("intermediate_size: 384", "intermediate_size: 32"),
-    ("num_hidden_layers: 4", "num_hidden_layers: 1"),
-    ("num_attention_heads: 4", "num_attention_heads: 2"),
-    ("num_key_value_heads: 4", "num_key_value_heads: 2"),
-    ("rows: 15000", "rows: 64"),
-    ("rows: 2000", "rows: 64"),
-    ("max_steps: 320", "max_steps: 6"),
-    ("per_device_train_batch_size: 96", "per_device_train_batch_size: 8"),
-    ("sft_lora: null", "sft_lora: {r: 4, lora_alpha: 8, target_modules: [q_proj, v_proj]}"),
-    ("max_steps: 4 ", "max_steps: 24 "),
-    ("per_device_train_batch_size: 64", "per_device_train_batch_size: 16"),
-    ("max_completion_length: 48", "max_completion_length: 12"),
-    ("samples: 32 ", "samples: 8 "),
-    ("batch_size: 512", "batch_size: 16"),
-    ("ks: [1, 2, 4, 8, 16, 32]", "ks: [1, 8]"),
-    ("rows: 8,", "rows: 2,"),
-    ("max_new_tokens: 48", "max_new_tokens: 12"),
-    ("threshold: null ", "threshold: 1.0 "),
-    ("ratio: null ", "ratio: 0.2 "),
-    ("threshold_quantile: 0.90 ", "threshold_quantile: null "),
-    ("clamp_quantile: 0.999 ", "clamp_quantile: null "),
-]
+#: Smoke, two orders of magnitude down. An untrained policy earns nothing, and a run of equal
+#: rewards stops after 50 steps: 24 steps stay below that.
+TINY = """
+name: tiny
+extends: smoke
+model:
+  architecture:
+    {hidden_size: 32, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+     num_key_value_heads: 2}
+sft_data: {rows: 64}
+sft: {max_steps: 6, per_device_train_batch_size: 8}
+sft_lora: {r: 4, lora_alpha: 8, target_modules: [q_proj, v_proj]}
+rl_data: {rows: 64}
+rl: {max_steps: 24, per_device_train_batch_size: 16, max_completion_length: 12}
+guide_defaults:
+  branch: {threshold: 1.0, ratio: 0.2, threshold_quantile: null, clamp_quantile: null}
+evaluation:
+  data:
+    - {name: countdown, rows: 2, seed: 1001, kinds: {both: 1.0}}
+    - {name: countdown, rows: 2, seed: 1002, kinds: {forward: 1.0}}
+    - {name: countdown, rows: 2, seed: 1003, kinds: {reverse: 1.0}}
+    - {name: countdown, rows: 2, seed: 1004, kinds: {both: 1.0}, digits: 3, ood: true}
+  samples: 8
+  ks: [1, 8]
+  batch_size: 16
+  max_new_tokens: 12
+"""
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
-    text = (PROFILES / "smoke.yaml").read_text()
-    for old, new in SMALLER:
-        assert old in text, old
-        text = text.replace(old, new)
-    # An untrained policy earns nothing, and a run of equal rewards stops after 50 steps: 24 steps stay below that.
-    (folder / "tiny.yaml").write_text(text)
+    (folder / "tiny.yaml").write_text(TINY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SAGE_BUILD", str(folder / "build"))
         patch.setenv("SAGE_RESULTS", str(folder))
         yield load_profile(folder / "tiny.yaml")
 
 
-def start(profile, *words):
+def start(profile, stage, run):
+    words = [stage, "--run", run, "--profile", profile.spec]
     return subprocess.Popen(
-        [sys.executable, "-m", "sage_lib.pipeline.stages", *words, "--profile", profile.path],
+        [sys.executable, "-m", "sage_lib.pipeline.stages", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -72,15 +71,15 @@ def start(profile, *words):
     )
 
 
-def finish(profile, *words):
-    process = start(profile, *words)
+def finish(profile, stage, run):
+    process = start(profile, stage, run)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output[-3000:]
 
 
 @pytest.fixture(scope="module")
 def base(tiny):
-    finish(tiny, "sft")
+    finish(tiny, "sft", "sft")
     return runs.sft_run(tiny)
 
 
@@ -89,45 +88,52 @@ def test_sft_merges_its_adapter_and_records_what_it_did(tiny, base):
         "RL's reference is one plain model"
     )
     record = records.load(base.record)
-    assert (
-        record["rows"] == 64 and record["seconds"] > 0 and record["settings"]["sft.max_steps"] == 6
-    )
-    assert json.loads((base.measured / "entropy.json").read_text())["tokens"] > 0
+    assert record["rows"] == 64 and record["seconds"] > 0
+    assert record["settings"]["sft.max_steps"] == 6
+
+
+def test_entropies_are_a_stage_of_their_own(tiny, base):
+    finish(tiny, "entropies", "entropies")
+    run = runs.entropy_run(tiny)
+    assert run.done() and runs.entropies(tiny)["tokens"] > 0
+    warmer = load_profile(f"{tiny.spec}+rl.temperature=0.5")
+    assert runs.sft_run(warmer).fingerprint == base.fingerprint
+    assert runs.entropy_run(warmer).fingerprint != run.fingerprint
 
 
 @pytest.mark.parametrize("method", ["grpo_token", "dapo_branch"])
 def test_a_run_killed_at_random_points_ends_at_the_very_same_weights(tiny, base, method, tmp_path):
-    """Noise of a guide, fresh prompts of dynamic sampling, optimiser, schedule, reference: all survive kill -9, thrice."""
-    words = ("rl", "--method", method, "--seed", "3407")
+    """Noise of a guide, fresh prompts of dynamic sampling, optimiser, schedule, reference: all
+    survive kill -9, thrice."""
     run = runs.rl_run(tiny, method, 3407)
     rng = random.Random(method)
     for step in sorted(rng.sample(range(2, 23), 3)):
-        process = start(tiny, *words)
+        process = start(tiny, "rl", run.name)
         deadline = time.monotonic() + 120
         while len(files.read_lines(run.live_steps)) < step:
-            assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0][
-                -3000:
-            ]
+            alive = process.poll() is None and time.monotonic() < deadline
+            assert alive, process.communicate()[0][-3000:]
             time.sleep(0.002)
         time.sleep(rng.random() * 0.1)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert not run.done()
-    finish(tiny, *words)
+    finish(tiny, "rl", run.name)
     killed = records.load(run.record)
-    assert [r["step"] for r in files.read_lines(run.measured / "steps.jsonl")] == list(
-        range(1, 25)
-    ), "no step is lost or doubled"
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # the same run from the same base, undisturbed, elsewhere
-        shutil.copytree(base.build, tmp_path / "build" / tiny.name / "sft")
-        shutil.copytree(base.measured, tmp_path / "data" / "measured" / tiny.name / "sft")
+    steps = [row["step"] for row in files.read_lines(run.measured / "steps.jsonl")]
+    assert steps == list(range(1, 25)), "no step is lost or doubled"
+    with pytest.MonkeyPatch.context() as patch:  # from the same base, undisturbed, elsewhere
+        copy_base(tiny, base, tmp_path)
         patch.setenv("SAGE_RESULTS", str(tmp_path))
         patch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-        finish(tiny, *words)
+        finish(tiny, "rl", run.name)
         whole = records.load(runs.rl_run(tiny, method, 3407).record)
     assert killed["reference"] == whole["reference"] and killed["weights"] == whole["weights"]
+
+
+def copy_base(profile, base, folder):
+    shutil.copytree(base.build, folder / "build" / profile.name / "sft")
+    shutil.copytree(base.measured, folder / "data" / "measured" / profile.name / "sft")
 
 
 def test_a_half_written_checkpoint_is_passed_over(tmp_path):
@@ -140,81 +146,89 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
 
 
 def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, base):
-    finish(tiny, "rl", "--method", "grpo", "--seed", "3407")
-    finish(tiny, "trace")
+    finish(tiny, "rl", "grpo-s3407")
+    finish(tiny, "trace", "trace")
     run = runs.trace_run(tiny)
     assert run.done()
     shown, measured = (
         json.loads((run.measured / f"{name}.json").read_text()) for name in ("traces", "signals")
     )
     for token in shown["tokens"]:  # eq. 11, by hand
-        assert token["branch"] == pytest.approx(
-            min(1.4, 1 + 0.2 * max(0.0, token["entropy"] - 1.0)), abs=1e-6
-        )
-        assert (
-            token["pi"] == pytest.approx(math.exp(-token["surprisal"]), rel=1e-5)
-            and 0.6 <= token["random"] <= 1.4
-        )
+        q = min(1.4, 1 + 0.2 * max(0.0, token["entropy"] - 1.0))
+        assert token["branch"] == pytest.approx(q, abs=1e-6) and 0.6 <= token["random"] <= 1.4
+        assert token["pi"] == pytest.approx(math.exp(-token["surprisal"]), rel=1e-5)
     rows = files.read_lines(run.samples)
-    assert len(rows) == 6 * 8 and measured["entropy"]["tokens"] == sum(
-        len(r["tokens"]) for r in rows
-    )
-    assert max(t["entropy"] for t in shown["tokens"]) == pytest.approx(
-        max(t["entropy"] for r in rows for t in r["tokens"])
-    )
+    assert len(rows) == 6 * 8
+    assert measured["entropy"]["tokens"] == sum(len(r["tokens"]) for r in rows)
+    highest = max(t["entropy"] for r in rows for t in r["tokens"])
+    assert max(t["entropy"] for t in shown["tokens"]) == pytest.approx(highest)
     assert 0 < measured["kept_mass"]["lowest"] <= measured["kept_mass"]["mean"] <= 1
     updates, impact = (pd.read_csv(run.measured / f"{name}.csv") for name in ("updates", "impact"))
-    assert (
-        updates["tokens"].sum() == measured["entropy"]["tokens"]
-        and updates["entropy"].is_monotonic_increasing
-    )
-    assert set(impact["token"]) == {"most uncertain", "another"} and impact[
-        ["kept", "replaced"]
-    ].isin([i / 16 for i in range(17)]).all(axis=None)
+    assert updates["tokens"].sum() == measured["entropy"]["tokens"]
+    assert updates["entropy"].is_monotonic_increasing
+    assert set(impact["token"]) == {"most uncertain", "another"}
+    assert impact[["kept", "replaced"]].isin([i / 16 for i in range(17)]).all(axis=None)
 
 
 def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, base):
-    finish(tiny, "evaluate")
+    finish(tiny, "evaluate", "eval-sft")
     run = runs.evaluation_run(tiny, base)
     table = counts.read(run.measured / "counts.csv")
     assert len(table) == 8 and (table["n"] == 8).all()
-    whole, kept = run.samples.read_text(), (run.measured / "samples.jsonl.gz").read_bytes()
+    assert list(table.columns) == [*counts.COLUMNS, "rare", "valid_common", "valid_rare"]
+    whole = run.samples.read_text()
+    kept = (run.measured / "samples.jsonl.gz").read_bytes()
     lines = whole.splitlines(keepends=True)
     assert len(lines) == 64
-    run.samples.write_text(
-        "".join(lines[:19]) + lines[19][:40]
-    )  # as a kill in the middle of a write leaves it
+    # as a kill in the middle of a write leaves it
+    run.samples.write_text("".join(lines[:19]) + lines[19][:40])
     run.record.unlink()
-    finish(tiny, "evaluate")
-    assert (
-        run.samples.read_text() == whole
-        and (run.measured / "samples.jsonl.gz").read_bytes() == kept
-    )
+    finish(tiny, "evaluate", "eval-sft")
+    assert run.samples.read_text() == whole
+    assert (run.measured / "samples.jsonl.gz").read_bytes() == kept
+
+
+def test_scoring_other_samples_draws_none_again(tiny, base):
+    """Drawing and reading are steps of their own: more scores from the very same file."""
+    run = runs.evaluation_run(tiny, base)
+    if not run.done():
+        finish(tiny, "evaluate", "eval-sft")
+    before, scores = run.samples.stat().st_mtime_ns, pd.read_csv(run.measured / "scores.csv")
+    fewer = tiny.spec.replace("tiny.yaml", "tiny.yaml+evaluation.scored=3")
+    other = load_profile(fewer)
+    shutil.copytree(base.build, runs.sft_run(other).build)
+    shutil.copytree(base.measured, runs.sft_run(other).measured)
+    again = runs.evaluation_run(other, runs.sft_run(other))
+    shutil.copytree(run.build, again.build)
+    assert not again.done()
+    finish(other, "evaluate", "eval-sft")
+    assert again.samples.read_text() == run.samples.read_text()
+    assert not list(again.build.parent.glob("*.old*")), "the samples were kept"
+    assert run.samples.stat().st_mtime_ns == before
+    found = pd.read_csv(again.measured / "scores.csv")
+    assert len(scores) == 64 and len(found) == 24
+    assert found.merge(scores, how="left", indicator=True)["_merge"].eq("both").all()
 
 
 def test_two_processes_evaluate_to_the_same_samples(tiny, base, tmp_path):
     run = runs.evaluation_run(tiny, base)
     if not run.done():
-        finish(tiny, "evaluate")
+        finish(tiny, "evaluate", "eval-sft")
     kept = (run.measured / "samples.jsonl.gz").read_bytes()
-    shutil.copytree(base.build, tmp_path / "build" / tiny.name / "sft")
-    shutil.copytree(base.measured, tmp_path / "data" / "measured" / tiny.name / "sft")
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(ROOT / "accelerate" / "cpu_gloo.yaml"),
-        "--main_process_port",
-        "0",
-        "-m",
-        "sage_lib.pipeline.stages",
-        "evaluate",
-        "--profile",
-        tiny.path,
-    ]
+    copy_base(tiny, base, tmp_path)
+    configuration = str(ROOT / "configs" / "accelerate" / "cpu_gloo.yaml")
+    words = ["--config_file", configuration, "--main_process_port", "0"]
+    stage = ["-m", "sage_lib.pipeline.stages", "evaluate", "--run", "eval-sft"]
     done = subprocess.run(
-        launch,
+        [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            *words,
+            *stage,
+            "--profile",
+            tiny.spec,
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -223,17 +237,54 @@ def test_two_processes_evaluate_to_the_same_samples(tiny, base, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     evaluation = tmp_path / "data" / "measured" / tiny.name / "evaluation" / "sft"
     assert (evaluation / "samples.jsonl.gz").read_bytes() == kept
-    drawn = [
-        len(files.read_lines(p))
-        for p in (tmp_path / "build" / tiny.name / "evaluation" / "sft").glob("samples*.jsonl")
-    ]
+    folder = tmp_path / "build" / tiny.name / "evaluation" / "sft"
+    drawn = [len(files.read_lines(path)) for path in folder.glob("samples*.jsonl")]
     assert sorted(drawn) == [32, 32], "each process drew its share and nothing twice"
 
 
 def test_rl_without_its_reference_is_refused(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
-    process = start(tiny, "rl", "--method", "grpo", "--seed", "3407")
+    process = start(tiny, "rl", "grpo-s3407")
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1 and output.strip().splitlines()[-1].startswith(
-        "error: RL starts from the SFT model"
-    )
+    last = output.strip().splitlines()[-1]
+    assert process.returncode == 1 and last.startswith("error: RL starts from the SFT model")
+
+
+OWN = """
+name: own
+description: a file of questions, asked of a model as it comes
+model:
+  {name: tiny_qwen, max_seq_length: 64, seed: 1, largest_number: 20, dtype: float32,
+   architecture: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1,
+                  num_attention_heads: 2, num_key_value_heads: 2}}
+seeds: [1]
+evaluation:
+  data: [{name: file, rows: 2, path: mine.csv, question: q, gold: a}]
+  samples: 4
+  ks: [1, 4]
+  temperature: 1.0
+  top_p: 1.0
+  top_k: 0
+  min_p: 0.0
+  max_new_tokens: 4
+  batch_size: 8
+  seed: 1
+  resamples: 20
+"""
+
+
+def test_a_base_alone_is_evaluated_without_sft_on_a_data_set_of_ones_own(tmp_path, monkeypatch):
+    """A profile that extends nothing and trains nothing; golds that are whole numbers in a CSV."""
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    (tmp_path / "own.yaml").write_text(OWN)
+    (tmp_path / "mine.csv").write_text("q,a\nreach 3 from 1 2,3\nreach 4 from 2 2,4\n")
+    profile = load_profile(tmp_path / "own.yaml")
+    assert (profile.reference, profile.evaluated) == ("base", ())
+    finish(profile, "sft", "sft")
+    finish(profile, "evaluate", "eval-sft")
+    [(method, seed, run, _)] = runs.evaluations(profile)
+    assert (method, seed) == ("base", None) and run.done()
+    table = counts.read(run.measured / "counts.csv")
+    assert list(table.columns) == list(counts.COLUMNS) and table["n"].tolist() == [4, 4]
+    assert not (run.measured / "support.csv").exists()

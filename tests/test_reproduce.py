@@ -1,4 +1,7 @@
-"""The notebook runner: strict parameters, expected artefacts, failures that name the notebook and the cell."""
+"""The notebook runner: strict parameters, expected artefacts, failures that name notebook and
+cell."""
+
+import json
 
 import nbformat
 import pytest
@@ -6,71 +9,119 @@ import pytest
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
-from sage_lib.pipeline import reproduce, stages
-from sage_lib.pipeline.reproduce import NOTEBOOKS, Notebook
+from sage_lib.pipeline import cli, notebooks, reproduce, stages
+
+EVERY = notebooks.found()
 
 
-def notebook(folder, *cells, tag=True):
+def notebook(folder, *cells, tag=True, sage=None):
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     if tag:
         nb.cells[0].metadata["tags"] = ["parameters"]
-    nb.metadata["kernelspec"] = {
-        "name": "python3",
-        "display_name": "Python 3",
-        "language": "python",
-    }
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nb.metadata |= {"kernelspec": kernel, "sage": sage or {"about": "a trial"}}
     nbformat.write(nb, folder / "99_trial.ipynb")
     return folder / "99_trial.ipynb"
 
 
-@pytest.mark.parametrize("entry", NOTEBOOKS, ids=lambda n: n.name)
+@pytest.mark.parametrize("entry", EVERY, ids=lambda n: n.name)
 def test_committed_notebooks_are_clean_and_parametrised(entry):
-    nb = nbformat.read(paths.NOTEBOOKS / f"{entry.name}.ipynb", as_version=4)
+    nb = nbformat.read(entry.path, as_version=4)
     nbformat.validate(nb)
-    assert "profile" in reproduce._parameters(nb, entry.name)
+    assert notebooks.parameters(entry.path)
     code = [c for c in nb.cells if c.cell_type == "code"]
-    assert all(not c.outputs and c.execution_count is None for c in code), (
-        "committed without outputs"
-    )
-    assert all(len(c.source.splitlines()) <= 15 and "def " not in c.source for c in code), (
-        "longer code lives in sage_lib"
-    )
+    for cell in code:
+        assert not cell.outputs and cell.execution_count is None, "committed without outputs"
+        assert len(cell.source.splitlines()) <= 15, "longer code lives in sage_lib"
+        assert "def " not in cell.source
 
 
-def test_every_notebook_is_in_the_plan():
-    assert sorted(p.stem for p in paths.NOTEBOOKS.glob("*.ipynb")) == sorted(
-        n.name for n in NOTEBOOKS
-    )
+def test_notebooks_are_numbered_without_a_gap_in_the_order_in_which_they_run():
+    assert [entry.number for entry in EVERY] == [f"{n:02d}" for n in range(len(EVERY))]
+    order = [entry.name[3:] for entry in EVERY]
+    assert order.index("sft") < order.index("grpo_and_sage") < order.index("guides")
+
+
+def test_what_a_notebook_shows_and_keeps_is_what_it_says_that_it_makes():
+    """The names in its cells against its metadata: neither may forget the other."""
+    for entry in EVERY:
+        nb = nbformat.read(entry.path, as_version=4)
+        source = "\n".join(c.source for c in nb.cells if c.cell_type == "code")
+        parts = [entry.makes, *entry.by_task.values()]
+        for name in [n for part in parts for n in part.figures if "{" not in n]:
+            assert f'"{name}"' in source, f"{entry.name} does not draw {name}"
+        for name in [n for part in parts for n in part.measured if "/" not in n]:
+            assert f'"{name.removesuffix(".csv")}"' in source, f"{entry.name} does not keep {name}"
+
+
+def test_the_readme_has_the_table_of_the_notebooks_metadata():
+    readme = (paths.ROOT / "README.md").read_text()
+    assert notebooks.with_table(readme) == readme, "python -m sage_lib.pipeline.notebooks"
+
+
+@pytest.mark.parametrize(
+    ("sage", "words"),
+    [({}, "does not say what it is about"), ({"about": "x", "figurs": ["a"]}, "unknown key 'figu")],
+)
+def test_metadata_that_says_nothing_or_too_much_is_refused(tmp_path, sage, words):
+    path = notebook(tmp_path, "profile = 'smoke'")
+    nb = json.loads(path.read_text())
+    nb["metadata"]["sage"] = sage
+    path.write_text(json.dumps(nb))
+    with pytest.raises(SageError, match=words):
+        notebooks.read(path)
+
+
+def test_artefacts_follow_the_profile(tmp_path):
+    sage = {
+        "about": "a trial",
+        "figures": ["one", "curves_{family}"],
+        "measured": ["t.csv"],
+        "countdown": {"figures": ["ways"]},
+    }
+    entry = notebooks.read(notebook(tmp_path, "profile = 'smoke'", sage=sage))
+    smoke = {path.name for path in entry.artefacts(load_profile("smoke"))}
+    assert {"one.pdf", "ways.png", "t.csv", "curves_main.pdf", "curves_losses.pdf"} <= smoke
+    smollm = {path.name for path in entry.artefacts(load_profile("smollm"))}
+    assert "ways.png" not in smollm and "curves_losses.pdf" not in smollm
+    themed = notebooks.read(notebook(tmp_path, "seed = 0", sage={**sage, "theme": "theory"}))
+    assert themed.artefacts(load_profile("smoke"))[0].parent == paths.figures("theory")
 
 
 def test_a_notebook_runs_with_its_parameters_in_its_own_folder(tmp_path):
     path = notebook(tmp_path, "profile = 'smoke'", "open('made.txt', 'w').write(profile)")
-    assert reproduce.run_notebook(path, tmp_path / "out" / "99.ipynb", {"profile": "laptop"}) > 0
-    assert (tmp_path / "made.txt").read_text() == "laptop" and (
-        tmp_path / "out" / "99.ipynb"
-    ).is_file()
+    out = tmp_path / "out" / "99.ipynb"
+    assert reproduce.run_notebook(path, out, {"profile": "laptop"}) > 0
+    assert (tmp_path / "made.txt").read_text() == "laptop" and out.is_file()
+
+
+def test_a_kernel_runs_the_sage_lib_of_the_process_that_started_it(tmp_path, monkeypatch):
+    """A second checkout on the path, as an editable install of another one is."""
+    other = tmp_path / "other" / "sage_lib"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(other.parent))
+    source = "import sage_lib; open('where.txt', 'w').write(sage_lib.__file__)"
+    path = notebook(tmp_path, "profile = 'smoke'", source)
+    reproduce.run_notebook(path, tmp_path / "copy.ipynb", {})
+    assert (tmp_path / "where.txt").read_text() == str(paths.ROOT / "sage_lib" / "__init__.py")
 
 
 def test_a_failing_cell_names_notebook_cell_and_copy(tmp_path):
     path = notebook(tmp_path, "profile = 'smoke'", "1 / 0")
-    with pytest.raises(
-        SageError,
-        match=r"99_trial failed in cell \d+ \(ZeroDivisionError.*executed copy: .*copy\.ipynb",
-    ):
+    words = r"99_trial failed in cell \d+ \(ZeroDivisionError.*executed copy: .*copy\.ipynb"
+    with pytest.raises(SageError, match=words):
         reproduce.run_notebook(path, tmp_path / "copy.ipynb", {})
 
 
 def test_an_unknown_parameter_and_a_missing_tag_are_errors(tmp_path):
+    copy = tmp_path / "c.ipynb"
     with pytest.raises(SageError, match="no parameter 'profil'"):
-        reproduce.run_notebook(
-            notebook(tmp_path, "profile = 'smoke'"), tmp_path / "c.ipynb", {"profil": "x"}
-        )
+        reproduce.run_notebook(notebook(tmp_path, "profile = 'smoke'"), copy, {"profil": "x"})
     with pytest.raises(SageError, match="must carry the tag"):
-        reproduce.run_notebook(
-            notebook(tmp_path, "profile = 'smoke'", tag=False), tmp_path / "c.ipynb", {}
-        )
+        reproduce.run_notebook(notebook(tmp_path, "profile = 'smoke'", tag=False), copy, {})
     with pytest.raises(SageError, match="is missing from"):
-        reproduce.run_notebook(tmp_path / "none.ipynb", tmp_path / "c.ipynb", {})
+        reproduce.run_notebook(tmp_path / "none.ipynb", copy, {})
 
 
 @pytest.fixture
@@ -78,25 +129,23 @@ def sandbox(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-    monkeypatch.setattr(
-        reproduce, "NOTEBOOKS", (Notebook("99_trial", "a trial", measured=("made.csv",)),)
-    )
     return tmp_path
 
 
+MAKES = {"about": "a trial", "measured": ["made.csv"]}
+
+
 def test_a_notebook_that_does_not_make_its_artefact_fails_the_run(sandbox, capsys):
-    notebook(sandbox, "profile = 'smoke'")
+    notebook(sandbox, "profile = 'smoke'", sage=MAKES)
     assert reproduce.reproduce(load_profile("smoke")) is False
     printed = capsys.readouterr()
     assert "without making smoke/made.csv" in printed.err and "failed" in printed.out
 
 
 def test_an_earlier_build_is_put_aside_unless_resumed(sandbox):
-    notebook(
-        sandbox,
-        "profile = 'smoke'",
-        "import pathlib; p = pathlib.Path('data/measured/smoke'); p.mkdir(parents=True, exist_ok=True); (p / 'made.csv').write_text('1')",
-    )
+    folder = "p = pathlib.Path('data/measured/smoke'); p.mkdir(parents=True, exist_ok=True)"
+    source = f"import pathlib; {folder}; (p / 'made.csv').write_text('1')"
+    notebook(sandbox, "profile = 'smoke'", source, sage=MAKES)
     (sandbox / "build" / "smoke").mkdir(parents=True)
     assert reproduce.reproduce(load_profile("smoke"))
     assert not (sandbox / "build" / "smoke.old1").exists(), "there was nothing to keep"
@@ -107,40 +156,50 @@ def test_an_earlier_build_is_put_aside_unless_resumed(sandbox):
     assert (sandbox / "build" / "smoke.old1" / "weights").read_text() == "hours of work"
 
 
-def test_unknown_notebook_number():
+def test_unknown_notebook_number_and_stage():
     with pytest.raises(SageError, match="no notebook '42'"):
         reproduce._select(["42"])
+    with pytest.raises(SageError, match="no stage 'sfft': choose one of sft, entropies, rl"):
+        stages.run(load_profile("smoke"), "sfft")
 
 
 def test_paper_without_a_gpu_says_so(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SageError, match="needs a CUDA GPU and none was found.*--dry-run"):
+    with pytest.raises(SageError, match=r"needs a CUDA GPU and none was found.*dry-run"):
         stages.check_machine(load_profile("paper"))
 
 
-def test_dry_run_of_the_paper_prints_settings_data_runs_and_memory(
-    capsys, offline
-):  # what cannot load is said, not hidden
-    reproduce.main(["--profile", "paper", "--dry-run"])
+@pytest.mark.parametrize("run", [cli.main, reproduce.main], ids=["script", "module"])
+def test_dry_run_of_the_paper_prints_settings_data_runs_and_memory(capsys, offline, run):
+    words = ["--profile", "paper", "--set", "rl.beta=0.2"]
+    run(["dry-run", *words] if run is cli.main else [*words, "--dry-run"])
     printed = capsys.readouterr().out
-    for words in (
+    for text in (
+        "profile paper+rl.beta=0.2",
+        "set on the command line",
         "rl.use_bias_correction_kl",
         "eq. 38: plain k3",
+        # what cannot load is said, not hidden
         "not loaded: the data file benchmarks/aime2024.jsonl could not be fetched",
         "open-r1/DAPO-Math-17k-Processed could not be loaded from the hub",
         "grpo_branch-s3409",
         "in all",
     ):
-        assert words in printed
+        assert text in printed
 
 
-@pytest.mark.parametrize("stage", ["rl", "evaluate"])
-def test_a_process_that_fails_is_named_with_its_reason(sandbox, monkeypatch, stage):
-    profile = load_profile("smoke")
-    job = stages.Job(
-        stages.layout.sft_run(profile), (stage, "--method", "no_such", "--seed", "1"), "trial", 1
-    )
-    with pytest.raises(SageError, match="trial failed: error: there is no method 'no_such'"):
-        stages._start(profile, [job])
+def test_a_wrong_command_line_ends_with_one_sentence(capsys):
+    with pytest.raises(SystemExit, match="error: there is no profile 'smoek'"):
+        cli.main(["dry-run", "--profile", "smoek"])
+    with pytest.raises(SystemExit, match="error: the stage rl of profile smoke has no run 'x'"):
+        cli.main(["stage", "rl", "--run", "x"])
+
+
+def test_a_process_that_fails_is_named_with_its_reason(sandbox):
+    """RL without the model that it starts from."""
+    profile = load_profile("smoke+train=[grpo]")
+    words = "GRPO, seed 3407 failed: error: RL starts from the SFT model"
+    with pytest.raises(SageError, match=words):
+        stages.run(profile, "rl")

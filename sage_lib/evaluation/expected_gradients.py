@@ -22,7 +22,7 @@ from sage_lib.algorithm.guides import GuideInputs, build_guide, needs_entropies
 from sage_lib.algorithm.token_probabilities import (
     completion_logits,
     drawn_log_probabilities,
-    entropies,
+    entropies_of,
     log_probabilities,
 )
 from sage_lib.errors import SageError
@@ -195,7 +195,7 @@ def _batch(
     drawn, fixed = out[:, start:], log_pi.detach()
     logps, refs = (drawn_log_probabilities(x, drawn) for x in (fixed, log_ref))
     inputs = GuideInputs(
-        entropies=entropies(fixed),
+        entropies=entropies_of(fixed),
         logps=logps,
         mask=mask,
         progress=0.0,

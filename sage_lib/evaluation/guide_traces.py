@@ -14,7 +14,7 @@ from sage_lib.algorithm.guides import Guide, GuideInputs, build_guide, needs_ent
 from sage_lib.algorithm.token_probabilities import (
     completion_logits_and_hidden,
     drawn_log_probabilities,
-    entropies,
+    entropies_of,
     log_probabilities,
 )
 from sage_lib.errors import SageError
@@ -227,8 +227,8 @@ def _signals(
         hidden[0][mask].cpu().numpy(),
     )
     kept = token_signals.kept_mass(log_pi[mask], settings["min_p"] or 0.0).cpu().numpy()
-    logps = drawn_log_probabilities(log_pi, drawn)
-    return logps, drawn_log_probabilities(log_reference, drawn), entropies(log_pi), kept, gradients
+    logps, reference_logps = (drawn_log_probabilities(x, drawn) for x in (log_pi, log_reference))
+    return logps, reference_logps, entropies_of(log_pi), kept, gradients
 
 
 def _token_rows(

@@ -81,15 +81,25 @@ def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
     """Questions of the evaluation that the training set ``data`` could otherwise draw.
 
-    Asked of sets of the same name alone: so public sets need not be there to say what a training
-        run is made from."""
+    Asked of sets of the same name and of files of one's own: so public sets need not be there to
+    say what a training run is made from. A set that is optional and not there holds nothing out.
+    """
     if data is None:
         return frozenset()
-    sets = [one for one in profile.evaluation.data if one.name == data.name]
+    sets = [one for one in profile.evaluation.data if one.name in (data.name, "file")]
     key = digest([(vars(one) | {"settings": one.settings.identity()}) for one in (data, *sets)])
     if key not in _HELD_OUT:
         could_draw = task_of(data.name).could_draw
-        problems = [problem for one in sets for problem in load(one)]
+        problems = [problem for one in sets for problem in _load_if_there(one)]
         drawable = [problem for problem in problems if could_draw(data.settings, problem)]
         _HELD_OUT[key] = frozenset(problem.question for problem in drawable)
     return _HELD_OUT[key]
+
+
+def _load_if_there(data: Data) -> list[Problem]:
+    try:
+        return load(data)
+    except SageError:
+        if not data.optional:
+            raise
+        return []

@@ -167,9 +167,9 @@ class Profile:
 
     @property
     def evaluated(self) -> tuple[str, ...]:
-        """Keys of the methods that are evaluated, the base apart."""
+        """Keys of the trained methods that are evaluated, the base apart."""
         chosen = self.evaluation.methods
-        return tuple(self.methods) if chosen is None else chosen
+        return tuple(m for m in self.methods if chosen is None or m in chosen)
 
     @property
     def reference(self) -> str:
@@ -276,7 +276,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str
     except YAMLError as error:
         sentence = " ".join(str(error).split())
         raise SageError(f"profile {path.name} is not valid YAML: {sentence}") from None
-    if not isinstance(raw, dict):
+    if not isinstance(raw, CommentedMap):
         raise SageError(
             f"profile {path.name} must hold named sections, see {PROFILES.name}/smoke.yaml"
         )
@@ -290,12 +290,14 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str
     return _merge(base, settings, base_sources, ""), {**base_sources, **sources}
 
 
-def _merge(base: dict, over: dict, sources: dict[str, str], prefix: str) -> dict:
-    """``over`` on top of ``base``, key by key; a replaced value loses the source it had."""
+def _merge(base: Any, over: Any, sources: dict[str, str], prefix: str) -> dict:
+    """``over`` on top of ``base``, key by key; an empty section empties the one below. A replaced
+    value loses the source it had."""
     merged = dict(base)
     for key, value in over.items():
         place, below = f"{prefix}{key}", merged.get(key)
-        if isinstance(value, dict) and isinstance(below, dict) and not _renamed(below, value):
+        both = isinstance(value, dict) and isinstance(below, dict)
+        if both and value and not _renamed(below, value):
             merged[key] = _merge(below, value, sources, f"{place}.")
             continue
         for known in [k for k in sources if k == place or k.startswith(f"{place}.")]:
@@ -304,9 +306,9 @@ def _merge(base: dict, over: dict, sources: dict[str, str], prefix: str) -> dict
     return merged
 
 
-def _renamed(below: dict, over: dict) -> bool:
+def _renamed(below: Any, over: Any) -> bool:
     """A section that changes its ``name`` is another thing: it replaces what is below it."""
-    return "name" in over and "name" in below and over["name"] != below["name"]
+    return bool("name" in over and "name" in below and over["name"] != below["name"])
 
 
 def _change(settings: dict, sources: dict[str, str], change: str, where: str) -> None:
@@ -355,9 +357,14 @@ def _build(settings: dict[str, Any], path: Path) -> Profile:
         for key, value in _section_of_sections(data.get("methods"), f"{name}: methods").items()
     }
     chosen = data.get("train")
-    for key in chosen or ():
-        if key not in methods:
-            raise SageError(f"{name}: train names {key!r}, which is not among its methods")
+    evaluated = data["evaluation"].methods
+    for setting, keys in (("train", chosen), ("evaluation.methods", evaluated)):
+        for key in (keys or ()) if methods else ():
+            if key not in methods:
+                known = ", ".join(methods)
+                raise SageError(
+                    f"{name}: {setting} names {key!r}, which is not among its methods: {known}"
+                )
     data["methods"] = {k: m for k, m in methods.items() if chosen is None or k in chosen}
     data["task_defaults"], data["guide_defaults"] = tasks, guides
     profile = Profile(**data)
@@ -461,9 +468,6 @@ def _check_evaluation(profile: Profile, require: typing.Callable[[bool, str], No
         evaluation.engine in ENGINES,
         f"there is no evaluation.engine {evaluation.engine!r}; choose one of {', '.join(ENGINES)}",
     )
-    for method in evaluation.methods or ():
-        known = method in profile.methods
-        require(known, f"evaluation.methods names {method!r}, which is not among its methods")
 
 
 def _check_method(

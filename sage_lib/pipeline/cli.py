@@ -1,10 +1,9 @@
 """sage-companion: the pipeline's commands under one name.
 
-sage-companion reproduce --profile smoke          every notebook, headless, from nothing
-sage-companion stage rl --profile laptop          one stage: what is finished is kept
-sage-companion dry-run --profile paper            settings, data, plan and memory; trains
-nothing sage-companion bench verifier                     measure again what
-data/measured/benchmarks holds
+sage-companion reproduce --profile smoke    every notebook, headless, from nothing
+sage-companion stage rl --profile laptop    one stage; what is finished is kept
+sage-companion dry-run --profile paper      settings, data, plan, memory; trains nothing
+sage-companion bench verifier               measure a benchmark again
 """
 
 import argparse

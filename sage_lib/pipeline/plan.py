@@ -2,6 +2,7 @@
 memory, times."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -124,7 +125,7 @@ def data_sets(profile: Profile) -> pd.DataFrame:
         load("RL", profile.rl_data.name, lambda: problems.rl_problems(profile))
     for data in profile.evaluation.data:
         name = data.name if data.label == data.name else f"{data.name} ({data.label})"
-        load("evaluation", name, lambda data=data: problems.load(data))
+        load("evaluation", name, partial(problems.load, data))
     return pd.DataFrame(rows, columns=["use", "data set", "problems"])
 
 

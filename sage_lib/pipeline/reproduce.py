@@ -126,7 +126,8 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
             if not file.is_file() or (drawn and file.stat().st_mtime < wall):
                 place = f"{file.parent.name}/{file.name}"
                 raise SageError(
-                    f"notebook {notebook.name} ended without making {place}; executed copy: {output}"
+                    f"notebook {notebook.name} ended without making {place}; "
+                    f"executed copy: {output}"
                 )
     except SageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -2,8 +2,8 @@
 whoever started it.
 
     sage-companion stage sft --profile smoke
-    sage-companion stage rl --profile smoke --method grpo_branch --seed 3407
-    sage-companion stage evaluate --profile smoke
+    sage-companion stage rl --profile smoke
+    sage-companion stage rl --profile smoke --run grpo_branch-s3407
 
 A notebook never trains inside its kernel: it calls :func:`run`, which starts these commands, shows
 their progress and raises when one fails. A run that is finished from the same settings is kept.

@@ -240,11 +240,11 @@ def samples(profile: Profile, method: str) -> list[dict[str, Any]]:
 
 
 def benchmark(name: str) -> pd.DataFrame:
-    """A result of tools/bench.py as it is kept in data/measured/benchmarks."""
+    """A result of sage-companion bench as it is kept in data/measured/benchmarks."""
     path = paths.BENCHMARKS / f"{name}.csv"
     if not path.is_file():
         raise SageError(
             f"there is no benchmark {name!r} in data/measured/benchmarks: "
-            f"python tools/bench.py {name} makes it"
+            f"sage-companion bench {name} makes it"
         )
     return pd.read_csv(path)

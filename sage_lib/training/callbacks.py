@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
@@ -64,16 +64,35 @@ class StepLog(TrainerCallback):
     def __init__(self, path: Path):
         self.path = path
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
         rewrite_lines(
             self.path, [row for row in read_lines(self.path) if row["step"] <= state.global_step]
         )
         self.flat, self.clock = 0, time.perf_counter()
 
-    def on_save(self, args, state, control, **kwargs):
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
         (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not logs or "train_runtime" in logs:
             return
         now = time.perf_counter()
@@ -88,7 +107,7 @@ class StepLog(TrainerCallback):
         if self.flat >= FLAT_STEPS:
             raise SageError(
                 f"every group of the last {FLAT_STEPS} steps earned one and the same reward, so "
-                "nothing is learned: check the verifier, the length limit and the base model's pass@1"
+                "nothing is learned: check the verifier, the length limit and the base's pass@1"
             )
 
 

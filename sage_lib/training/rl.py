@@ -40,15 +40,16 @@ def train(profile: Profile, run: Run) -> dict:
             f"sage-companion stage sft --profile {profile.spec} makes it"
         )
     chosen = profile.methods[run.method]
-    settings: dict[str, Any] = {**profile.rl, **chosen.rl, "seed": run.seed}
+    seed = profile.seeds[0] if run.seed is None else run.seed
+    settings: dict[str, Any] = {**profile.rl, **chosen.rl, "seed": seed}
     guide = _guide(profile, chosen)
     lora = profile.rl_lora if chosen.lora else None
     kept = {"method": run.method, **dataclasses.asdict(chosen), "rl": settings, "lora": lora}
-    record = Record("rl", profile.name, run.fingerprint, run.seed, {**kept, "q": repr(guide)})
+    record = Record("rl", profile.name, run.fingerprint, seed, {**kept, "q": repr(guide)})
     checkpointing = settings["gradient_checkpointing"]
     model, tokenizer = load_model(profile, reference.model, lora is None, checkpointing)
     if lora is not None:
-        model = add_lora(model, lora, settings["seed"], checkpointing)
+        model = add_lora(model, lora, seed, checkpointing)
     asked = problems.rl_problems(profile)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)

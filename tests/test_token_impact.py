@@ -1,4 +1,5 @@
-"""The impact of a token: rigged judges whose answer is known, and the exact expectation where one token is left to draw."""
+"""The impact of a token: rigged judges whose answer is known, and the exact expectation where one
+token is left to draw."""
 
 import pytest
 import torch
@@ -12,26 +13,23 @@ SETTINGS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_com
 
 @pytest.fixture(scope="module")
 def parts(tiny_model):
-    tokenizer, model = (
-        tiny_qwen.load_tokenizer(tiny_model),
-        AutoModelForCausalLM.from_pretrained(tiny_model).eval(),
-    )
+    """Model, tokenizer, prompt and completion, as ``impact`` takes them."""
+    tokenizer = tiny_qwen.load_tokenizer(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
     prompt = loading.encode(tokenizer, "reach 9 from 1 2 3 4")
     return model, tokenizer, prompt, tokenizer("L 1 + 2 = 3", add_special_tokens=False)["input_ids"]
 
 
-def test_a_judge_that_wants_the_original_token_gives_one_and_one_that_reads_only_the_prefix_gives_nothing(
-    parts,
-):
-    model, tokenizer, prompt, completion = parts
+def starts_with(start):
+    return lambda texts: [text.startswith(start) for text in texts]
+
+
+def test_a_judge_that_wants_the_original_token_gives_one_and_one_of_the_prefix_nothing(parts):
+    _, tokenizer, _, completion = parts
     start = tokenizer.decode(completion[:4])
-    assert impact(
-        *parts, 3, 5, SETTINGS, 0, lambda texts: [t.startswith(start) for t in texts]
-    ) == (1.0, 0.0)
+    assert impact(*parts, 3, 5, SETTINGS, 0, starts_with(start)) == (1.0, 0.0)
     before = tokenizer.decode(completion[:3])
-    assert impact(
-        *parts, 3, 5, SETTINGS, 0, lambda texts: [t.startswith(before) for t in texts]
-    ) == (1.0, 1.0)
+    assert impact(*parts, 3, 5, SETTINGS, 0, starts_with(before)) == (1.0, 1.0)
 
 
 def test_the_replacement_is_the_most_likely_other_token(parts):
@@ -41,29 +39,22 @@ def test_the_replacement_is_the_most_likely_other_token(parts):
     with torch.no_grad():
         logits = model(torch.tensor([prompt + completion[:2]])).logits[0, -1]
     logits[completion[2]] = -torch.inf
-    expected = tokenizer.decode([*completion[:2], int(logits.argmax())])
-    assert all(t.startswith(expected) for t in texts[1]) and all(
-        t.startswith(tokenizer.decode(completion[:3])) for t in texts[0]
-    )
+    replaced = tokenizer.decode([*completion[:2], int(logits.argmax())])
+    kept = tokenizer.decode(completion[:3])
+    assert all(text.startswith(kept) for text in texts[0])
+    assert all(text.startswith(replaced) for text in texts[1])
 
 
 def test_it_estimates_the_exact_probability_where_one_token_is_left(parts):
     model, tokenizer, prompt, completion = parts
     with torch.no_grad():
         after = model(torch.tensor([prompt + completion[:5]])).logits[0, -1].softmax(-1)
-    wanted = int(after.argmax())
-    count = 4000
-    kept, _ = impact(
-        *parts,
-        4,
-        count,
-        SETTINGS,
-        1,
-        lambda texts: [
-            tokenizer(t, add_special_tokens=False)["input_ids"][-1:] == [wanted]
-            and len(tokenizer(t, add_special_tokens=False)["input_ids"]) == 6
-            for t in texts
-        ],
-    )
+    wanted, count = int(after.argmax()), 4000
+
+    def judged(texts):
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return [one[-1:] == [wanted] and len(one) == 6 for one in ids]
+
+    kept, _ = impact(*parts, 4, count, SETTINGS, 1, judged)
     exact = float(after[wanted])
     assert abs(kept - exact) < 4 * (exact * (1 - exact) / count) ** 0.5

@@ -1,0 +1,308 @@
+"""Profiles: every shipped one resolves and names its sources; they extend each other; every way to
+get one wrong is told in one sentence; and a stage is made again only when what made it has
+changed."""
+
+import pytest
+
+from sage_lib.errors import SageError
+from sage_lib.experiment import problems, runs
+from sage_lib.experiment.profile import digest, load_profile, profile_names
+from sage_lib.files import write_json
+from sage_lib.pipeline import plan
+from sage_lib.tasks.table import TASKS
+
+#: Endings of settings that need no source: bookkeeping, and what has no counterpart in the paper.
+PLUMBING = (
+    "logging_steps",
+    "save_steps",
+    "save_total_limit",
+    "fp16",
+    "seed",
+    "max_steps",
+    "delta",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "people",
+    "label",
+    "family",
+    "None",
+    "data_seed",
+)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_shipped_profiles_resolve_and_their_keys_are_known_to_trl_and_peft(name):
+    from sage_lib.training.callbacks import check_sections
+
+    profile = load_profile(name)
+    check_sections(profile)
+    needed = {"loss_type", "beta", "use_bias_correction_kl", "epsilon", "epsilon_high"}
+    needed |= {"temperature", "min_p", "top_p", "top_k", "scale_rewards", "bf16", "seed"}
+    assert needed <= set(profile.rl), "nothing that matters is left to a library's default"
+    assert profile.rl["use_bias_correction_kl"] is False, "every reproduction uses the paper's k3"
+
+
+def test_paper_profile_is_tables_7_and_8():
+    p = load_profile("paper")
+    assert (p.sft_lora["r"], p.sft["num_train_epochs"], p.sft["warmup_steps"]) == (8, 2, 5)
+    assert p.sft["per_device_train_batch_size"] == 1
+    assert (p.rl["max_steps"], p.rl["num_generations"], p.rl["temperature"]) == (1000, 8, 1.0)
+    assert (p.rl["min_p"], p.rl["epsilon"], p.seeds[0], p.rl_data.rows) == (0.01, 0.2, 3407, 2000)
+    branch = p.methods["grpo_branch"].guide
+    assert (branch["threshold"], branch["ratio"], branch["low"], branch["high"]) == (
+        1.2,
+        0.3,
+        0.6,
+        1.4,
+    )
+    assert p.rl["per_device_train_batch_size"] * p.rl["gradient_accumulation_steps"] == 64
+
+
+def test_every_value_of_the_paper_profile_that_is_not_off_names_its_source():
+    table = plan.settings_table(load_profile("paper"))
+    skipped = (
+        "name",
+        "description",
+        "compute.",
+        "sft_lora",
+        "rl_lora",
+        "methods.",
+        "evaluation.data",
+    )
+    bare = table[(table["source"] == "") & ~table["setting"].str.startswith(skipped)]
+    off = bare["value"].isin(["None"])
+    assert [s for s in bare["setting"][~off] if not s.endswith(PLUMBING)] == []
+
+
+def test_inherited_values_keep_their_source_and_replaced_ones_lose_it():
+    smoke = load_profile("smoke")
+    assert smoke.sources["rl.min_p"] == "Table 8: min-p 0.01", "from paper, through laptop"
+    assert smoke.rl["min_p"] == 0.01
+    assert smoke.sources["rl.learning_rate"].startswith("a rank-8 adapter")
+    assert smoke.rl["bf16"] is False and "rl.bf16" not in smoke.sources, (
+        "paper's is of another value"
+    )
+
+
+def test_memory_of_the_paper_model_is_that_of_its_published_size():
+    total, adapter = plan.parameters(load_profile("paper").model.architecture, rank=8)
+    assert total == 7_615_616_512  # Qwen2.5-7B's published checkpoint has this many parameters
+    assert adapter == 20_185_088  # PEFT's count for rank 8 on all seven projections
+
+
+@pytest.fixture
+def variant(tmp_path):
+    """A profile of one's own that extends smoke: (name, lines of YAML) -> what load_profile
+    takes."""
+
+    def write(lines, name="mine", extends="smoke"):
+        path = tmp_path / f"{name}.yaml"
+        below = f"extends: {extends}\n" if extends else ""
+        path.write_text(f"name: {name}\n{below}{lines}\n")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("seedz: [3407]", "unknown key 'seedz'"),
+        ("seeds: [3407", "not valid YAML"),
+        ("seeds: ['3407']", "seeds are whole numbers"),
+        ("seeds: [3407, 3407]", "each once"),
+        ("seeds: 3407", "seeds must be a list, not 3407"),
+        ("evaluation: {ks: 32}", "evaluation: ks must be a list, not 32"),
+        ("evaluation: {samples: 16}", "pass@32 needs"),
+        ("evaluation: {samples: many}", "samples must be a whole number, not 'many'"),
+        ("evaluation: {ks: [2, 1, 4]}", "start at 1 and grow"),
+        ("evaluation: {ks: []}", "start at 1 and grow"),
+        ("evaluation: {data: []}", "names no data set"),
+        ("evaluation: {methods: [grpoo]}", "names 'grpoo', which is not among"),
+        ("train: [grpoo]", "train names 'grpoo', which is not among"),
+        ("rl: {beta: null}", "method grpo: beta is a number, not None"),
+        ("rl: {beta: high}", "beta is a number, not 'high'"),
+        ("rl: 5", "rl must be a section, not 5"),
+        ("methods: {mine: {label: M, guide: {name: branhc}}}", "branhc.*branch, random, token"),
+        ("methods: {mine: {label: M, guide: {name: token, wait: 1}}}", "wait.*weight"),
+        ("methods: {mine: {label: M, guide: {name: token, weight: rnak}}}", "rnak"),
+        ("methods: {mine: {label: M, guide: {name: branch, threshold: 1.0}}}", "threshold"),
+        ("methods: {mine: {label: M, guide: branch, rl: {beta: 0.0}}}", "needs beta > 0"),
+        ("methods: {mine: {label: M, anchor: k4}}", "k4.*k3, k3_corrected"),
+        ("methods: {mine: {label: M, reward: luck}}", "no reward 'luck'"),
+        ("methods: {mine: {rl: {beta: 0.1}}}", "the key 'label' is missing"),
+        ("methods: [grpo]", "methods must be a section, not"),
+        ("rl_data: {name: cuontdown, rows: 3}", "cuontdown.*countdown"),
+        ("rl_data: {digts: 4}", "digts.*digits"),
+        ("rl_data: {digits: four}", "digits.*whole number.*four"),
+        ("model: {architecture: null}", "tiny_qwen is made from"),
+        ("sft_data: null", "sft needs the section sft_data"),
+        ("extends: [smoke]", "extends names one profile"),
+    ],
+)
+def test_a_wrong_profile_gets_one_clear_sentence(variant, lines, words):
+    extends = None if lines.startswith("extends") else "smoke"
+    with pytest.raises(SageError, match=words) as caught:
+        load_profile(variant(lines, extends=extends))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["beta", "max_steps", "temperature", "min_p", "optim"])
+def test_a_missing_setting_that_the_companion_reads_is_named(variant, tmp_path, key):
+    whole = load_profile("smoke").settings
+    lines = {**whole, "name": "whole", "rl": {k: v for k, v in whole["rl"].items() if k != key}}
+    path = tmp_path / "whole.yaml"
+    write_json(path, lines)  # JSON is YAML
+    with pytest.raises(SageError, match=f"the section rl lacks the key '{key}'"):
+        load_profile(path)
+
+
+def test_a_profile_is_called_as_its_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text("name: yours\nextends: smoke\n")
+    with pytest.raises(SageError, match="set name: mine"):
+        load_profile(tmp_path / "mine.yaml")
+
+
+def test_profiles_extend_each_other_from_folder_to_folder(variant, tmp_path):
+    variant("rl: {beta: 0.3}", name="below")
+    path = variant("rl: {epsilon: 0.1}", name="above", extends="below.yaml")
+    above = load_profile(path)
+    assert (above.rl["beta"], above.rl["epsilon"], above.name) == (0.3, 0.1, "above")
+    variant("", name="below", extends="above.yaml")
+    with pytest.raises(SageError, match="extends itself"):
+        load_profile(path)
+
+
+def test_a_section_that_changes_its_name_replaces_the_one_below(variant, tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"q": "1 + 1?", "a": "2"}\n')
+    lines = "rl_data: {name: file, rows: 1, path: own.jsonl, question: q, gold: a}"
+    profile = load_profile(variant(lines))
+    assert [p.question for p in problems.rl_problems(profile)] == ["1 + 1?"]
+
+
+def test_a_setting_can_be_changed_without_a_file():
+    changed = load_profile("smoke+rl.beta=0.2+seeds=[1, 2]")
+    assert (changed.rl["beta"], changed.seeds) == (0.2, (1, 2))
+    assert changed.name == "smoke+rl.beta=0.2+seeds=_1,2_", "a folder of its own"
+    assert load_profile(changed.spec) == changed
+    assert changed.sources["rl.beta"] == "set on the command line"
+    for spec, words in (
+        ("smoke+rll.beta=0.2", "no section 'rll'"),
+        ("smoke+evaluation.sampels=3", "unknown key 'sampels'"),
+        ("smoke+rl.beta=[", "not a value"),
+    ):
+        with pytest.raises(SageError, match=words):
+            load_profile(spec)
+
+
+COUNTDOWN = [n for n in profile_names() if load_profile(n).tasks == {"countdown"}]
+
+
+@pytest.mark.parametrize("name", COUNTDOWN)
+def test_training_data_can_be_made_and_hold_no_held_out_problem(name):
+    profile = load_profile(name)
+    asked = problems.rl_problems(profile)
+    assert len(asked) == profile.rl_data.rows
+    rows = problems.sft_rows(profile, len)
+    assert len(rows) == profile.sft_data.rows
+    held_out = {p.question for p in problems.evaluation_problems(profile)}
+    assert len(held_out) == sum(d.rows for d in profile.evaluation.data)
+    assert not held_out & {p.question for p in asked}
+    assert not held_out & {row["prompt"][-1]["content"] for row in rows}
+
+
+def test_unknown_profile_names_the_choices():
+    with pytest.raises(SageError, match="choose one of laptop, paper, smoke"):
+        load_profile("smoek")
+
+
+def test_a_setting_unknown_to_trl_is_refused():
+    from sage_lib.training.callbacks import check_sections
+
+    with pytest.raises(SageError, match=r"GRPOConfig .* no setting 'temprature'"):
+        check_sections(load_profile("smoke+rl.temprature=1.0"))
+
+
+def test_digests_do_not_see_spelling():
+    assert digest({"a": 1, "b": [0]}) == digest({"b": (0.0,), "a": 1.0})
+    assert digest({"a": True}) != digest({"a": 1}) != digest({"a": "1"})
+    data = load_profile("smoke").evaluation.data[0]
+    assert digest(data) == digest(
+        type(data)(data.name, data.rows, data.seed, settings=data.settings)
+    )
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+
+
+def fingerprints(spec):
+    profile = load_profile(spec)
+    base = runs.sft_run(profile)
+    rl = {method: run.fingerprint for method, _, run in runs.rl_runs(profile)}
+    evaluation = runs.evaluation_run(profile, base)
+    return base.fingerprint, rl, (evaluation.stamp, evaluation.fingerprint)
+
+
+def test_what_is_evaluated_retrains_nothing(kept, variant):
+    """What the audit found: an out-of-distribution set, optional, or a default retrained SFT and
+    RL."""
+    whole = load_profile("smoke").settings["evaluation"]["data"]
+    puzzles = {"name": "knights_knaves", "rows": 2, "people": 2, "ood": True}
+    three = {**whole[3], "seed": 7}
+    more = [{**whole[0], "optional": True, "revision": None}, *whole[1:], puzzles, three]
+    sft, rl, sampled = fingerprints("smoke")
+    other = fingerprints(
+        variant(f"evaluation: {{data: {more!r}}}".replace("True", "true").replace("None", "null"))
+    )
+    assert other[:2] == (sft, rl) and other[2] != sampled
+    assert fingerprints("smoke+sft.save_steps=7+rl.save_steps=2")[:2] == (sft, rl)
+    assert fingerprints("smoke+sft.warmup_steps=30.0")[0] == sft
+
+
+def test_a_held_out_problem_that_training_could_draw_retrains(kept, variant):
+    whole = load_profile("smoke").settings["evaluation"]["data"]
+    more = [*whole, {**whole[0], "seed": 99}]
+    path = variant(f"evaluation: {{data: {more!r}}}".replace("True", "true"))
+    assert fingerprints(path)[0] != fingerprints("smoke")[0]
+
+
+def test_how_samples_are_read_draws_none_again(kept):
+    sampled = fingerprints("smoke")[2]
+    assert fingerprints("smoke+evaluation.resamples=50+evaluation.ks=[1, 2]")[2] == sampled
+    scored = fingerprints("smoke+evaluation.scored=4")[2]
+    assert scored[0] == sampled[0] and scored[1] != sampled[1]
+    assert fingerprints("smoke+evaluation.temperature=0.5")[2][0] != sampled[0]
+
+
+def test_a_guide_made_from_entropies_depends_on_how_they_were_measured(kept):
+    """What the audit found: another RL temperature, and RL went on with the old threshold."""
+    profile = load_profile("smoke")
+    guided = {
+        m for m, chosen in profile.methods.items() if "threshold_quantile" in str(chosen.guide)
+    }
+    assert {"grpo_branch", "shuffled_branch"} <= guided and "grpo_token" not in guided
+    _, before, _ = fingerprints("smoke")
+    run = runs.entropy_run(profile)
+    write_json(run.measured / "entropy.json", {"quantiles": {"0.9": 0.3, "0.999": 2.0}})
+    _, after, _ = fingerprints("smoke")
+    assert {m for m in before if before[m] != after[m]} == guided
+    warmer = load_profile("smoke+rl.temperature=0.7")
+    assert runs.entropy_run(warmer).fingerprint != run.fingerprint
+    assert runs.sft_run(warmer).fingerprint == runs.sft_run(profile).fingerprint
+
+
+def test_a_change_of_one_method_retrains_that_method(kept):
+    _, before, _ = fingerprints("smoke")
+    _, after, _ = fingerprints("smoke+methods.grpo_token.guide.weight=rank")
+    assert {m for m in before if before[m] != after[m]} == {"grpo_token"}
+    _, after, _ = fingerprints("smoke+guide_defaults.branch.threshold_quantile=0.95")
+    assert "grpo" not in {m for m in before if before[m] != after[m]}
+
+
+def test_every_task_of_the_table_can_stand_in_a_profile(variant):
+    with pytest.raises(SageError) as caught:
+        load_profile(variant("rl_data: {name: nothing, rows: 1}"))
+    assert all(name in str(caught.value) for name in TASKS)

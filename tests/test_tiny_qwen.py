@@ -1,0 +1,44 @@
+"""The tiny model's tokenizer, as every stage meets it: saved and loaded again."""
+
+import random
+
+import pytest
+
+from sage_lib.experiment.profile import Model
+from sage_lib.policy import tiny_qwen
+from sage_lib.tasks import countdown, prompts
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    model = Model(tiny_qwen.NAME, 128, seed=0, architecture=shape, largest_number=99)
+    tiny_qwen.create(folder, model)
+    return tiny_qwen.load_tokenizer(folder)
+
+
+def test_a_worked_problem_survives_the_round_trip(tokenizer):
+    [problem] = countdown.problems(countdown.Settings(name="countdown", limit=99), 1, 1)
+    turns = prompts.messages(problem.question)
+    work, answer = countdown.demonstration(problem.detail, 0.5, random.Random(0))
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    shown = {"role": "assistant", "content": prompts.answer_turn(work, answer)}
+    whole = tokenizer.apply_chat_template([*turns, shown], return_dict=False)
+    assert whole[: len(prompt)] == prompt, "the prompt of generation is what fine-tuning masks"
+    assert tokenizer.unk_token_id not in whole
+    asked = tokenizer.decode(prompt)
+    assert problem.question in asked and asked.startswith(prompts.SYSTEM_PROMPT)
+    completion = tokenizer.decode(whole[len(prompt) :], skip_special_tokens=True)
+    assert countdown.check(problem.detail, completion) == countdown.Check(work[0], True)
+
+
+def test_each_marker_and_the_system_prompt_are_one_token(tokenizer):
+    for text in (*prompts.MARKERS, prompts.SYSTEM_PROMPT):
+        assert len(tokenizer(text)["input_ids"]) == 1
