@@ -8,13 +8,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 from matplotlib_venn import venn2, venn3
 
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import countdown_tables, measured, result_tables, sample_tables
-from sage_lib.report.panels import band_name, intervals, lines_of, panel_rows, seeds
+from sage_lib.report.panels import intervals, lines_of, panel_rows, seeds
 from sage_lib.report.result_figures import pass_at_k
 from sage_lib.report.style import STYLE, WIDE, error_bar, look, sentence, series
 
@@ -85,7 +85,7 @@ def exploration(profile: Profile, methods: Sequence[str]) -> Figure:
         problems = frame.groupby(["dataset", "problem"]).ngroups
         figure.suptitle(
             f"{profile.name}: {problems} problems x {samples} samples, "
-            f"{seeds(profile)}; bars and {band_name(profile, rows[0][0])}: 95 % over problems"
+            f"{seeds(profile)}; bars and bands: 95 % over problems"
         )
     return figure
 
@@ -209,6 +209,7 @@ def unsolvable_upset(profile: Profile, methods: Sequence[str]) -> Figure:
         )
         bars.bar(columns, [size for _, size in regions], color="0.3", width=0.6)
         bars.margins(y=0.15)
+        bars.yaxis.set_major_locator(MaxNLocator(integer=True))
         bars.set(ylabel="problems", title=_unsolvable_title(profile))
         for column, (members, size) in enumerate(regions):
             bars.annotate(str(size), (column, size), ha="center", va="bottom", fontsize=6.5)

@@ -32,16 +32,13 @@ def lines_of(methods: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def banded(profile: Profile, methods: Sequence[str]) -> tuple[str, ...]:
-    """Which methods of a panel have a band: all of a few, of many the one to compare with."""
+    """Which methods of a panel have a band: all of a few, of many the one to compare with.
+
+    The colour of a band tells whose it is.
+    """
     if len(methods) <= FEW:
         return tuple(methods)
     return (profile.reference,) if profile.reference in methods else (methods[0],)
-
-
-def band_name(profile: Profile, methods: Sequence[str]) -> str:
-    """Whose bands a panel of ``methods`` has, for its title."""
-    shown = banded(profile, methods)
-    return "bands" if len(shown) == len(methods) else f"band of {profile.label(shown[0])}"
 
 
 def seeds(profile: Profile) -> str:
@@ -66,7 +63,7 @@ def panel_rows(
     if legend:
         columns = 4 if len(width_ratios) > 1 else 2
         named = [-(-len(group) // columns) for group in groups.values()]
-        heights = [1.75 * lines + 0.45 + 0.17 * rows for rows in named]
+        heights = [1.85 * lines + 0.45 + 0.17 * rows for rows in named]
     else:
         heights = [max(1.9, 0.75 + 0.19 * len(group)) for group in groups.values()]
     width = WIDE if len(width_ratios) > 1 else NARROW + 1.2

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import countdown_tables, measured, result_tables
-from sage_lib.report.panels import band_name, banded, intervals, lines_of, panel_rows, seeds
-from sage_lib.report.style import STYLE, WIDE, band
+from sage_lib.report.panels import banded, intervals, lines_of, panel_rows, seeds
+from sage_lib.report.style import STYLE, WIDE, band, count
 from sage_lib.report.training_figures import reward_curves
 
 
@@ -28,10 +28,10 @@ def figure2(profile: Profile) -> Figure:
             reward_curves(left, profile, group)
             chosen = average[average["method"].isin(group)]
             intervals(right, profile, chosen)
-            problems = chosen["problems"].iloc[0]
+            problems = count(chosen["problems"].iloc[0], "problem")
             right.set(
                 xlabel="held-out pass@1",
-                title=f"{problems} problems x {samples}; bars: 95 %",
+                title=f"{problems} x {samples}; bars: 95 %",
             )
         figure.suptitle(profile.name)
     return figure
@@ -54,15 +54,15 @@ def figure3(profile: Profile, ood: bool = False) -> Figure:
             for axis, dataset in zip(axes.flat, datasets, strict=False):
                 of_set = frame[frame["dataset"] == dataset]
                 pass_at_k(axis, profile, of_set, group)
-                problems = of_set["problem"].nunique()
-                axis.set(title=f"{dataset.replace('_', ' ')} ({problems} problems)")
+                problems = count(of_set["problem"].nunique(), "problem")
+                axis.set(title=f"{dataset.replace('_', ' ')}\n{problems}")
             for axis in axes.flat[len(datasets) :]:
                 axis.axis("off")
             for axis in axes[:, 0]:
                 axis.set_ylabel("pass@k")
         figure.suptitle(
             f"{profile.name}: {profile.evaluation.samples} samples a problem, "
-            f"{seeds(profile)}; {band_name(profile, rows[0][0])}: 95 % over problems"
+            f"{seeds(profile)}; bands: 95 % over problems"
         )
     return figure
 

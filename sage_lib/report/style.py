@@ -76,7 +76,7 @@ _SHIPPED = {
     "branch_sequence": ("green", "--", "h"),
     "identity": ("sky", ":", "<"),
     "shuffled_branch": ("black", "--", "v"),
-    "random_reward": ("pink", (0, (1, 1)), "o"),
+    "random_reward": ("pink", (0, (1, 1)), "d"),
 }
 #: The base, GRPO and GRPO + Branch stand in most figures: no other method takes their colour.
 _RESERVED = {"grey", "blue", "vermilion"}

@@ -15,7 +15,7 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import entropies, sft_run
 from sage_lib.files import read_lines
 from sage_lib.report import measured, training_tables
-from sage_lib.report.panels import band_name, banded, lines_of, method_legend, seeds
+from sage_lib.report.panels import banded, lines_of, method_legend, seeds
 from sage_lib.report.style import (
     COLOURS,
     NARROW,
@@ -139,7 +139,7 @@ def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
         figure.suptitle(
             f"{profile.name}: {rollouts} rollouts a step, mean over {count(window, 'step')} and "
-            f"{_seeds(profile, methods)}"
+            f"{_seeds(profile)}"
         )
         method_legend(figure, profile, methods)
     return figure
@@ -155,7 +155,7 @@ def reward_curves(axis: Axes, profile: Profile, methods: Sequence[str]) -> None:
     axis.set(
         xlabel="RL step",
         ylabel="training reward",
-        title=f"mean over {count(_window(profile), 'step')} and {_seeds(profile, trained)}",
+        title=f"mean over {count(_window(profile), 'step')} and {_seeds(profile)}",
     )
 
 
@@ -192,11 +192,9 @@ def _smooth(values: np.ndarray, window: int) -> np.ndarray:
     return (total[end] - total[start]) / (end - start)
 
 
-def _seeds(profile: Profile, methods: Sequence[str]) -> str:
+def _seeds(profile: Profile) -> str:
     """How many seeds a panel shows, and what its bands are."""
-    if len(profile.seeds) == 1:
-        return "1 seed"
-    return f"{seeds(profile)}; {band_name(profile, methods)}: all of them"
+    return seeds(profile) if len(profile.seeds) == 1 else f"{seeds(profile)}; bands: all of them"
 
 
 def guide_effects(profile: Profile) -> Figure:
