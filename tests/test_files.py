@@ -59,33 +59,36 @@ def test_a_corrupt_run_record_is_named(tmp_path, text):
 
 
 def test_a_record_holds_what_made_the_result_and_no_path(tmp_path):
-    record = records.Record("sft", "smoke", "abc", 1, {}).finish(tmp_path / "record.json", rows=3)
-    assert records.load(tmp_path / "record.json") == json.loads(
-        json.dumps(record)
-    ) and records.done(tmp_path / "record.json", "abc")
-    assert not records.done(tmp_path / "record.json", "abd") and str(tmp_path) not in json.dumps(
-        record
-    )
+    path = tmp_path / "record.json"
+    record = records.Record("sft", "smoke", "abc", 1, {}).finish(path, rows=3)
+    assert records.load(path) == json.loads(json.dumps(record))
+    assert records.done(path, "abc") and not records.done(path, "abd")
+    assert str(tmp_path) not in json.dumps(record)
+
+
+def a_run(folder, fingerprint, stamp=None, makes=()):
+    build, measured = folder / "sft", folder / "measured"
+    return runs.Run("sft", "sft", build, measured, fingerprint, stamp or fingerprint, makes)
 
 
 def test_other_settings_put_earlier_work_aside(tmp_path):
-    def run(fingerprint):
-        return runs.Run("sft", tmp_path / "sft", tmp_path / "measured", fingerprint)
-
-    run("one").prepare()
+    a_run(tmp_path, "one").prepare()
     (tmp_path / "sft" / "steps.jsonl").write_text("kept")
-    run("one").prepare()
+    a_run(tmp_path, "one").prepare()
     assert (tmp_path / "sft" / "steps.jsonl").read_text() == "kept"
-    run("two").prepare()
-    assert (
-        not (tmp_path / "sft" / "steps.jsonl").exists()
-        and (tmp_path / "sft.old1" / "steps.jsonl").read_text() == "kept"
-    )
+    a_run(tmp_path, "two").prepare()
+    assert not (tmp_path / "sft" / "steps.jsonl").exists()
+    assert (tmp_path / "sft.old1" / "steps.jsonl").read_text() == "kept"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a,b\n1,2\n", ",".join(counts.COLUMNS) + "\nx,y,4,5,0,0,0,0\n"]
-)
+def test_work_of_the_same_stamp_is_kept_though_it_is_read_in_another_way(tmp_path):
+    a_run(tmp_path, "one", "drawn").prepare()
+    (tmp_path / "sft" / "samples.jsonl").write_text("kept")
+    a_run(tmp_path, "two", "drawn").prepare()
+    assert (tmp_path / "sft" / "samples.jsonl").read_text() == "kept"
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "dataset,problem,n,c,truncated\nx,y,4,5,0\n"])
 def test_damaged_counts_are_named(tmp_path, text):
     path = tmp_path / "counts.csv"
     path.write_text(text)
@@ -93,13 +96,20 @@ def test_damaged_counts_are_named(tmp_path, text):
         counts.read(path)
 
 
+def test_a_column_more_is_no_damage(tmp_path):
+    path = tmp_path / "counts.csv"
+    path.write_text("dataset,problem,n,c,truncated,of_another_task\nx,y,4,3,0,\n")
+    assert counts.read(path)["c"].tolist() == [3]
+
+
 def test_a_committed_record_alone_does_not_count_as_done(tmp_path):
-    run = runs.Run("eval-sft", tmp_path / "build", tmp_path / "measured", "one")
+    run = a_run(tmp_path, "one", makes=("samples.jsonl",))
     run.prepare()
-    records.Record("evaluation", "smoke", "one", 1, {}).finish(run.record)
+    record = records.Record("evaluation", "smoke", "one", 1, {})
+    record.finish(run.record)
     assert not run.done(), "as on a fresh clone, which has records and no weights or samples"
+    run.finish(record)
+    assert not run.done(), "what it made is not there"
     files.append_line(run.samples, {})
     assert run.done()
-    assert not runs.Run(
-        "eval-sft", tmp_path / "build", tmp_path / "measured", "other weights"
-    ).done()
+    assert not a_run(tmp_path, "other weights", makes=("samples.jsonl",)).done()
