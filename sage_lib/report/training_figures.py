@@ -137,10 +137,8 @@ def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
             axis.set_xlabel("RL step")
         batch = profile.rl["per_device_train_batch_size"]
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
-        figure.suptitle(
-            f"{profile.name}: {rollouts} rollouts a step, mean over {count(window, 'step')} and "
-            f"{_seeds(profile)}"
-        )
+        averaged = f"mean over {count(window, 'step')} and {_seeds(profile)}"
+        figure.suptitle(f"{profile.name}: {rollouts} rollouts a step, {averaged}")
         method_legend(figure, profile, methods)
     return figure
 
