@@ -131,6 +131,7 @@ def variant(tmp_path):
         ("methods: {mine: {label: M, anchor: k4}}", "k4.*k3, k3_corrected"),
         ("methods: {mine: {label: M, reward: luck}}", "no reward 'luck'"),
         ("methods: {mine: {rl: {beta: 0.1}}}", "the key 'label' is missing"),
+        ("methods: {mine: {label: M, family: a/b}}", "letters, digits.*a/b"),
         ("methods: [grpo]", "methods must be a section, not"),
         ("rl_data: {name: cuontdown, rows: 3}", "cuontdown.*countdown"),
         ("rl_data: {digts: 4}", "digts.*digits"),

@@ -47,7 +47,7 @@ def test_what_a_notebook_shows_and_keeps_is_what_it_says_that_it_makes():
     for entry in EVERY:
         nb = nbformat.read(entry.path, as_version=4)
         source = "\n".join(c.source for c in nb.cells if c.cell_type == "code")
-        parts = [entry.makes, *entry.by_task.values()]
+        parts = [entry.makes, *entry.by_part.values()]
         for name in [n for part in parts for n in part.figures if "{" not in n]:
             assert f'"{name}"' in source, f"{entry.name} does not draw {name}"
         for name in [n for part in parts for n in part.measured if "/" not in n]:
@@ -84,8 +84,24 @@ def test_artefacts_follow_the_profile(tmp_path):
     assert {"one.pdf", "ways.png", "t.csv", "curves_main.pdf", "curves_losses.pdf"} <= smoke
     smollm = {path.name for path in entry.artefacts(load_profile("smollm"))}
     assert "ways.png" not in smollm and "curves_losses.pdf" not in smollm
-    themed = notebooks.read(notebook(tmp_path, "seed = 0", sage={**sage, "theme": "theory"}))
-    assert themed.artefacts(load_profile("smoke"))[0].parent == paths.figures("theory")
+    exact = {"about": "a trial", "theory": {"figures": ["one"]}}
+    [pdf, png] = notebooks.read(notebook(tmp_path, "seed = 0", sage=exact)).artefacts(
+        load_profile("smoke")
+    )
+    assert (pdf, png) == (paths.figures("theory") / "one.pdf", paths.figures("theory") / "one.png")
+
+
+def test_a_profile_without_what_a_notebook_needs_leaves_it_out(sandbox, capsys):
+    notebook(sandbox, "profile = 'smoke'", "1 / 0", sage={"about": "a trial", "needs": ["ood"]})
+    inside = [{"name": "countdown", "rows": 2, "seed": 1}]
+    (sandbox / "inside.yaml").write_text(
+        json.dumps({"name": "inside", "extends": "smoke", "evaluation": {"data": inside}})
+    )
+    assert reproduce.reproduce(load_profile(sandbox / "inside.yaml"))
+    assert "the profile inside has no ood" in capsys.readouterr().out
+    assert reproduce.reproduce(load_profile("smoke")) is False
+    with pytest.raises(SageError, match="needs 'luck'"):
+        notebooks.read(notebook(sandbox, "seed = 0", sage={"about": "x", "needs": ["luck"]}))
 
 
 def test_a_notebook_runs_with_its_parameters_in_its_own_folder(tmp_path):

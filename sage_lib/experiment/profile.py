@@ -473,6 +473,11 @@ def _check_evaluation(profile: Profile, require: typing.Callable[[bool, str], No
 def _check_method(
     profile: Profile, key: str, method: Method, require: typing.Callable[[bool, str], None]
 ) -> None:
+    for named in (key, method.family):  # names of folders and files
+        require(
+            re.fullmatch(r"[\w.-]+", named) is not None,
+            f"method {key}: a key and a family are letters, digits, - and _, not {named!r}",
+        )
     merged = {**profile.rl, **method.rl}
     require(
         method.reward in REWARDS,

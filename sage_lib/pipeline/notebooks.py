@@ -1,15 +1,16 @@
 """The notebooks, as they say of themselves: what each is about and what it makes.
 
 A notebook's own metadata holds it, under "sage": "about" (a line), "figures" and "measured" (what
-it leaves in figures/<profile> and data/measured/<profile>), and optionally "theme" (figures that
-depend on no profile lie in figures/<theme>) and, by the name of a task, what it makes only where a
-profile evaluates that task. "training_{family}" stands for a figure of every family of methods.
+it leaves in figures/<profile> and data/measured/<profile>; "training_{family}" stands for a figure
+of every family of methods), and where there is need "theory" (with figures that depend on no
+profile), by the name of a task what it makes only where a profile evaluates that task, and "needs"
+(names of :data:`NEEDS`: a profile without it leaves the notebook out).
 
     python -m sage_lib.pipeline.notebooks       writes the README's table anew
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,15 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.files import write_text
 from sage_lib.report.measured import families
+from sage_lib.tasks.table import TASKS
 
+#: What a notebook may need of a profile, and how to tell that it is there.
+NEEDS: dict[str, Callable[[Profile], bool]] = {
+    "rl": lambda profile: bool(profile.rl) and profile.rl_data is not None,
+    "ood": lambda profile: any(data.ood for data in profile.evaluation.data),
+}
+#: The part of the metadata whose figures are drawn once, in figures/theory.
+THEORY = "theory"
 #: Where the README's table of notebooks begins and ends.
 BEGIN, END = "<!-- notebooks: begin -->", "<!-- notebooks: end -->"
 
@@ -41,8 +50,8 @@ class Notebook:
     path: Path
     about: str
     makes: Makes
-    theme: str | None = None
-    by_task: Mapping[str, Makes] = field(default_factory=dict)
+    by_part: Mapping[str, Makes] = field(default_factory=dict)  # a task, or theory
+    needs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -53,8 +62,9 @@ class Notebook:
         return self.name[:2]
 
     def made(self, profile: Profile) -> Makes:
-        """What it makes for this profile."""
-        parts = [self.makes, *(m for task, m in self.by_task.items() if task in profile.tasks)]
+        """What it makes for this profile, the figures of theory apart."""
+        of_tasks = [makes for part, makes in self.by_part.items() if part in profile.tasks]
+        parts = [self.makes, *of_tasks]
         names = [name for part in parts for name in part.figures]
         figures = [
             name.format(family=family)
@@ -65,9 +75,17 @@ class Notebook:
 
     def artefacts(self, profile: Profile) -> list[Path]:
         """The files that must be there after it ran for this profile."""
-        made, folder = self.made(profile), paths.figures(self.theme or profile.name)
-        figures = [folder / f"{name}{end}" for name in made.figures for end in (".pdf", ".png")]
+        made, theory = self.made(profile), self.by_part.get(THEORY, Makes())
+        drawn = [paths.figures(profile.name) / name for name in made.figures]
+        drawn += [paths.figures(THEORY) / name for name in theory.figures]
+        figures = [
+            path.with_name(f"{path.name}{end}") for path in drawn for end in (".pdf", ".png")
+        ]
         return [*figures, *(paths.measured(profile.name) / name for name in made.measured)]
+
+    def lacks(self, profile: Profile) -> str | None:
+        """What the notebook needs and this profile does not have; None where it has all."""
+        return next((need for need in self.needs if not NEEDS[need](profile)), None)
 
 
 def found(folder: Path | None = None) -> list[Notebook]:
@@ -86,15 +104,19 @@ def read(path: Path) -> Notebook:
             f'notebook {path.stem} does not say what it is about: give its metadata "sage" an '
             '"about", "figures" and "measured"'
         )
-    about, theme = given.pop("about"), given.pop("theme", None)
-    makes = _makes(given, path)
-    by_task = {task: _makes(dict(part), path, rest=False) for task, part in given.items()}
-    return Notebook(path, about, makes, theme, by_task)
+    about, needs = given.pop("about"), tuple(given.pop("needs", ()))
+    parts = {key: given.pop(key) for key in [THEORY, *TASKS] if key in given}
+    by_part = {part: _makes(dict(makes), path) for part, makes in parts.items()}
+    unknown = sorted(set(needs) - set(NEEDS))
+    if unknown:
+        known = ", ".join(NEEDS)
+        raise SageError(f"notebook {path.stem} needs {unknown[0]!r}: what there is, is {known}")
+    return Notebook(path, about, _makes(given, path), by_part, needs)
 
 
-def _makes(given: dict[str, Any], path: Path, rest: bool = True) -> Makes:
+def _makes(given: dict[str, Any], path: Path) -> Makes:
     figures, measured = given.pop("figures", ()), given.pop("measured", ())
-    unknown = [key for key, value in given.items() if not (rest and isinstance(value, Mapping))]
+    unknown = list(given)
     if unknown:
         raise SageError(
             f'notebook {path.stem}: its metadata "sage" has an unknown key {unknown[0]!r}'
@@ -117,7 +139,7 @@ def readme_table() -> str:
     """The table of notebooks as the README has it, in Markdown."""
     lines = ["| notebook | story | makes |", "|---|---|---|"]
     for notebook in found():
-        parts = [notebook.makes, *notebook.by_task.values()]
+        parts = [notebook.makes, *notebook.by_part.values()]
         made = [name for part in parts for name in (*part.figures, *part.measured)]
         shown = ", ".join(name.replace("_{family}", "_*") for name in made)
         lines.append(f"| {notebook.name} | {notebook.about} | {shown} |")

@@ -24,9 +24,14 @@ from sage_lib.pipeline.notebooks import Notebook
 KERNEL = "python3"
 
 
+#: State of a notebook that needs what the profile does not have.
+LEFT_OUT = "left out"
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A line of the closing table: seconds, artefacts that are there, and ok, failed or not run."""
+    """A line of the closing table: seconds, artefacts that are there, and ok, failed, left out or
+    not run."""
 
     name: str
     seconds: float = 0.0
@@ -103,10 +108,15 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     for position, notebook in enumerate(chosen, 1):
         heading = f"{notebook.name} ({position} of {len(chosen)}): {notebook.about}"
         print(f"\n== {heading}", flush=True)
+        lacking = notebook.lacks(profile)
+        if lacking is not None:
+            print(f"left out: the profile {profile.name} has no {lacking}", flush=True)
+            outcomes.append(Outcome(notebook.name, state=LEFT_OUT))
+            continue
         outcomes.append(_outcome(notebook, profile))
         if outcomes[-1].state != "ok":
             break
-    ok = all(outcome.state == "ok" for outcome in outcomes)
+    ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)
     outcomes += [Outcome(notebook.name) for notebook in chosen[len(outcomes) :]]
     _print_closing_table(outcomes, ok)
     return ok

@@ -50,6 +50,11 @@ def _evaluation_runs(profile: Profile) -> list[Run]:
     return [run for _, _, run, _ in runs.evaluations(profile)]
 
 
+def _of_rl(make: Callable[[Profile], Run]) -> Callable[[Profile], list[Run]]:
+    """One run, in profiles that have a section ``rl``."""
+    return lambda profile: [make(profile)] if profile.rl else []
+
+
 def _rl_runs(profile: Profile) -> list[Run]:
     return [run for _, _, run in runs.rl_runs(profile)]
 
@@ -73,7 +78,7 @@ STAGES = {
         Stage(
             "entropies",
             "the base's token entropies",
-            lambda profile: [runs.entropy_run(profile)],
+            _of_rl(runs.entropy_run),
             "sage_lib.evaluation.entropies:measure",
             lambda profile: 1,
             alone=True,
@@ -88,7 +93,7 @@ STAGES = {
         Stage(
             "trace",
             "the guides on completions of the reference method's policy",
-            lambda profile: [runs.trace_run(profile)],
+            _of_rl(runs.trace_run),
             "sage_lib.evaluation.guide_traces:measure",
             lambda profile: 1,
             alone=True,
@@ -96,7 +101,7 @@ STAGES = {
         Stage(
             "effects",
             "what the branch guide adds to each anchor's expected gradient",
-            lambda profile: [runs.effects_run(profile)],
+            _of_rl(runs.effects_run),
             "sage_lib.evaluation.expected_gradients:measure",
             lambda profile: 12,
             alone=True,
@@ -122,16 +127,19 @@ class Job:
     steps: int
 
 
-def run(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
-    """Do what is not done of a stage, ``compute.parallel`` runs at a time; run name -> record.
+def run(profile: Profile, *names: str) -> dict[str, dict[str, Any]]:
+    """Do what is not done of some stages, one after the other, ``compute.parallel`` runs at a time.
 
-    Raises SageError for an unknown stage, and for the first run that fails.
+    Returns run name -> run record. Raises SageError for an unknown stage, and for the first run
+    that fails.
     """
-    stage = _stage(name)
-    steps = stage.steps(profile)
-    jobs = [Job(stage, one, _label(profile, stage, one), steps) for one in stage.runs(profile)]
-    start(profile, jobs)
-    return {job.run.name: records.load(job.run.record) for job in jobs}
+    found: dict[str, dict[str, Any]] = {}
+    for stage in [_stage(name) for name in names]:
+        steps = stage.steps(profile)
+        jobs = [Job(stage, one, _label(profile, stage, one), steps) for one in stage.runs(profile)]
+        start(profile, jobs)
+        found |= {job.run.name: records.load(job.run.record) for job in jobs}
+    return found
 
 
 def _stage(name: str) -> Stage:
