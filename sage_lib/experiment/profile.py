@@ -135,7 +135,6 @@ class Compute:
     requires_gpu: bool = False
     threads: int = 1  # of one process
     parallel: int = 1  # processes at a time
-    memory_gb: float | None = None  # that the profile is meant to fit in
     disk_gb: float = 0.2  # that its build may take
 
 
