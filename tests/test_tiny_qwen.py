@@ -4,24 +4,13 @@ import random
 
 import pytest
 
-from sage_lib.experiment.profile import Model
 from sage_lib.policy import tiny_qwen
 from sage_lib.tasks import countdown, prompts
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("base")
-    shape = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    }
-    model = Model(tiny_qwen.NAME, 128, seed=0, architecture=shape, largest_number=99)
-    tiny_qwen.create(folder, model)
-    return tiny_qwen.load_tokenizer(folder)
+def tokenizer(tiny_model):
+    return tiny_qwen.load_tokenizer(tiny_model)
 
 
 def test_a_worked_problem_survives_the_round_trip(tokenizer):

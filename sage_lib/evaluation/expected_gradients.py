@@ -18,7 +18,7 @@ from torch.nn.utils import parameters_to_vector
 from transformers import PreTrainedModel
 
 from sage_lib.algorithm.anchors import return_credit
-from sage_lib.algorithm.guides import GuideInputs, build_guide, needs_entropies
+from sage_lib.algorithm.guides import GuideInputs
 from sage_lib.algorithm.token_probabilities import (
     completion_logits,
     drawn_log_probabilities,
@@ -117,9 +117,7 @@ def measure(profile: Profile, run: Run) -> dict:
     reference, tokenizer = loading.load(profile, base.model)
     model, _ = loading.load(profile, base.model)
     _move(model, seed)
-    choice = profile.guide_choice("branch")
-    measured = runs.entropies(profile)["quantiles"] if needs_entropies(choice) else None
-    guide = build_guide(choice, measured)
+    guide = runs.guide_of(profile, profile.guide_choice("branch"))
     asked = problems.rl_problems(profile)[:PROMPTS]
     run.live_steps.unlink(missing_ok=True)
     # The expectation is under pi itself: nothing is cut off.

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib.algorithm.guides import Guide, GuideInputs, build_guide, needs_entropies
+from sage_lib.algorithm.guides import GuideInputs
 from sage_lib.algorithm.token_probabilities import (
     completion_logits_and_hidden,
     drawn_log_probabilities,
@@ -92,7 +92,7 @@ def measure(profile: Profile, run: Run) -> dict:
     record = Record("trace", profile.name, run.fingerprint, seed, _settings(profile, run))
     model, tokenizer = loading.load(profile, policy.model)
     reference, _ = loading.load(profile, runs.sft_run(profile).model)
-    guides = {name: _guide(profile, name) for name in TRACED}
+    guides = {name: runs.guide_of(profile, profile.guide_choice(name)) for name in TRACED}
     run.samples.unlink(missing_ok=True)
     verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
     totals = Totals()
@@ -147,12 +147,6 @@ def _settings(profile: Profile, run: Run) -> dict[str, Any]:
         "completions": COMPLETIONS,
         "continuations": token_impact.CONTINUATIONS,
     }
-
-
-def _guide(profile: Profile, name: str) -> Guide:
-    choice = profile.guide_choice(name)
-    measured = runs.entropies(profile)["quantiles"] if needs_entropies(choice) else None
-    return build_guide(choice, measured)
 
 
 def _draw(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sage_lib import paths
-from sage_lib.algorithm.guides import needs_entropies
+from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, records
 from sage_lib.experiment.profile import BASE, BOOKKEEPING, Data, Method, Profile, digest
@@ -188,6 +189,12 @@ def entropies(profile: Profile) -> dict[str, Any]:
             f"sage-companion stage entropies --profile {profile.spec}"
         )
     return dict(read_json(path))
+
+
+def guide_of(profile: Profile, choice: Mapping[str, Any]) -> Guide:
+    """The guide of a choice, made from the base's entropies where it asks for them."""
+    measured = entropies(profile)["quantiles"] if needs_entropies(choice) else None
+    return build_guide(choice, measured)
 
 
 def rl_run(profile: Profile, method: str, seed: int) -> Run:

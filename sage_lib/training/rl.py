@@ -15,11 +15,10 @@ from sage_lib.algorithm.backend import GRPOConfig
 import torch
 from datasets import Dataset
 
-from sage_lib.algorithm.guides import build_guide, needs_entropies
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.profile import Method, Profile
+from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.tasks import prompts
@@ -42,7 +41,7 @@ def train(profile: Profile, run: Run) -> dict:
     chosen = profile.methods[run.method]
     seed = profile.seeds[0] if run.seed is None else run.seed
     settings: dict[str, Any] = {**profile.rl, **chosen.rl, "seed": seed}
-    guide = _guide(profile, chosen)
+    guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)
     lora = profile.rl_lora if chosen.lora else None
     kept = {"method": run.method, **dataclasses.asdict(chosen), "rl": settings, "lora": lora}
     record = Record("rl", profile.name, run.fingerprint, seed, {**kept, "q": repr(guide)})
@@ -78,14 +77,6 @@ def train(profile: Profile, run: Run) -> dict:
     )
     shutil.rmtree(checkpoints, ignore_errors=True)
     return written
-
-
-def _guide(profile: Profile, method: Method) -> Callable | None:
-    """The method's guide, made from the base's entropies where it asks for them."""
-    if method.guide is None:
-        return None
-    measured = runs.entropies(profile) if needs_entropies(method.guide) else None
-    return build_guide(method.guide, measured and measured["quantiles"])
 
 
 def rows(asked: Sequence[Problem]) -> list[dict[str, Any]]:
