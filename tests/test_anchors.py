@@ -26,8 +26,12 @@ USABLE = Setting(
 )
 
 
+#: Those whose refusals are asserted one by one; another one brings a test of its own.
+SHIPPED = ("k3", "k3_corrected", "sequence", "forward_kl")
+
+
 def test_every_anchor_has_its_name_in_the_table_and_works_in_a_plain_setting():
-    assert list(ANCHORS) == ["k3", "k3_corrected", "sequence", "forward_kl"]
+    assert list(ANCHORS)[:4] == list(SHIPPED)
     for name, anchor in ANCHORS.items():
         assert anchor.name == name and list(anchor().requires(USABLE)) == []
         assert isinstance(anchors.build_anchor(name), anchor)
@@ -36,8 +40,8 @@ def test_every_anchor_has_its_name_in_the_table_and_works_in_a_plain_setting():
 @pytest.mark.parametrize(
     ("change", "refused", "reason"),
     [
-        ({"use_liger_kernel": True}, set(ANCHORS), "Liger"),
-        ({"at_scoring": True}, set(ANCHORS) - {"k3"}, "the loss of the anchor 'k3' only"),
+        ({"use_liger_kernel": True}, set(SHIPPED), "Liger"),
+        ({"at_scoring": True}, set(SHIPPED) - {"k3"}, "the loss of the anchor 'k3' only"),
         ({"beta": 0.0}, {"sequence", "forward_kl"}, "needs beta > 0"),
         ({"loss_type": "cispo"}, {"sequence", "forward_kl"}, "dapo, not 'cispo'"),
         ({"importance_sampling_level": "sequence"}, {"sequence"}, "one by one"),
@@ -47,7 +51,7 @@ def test_every_anchor_has_its_name_in_the_table_and_works_in_a_plain_setting():
 )
 def test_an_anchor_says_why_it_cannot_work(change, refused, reason):
     setting = dataclasses.replace(USABLE, **change)
-    reasons = {name: list(anchor().requires(setting)) for name, anchor in ANCHORS.items()}
+    reasons = {name: list(ANCHORS[name]().requires(setting)) for name in SHIPPED}
     assert {name for name, found in reasons.items() if found} == refused
     assert all(reason in reasons[name][0] for name in refused)
 

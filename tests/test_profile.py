@@ -263,6 +263,28 @@ def test_what_is_evaluated_retrains_nothing(kept, variant):
     assert fingerprints("smoke+sft.warmup_steps=30.0")[0] == sft
 
 
+def test_a_file_of_ones_own_retrains_nothing_unless_training_meets_its_questions(kept, tmp_path):
+    """Of generated text one cannot tell by its look whether a stream holds it."""
+    below = load_profile("smollm+evaluation.data=[{name: gsm_symbolic, rows: 2, seed: 9}]")
+    met = problems.rl_problems(below)[3].question
+    before = runs.sft_run(below).fingerprint, runs.rl_run(below, "grpo", 3407).fingerprint
+    after = []
+    for name, question in (("other", "What is 1 + 1?"), ("same", met)):
+        write_json(tmp_path / f"{name}.jsonl", {"question": question, "answer": "2"})
+        text = (tmp_path / f"{name}.jsonl").read_text().replace("\n", "") + "\n"
+        (tmp_path / f"{name}.jsonl").write_text(text)
+        own = {"name": "file", "rows": 1, "path": str(tmp_path / f"{name}.jsonl"), "ood": True}
+        whole = [{"name": "gsm_symbolic", "rows": 2, "seed": 9}, own]
+        path = tmp_path / f"{name}.yaml"
+        data = {"name": name, "extends": "smollm", "evaluation": {"data": whole}}
+        write_json(path, data)
+        profile = load_profile(path)
+        assert question not in {p.question for p in problems.rl_problems(profile)}
+        sft, rl = runs.sft_run(profile), runs.rl_run(profile, "grpo", 3407)
+        after.append((sft.fingerprint, rl.fingerprint))
+    assert after[0] == before and after[1][1] != before[1]
+
+
 def test_a_held_out_problem_that_training_could_draw_retrains(kept, variant):
     whole = load_profile("smoke").settings["evaluation"]["data"]
     more = [*whole, {**whole[0], "seed": 99}]

@@ -187,3 +187,14 @@ def test_the_readme_names_commands_that_there_are(capsys):
         with pytest.raises(SystemExit) as ended:
             cli.main([command, "--help"])
         assert ended.value.code == 0, capsys.readouterr().err
+
+
+def test_the_readme_lists_the_names_that_profiles_know():
+    from sage_lib.algorithm.anchors import ANCHORS
+    from sage_lib.algorithm.guides import GUIDES
+    from sage_lib.pipeline.stages import STAGES
+    from sage_lib.tasks.table import TASKS
+
+    listed = set(re.findall(r"`(\w+)`", README))
+    assert {*GUIDES, *ANCHORS, *TASKS} <= listed
+    assert all(f"{name}" in README for name in STAGES)

@@ -27,7 +27,7 @@ def test_fixed_points_shows_every_policy_of_one_completion():
     rows.update({policy: [0.1 * i, 0.5] for i, policy in enumerate(policies)})
     figure = theory_figures.fixed_points({"none": pd.DataFrame(rows)}, "a")
     heights = [shown.get_ydata()[0] for shown in figure.axes[0].lines]
-    assert heights == pytest.approx([0.1 * i for i in range(6)])
+    assert heights == pytest.approx([0.1 * i for i in range(len(policies))])
     assert legend_of(figure)[3:] == [estimators.LABELS[name] for name in estimators.OFFERED]
 
 

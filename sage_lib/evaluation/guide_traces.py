@@ -32,8 +32,6 @@ from sage_lib.tasks.verifier import Verifier
 
 #: Completions of each traced problem: a group, as the profiles' RL has it.
 COMPLETIONS = 8
-#: The guides that are traced; each a name of algorithm.guides.GUIDES.
-TRACED = ("random", "token", "branch")
 #: The thresholds of Table 6, nats.
 THRESHOLDS = (0.8, 1.2, 2.0)
 
@@ -92,7 +90,7 @@ def measure(profile: Profile, run: Run) -> dict:
     record = Record("trace", profile.name, run.fingerprint, seed, _settings(profile, run))
     model, tokenizer = loading.load(profile, policy.model)
     reference, _ = loading.load(profile, runs.sft_run(profile).model)
-    guides = {name: runs.guide_of(profile, profile.guide_choice(name)) for name in TRACED}
+    guides = {name: runs.guide_of(profile, profile.guide_choice(name)) for name in runs.TRACED}
     run.samples.unlink(missing_ok=True)
     verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
     totals = Totals()

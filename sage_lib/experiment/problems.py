@@ -1,5 +1,6 @@
 """The problems of a profile: what is trained on, what is held out, and that the two never meet."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,24 @@ def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
         drawable = [problem for problem in problems if could_draw(data.settings, problem)]
         _HELD_OUT[key] = frozenset(problem.question for problem in drawable)
     return _HELD_OUT[key]
+
+
+def met(profile: Profile, data: Data | None) -> frozenset[str]:
+    """The held-out questions that the training set ``data`` would meet: what it is made from.
+
+    Of a file of one's own only those count that stand in the training stream, far enough ahead for
+    every one of them to have been replaced: another file leaves a trained policy as it is.
+    """
+    if data is None:
+        return frozenset()
+    sets = [one for one in profile.evaluation.data if one.name == data.name != "file"]
+    without = dataclasses.replace(profile.evaluation, data=tuple(sets))
+    found = held_out(dataclasses.replace(profile, evaluation=without), data)
+    others = held_out(profile, data) - found
+    if not others:
+        return found
+    ahead = dataclasses.replace(data, rows=data.rows + len(others))
+    return found | (others & {problem.question for problem in load(ahead, found)})
 
 
 def _load_if_there(data: Data) -> list[Problem]:

@@ -32,6 +32,10 @@ _SAMPLING = (
 )
 
 
+#: The guides that are traced on completions: names of algorithm.guides.GUIDES.
+TRACED = ("random", "token", "branch")
+
+
 @dataclass(frozen=True)
 class Run:
     """One stage's work for one policy.
@@ -159,7 +163,7 @@ def sft_run(profile: Profile) -> Run:
     made_from: dict[str, Any] = {"model": model, "sft": _learning(profile.sft)}
     if profile.sft:
         data = profile.sft_data
-        held_out = sorted(problems.held_out(profile, data)) if data is not None else []
+        held_out = sorted(problems.met(profile, data))
         made_from["data"] = _content(data)
         made_from["held out"] = digest(held_out)
         made_from["lora"] = profile.sft_lora
@@ -203,7 +207,7 @@ def rl_run(profile: Profile, method: str, seed: int) -> Run:
     made_from = {
         "policy": (base.fingerprint, base.weights),
         "data": _content(profile.rl_data),
-        "held out": digest(sorted(problems.held_out(profile, profile.rl_data))),
+        "held out": digest(sorted(problems.met(profile, profile.rl_data))),
         "rl": _learning({**profile.rl, **chosen.rl, "seed": seed}),
         "lora": profile.rl_lora if chosen.lora else None,
         "method": _learned(chosen),
@@ -253,7 +257,7 @@ def trace_run(profile: Profile) -> Run:
         "data": [_content(data) for data in settings.data],
         "problems": settings.traced,
         "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
-        "guides": [profile.guide_choice(name) for name in ("random", "token", "branch")],
+        "guides": [profile.guide_choice(name) for name in TRACED],
     }
     more: dict[str, Any] = {"method": policy.method, "seed": policy.seed, "policy": policy}
     return _run(profile, "trace", "trace", "trace", made_from, **more)

@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 
 from sage_lib.algorithm.guides import HIGH, LOW, CosineSchedule, RandomGuide, TokenGuide
 from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.runs import TRACED
 from sage_lib.report import measured
 from sage_lib.report.style import COLOURS, STYLE, WIDE, line, look, points, series
 
 #: The guides of Figure 1, and the method whose look each has.
-GUIDES = {"random": "grpo_random", "token": "grpo_token", "branch": "grpo_branch"}
+GUIDES = {guide: f"grpo_{guide}" for guide in TRACED}
 #: Tokens of a long completion that Figure 1 shows, around its most uncertain state.
 SHOWN = 48
 
