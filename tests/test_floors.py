@@ -50,6 +50,8 @@ def imports(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            found.add("sage_lib.relative imports, which hide the room they name")
         elif isinstance(node, ast.ImportFrom) and node.module in ("sage_lib", *ROOM_PATHS):
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

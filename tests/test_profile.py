@@ -79,9 +79,7 @@ def test_inherited_values_keep_their_source_and_replaced_ones_lose_it():
     assert smoke.sources["rl.min_p"] == "Table 8: min-p 0.01", "from paper, through laptop"
     assert smoke.rl["min_p"] == 0.01
     assert smoke.sources["rl.learning_rate"].startswith("a rank-8 adapter")
-    assert smoke.rl["bf16"] is False and "rl.bf16" not in smoke.sources, (
-        "paper's is of another value"
-    )
+    assert smoke.rl["bf16"] is False and not smoke.sources["rl.bf16"], "paper's is of another value"
 
 
 def test_memory_of_the_paper_model_is_that_of_its_published_size():
@@ -132,6 +130,18 @@ def variant(tmp_path):
         ("methods: {mine: {label: M, reward: luck}}", "no reward 'luck'"),
         ("methods: {mine: {rl: {beta: 0.1}}}", "the key 'label' is missing"),
         ("methods: {mine: {label: M, family: a/b}}", "letters, digits.*a/b"),
+        ("methods: {base: {label: B}}", "no method may be called 'base'"),
+        ("guide_defaults: {brunch: {low: 1}}", "names 'brunch': choose among branch, random"),
+        ("task_defaults: {cuontdown: {limit: 1}}", "names 'cuontdown': choose among countdown"),
+        ("guide_defaults: {branch: x}", "guide_defaults.branch must be a section"),
+        ("task_defaults: {countdown: 3}", "task_defaults.countdown must be a section"),
+        ("rl: {max_steps: x}", "rl.max_steps is a whole number of 1 or more, not 'x'"),
+        ("compute: {parallel: 0}", "compute.parallel must be 1 or more"),
+        ("evaluation: {traced: -3}", "evaluation.traced must be 1 or more"),
+        (
+            "methods: {m: {label: M, guide: branch, rl: {temperature: 0.5}}}",
+            "draws with a temperature of its own",
+        ),
         ("methods: [grpo]", "methods must be a section, not"),
         ("rl_data: {name: cuontdown, rows: 3}", "cuontdown.*countdown"),
         ("rl_data: {digts: 4}", "digts.*digits"),
@@ -184,7 +194,7 @@ def test_a_section_that_changes_its_name_replaces_the_one_below(variant, tmp_pat
 def test_a_setting_can_be_changed_without_a_file():
     changed = load_profile("smoke+rl.beta=0.2+seeds=[1, 2]")
     assert (changed.rl["beta"], changed.seeds) == (0.2, (1, 2))
-    assert changed.name == "smoke+rl.beta=0.2+seeds=_1,2_", "a folder of its own"
+    assert changed.name == "smoke+rl.beta=0.2+seeds=_1,2_~c553", "a folder of its own"
     assert load_profile(changed.spec) == changed
     assert changed.sources["rl.beta"] == "set on the command line"
     for spec, words in (
@@ -329,3 +339,143 @@ def test_every_task_of_the_table_can_stand_in_a_profile(variant):
     with pytest.raises(SageError) as caught:
         load_profile(variant("rl_data: {name: nothing, rows: 1}"))
     assert all(name in str(caught.value) for name in TASKS)
+
+
+def stages_of(spec):
+    """Fingerprint of everything that a profile makes, by name."""
+    profile = load_profile(spec)
+    base, plain = runs.sft_run(profile), runs.rl_run(profile, "grpo", 3407)
+    samples, of_plain = runs.evaluation_run(profile, base), runs.evaluation_run(profile, plain)
+    return {
+        "sft": base.fingerprint,
+        "entropies": runs.entropy_run(profile).fingerprint,
+        "grpo": plain.fingerprint,
+        "branch": runs.rl_run(profile, "grpo_branch", 3407).fingerprint,
+        "no_kl": runs.rl_run(profile, "grpo_no_kl", 3407).fingerprint,
+        "trace": runs.trace_run(profile).fingerprint,
+        "effects": runs.effects_run(profile).fingerprint,
+        "samples": samples.stamp,
+        "scores": samples.fingerprint,
+        "grpo samples": of_plain.stamp,
+        "grpo scores": of_plain.fingerprint,
+    }
+
+
+OF_GRPO = {"grpo", "trace", "grpo samples", "grpo scores"}
+OF_RL = {*OF_GRPO, "branch", "no_kl"}
+OF_ROLLOUTS = {*OF_RL, "entropies", "effects"}
+OF_SAMPLES = {"samples", "scores", "grpo samples", "grpo scores"}
+ALL = {*OF_ROLLOUTS, *OF_SAMPLES, "sft"}
+#: Change of smoke -> what is made again, and nothing else.
+MADE_AGAIN = {
+    "model.seed=1": ALL,
+    "model.architecture.hidden_size=64": ALL,
+    "sft.learning_rate=1.0e-3": ALL,
+    "sft.max_steps=10": ALL,
+    "sft_data.rows=100": ALL,
+    "sft_data.seed=9": ALL,
+    "sft_data.rare_share=0.1": ALL,
+    "sft_lora={r: 4}": ALL,
+    "rl.learning_rate=1.0e-4": OF_RL,
+    "rl.max_steps=5": OF_RL,
+    "rl.beta=0.1": OF_RL - {"no_kl"},
+    "rl.loss_type=bnpo": OF_RL,
+    "rl_lora={r: 2}": OF_RL,
+    "rl.temperature=0.9": OF_ROLLOUTS,
+    "rl.min_p=0.1": OF_ROLLOUTS,
+    "rl.top_k=5": OF_ROLLOUTS,
+    "rl.max_completion_length=40": OF_ROLLOUTS,
+    "rl_data.rows=10": OF_ROLLOUTS,
+    "rl_data.seed=3": OF_ROLLOUTS,
+    "methods.grpo.reward=random": OF_GRPO,
+    "methods.grpo.dynamic_sampling=2": OF_GRPO,
+    "methods.grpo.anchor=k3_corrected": OF_GRPO,
+    "methods.grpo.lora=false": OF_GRPO,
+    "methods.grpo.rl={epsilon: 0.1}": OF_GRPO,
+    "methods.grpo_no_kl.anchor=sequence": set(),
+    "methods.grpo.label=X": set(),
+    "methods.grpo.family=x": set(),
+    "guide_defaults.branch.high=1.3": {"branch", "trace", "effects"},
+    "guide_defaults.random.high=1.3": {"trace"},
+    "evaluation.seed=12": OF_SAMPLES,
+    "evaluation.temperature=0.5": OF_SAMPLES,
+    "evaluation.top_p=0.9": OF_SAMPLES,
+    "evaluation.top_k=5": OF_SAMPLES,
+    "evaluation.min_p=0.1": OF_SAMPLES,
+    "evaluation.samples=64": OF_SAMPLES,
+    "evaluation.max_new_tokens=40": OF_SAMPLES,
+    "evaluation.scored=4": {"scores", "grpo scores"},
+    "evaluation.traced=4": {"entropies", "trace"},
+    "evaluation.batch_size=7": set(),
+    "evaluation.resamples=9": set(),
+    "evaluation.ks=[1]": set(),
+    "evaluation.methods=[grpo]": set(),
+    "compute.parallel=1": set(),
+    "sft.save_steps=9": set(),
+    "rl.save_total_limit=9": set(),
+    "description=x": set(),
+}
+
+
+@pytest.mark.parametrize("change", MADE_AGAIN)
+def test_each_setting_makes_again_what_depends_on_it_and_nothing_else(kept, change):
+    before, after = stages_of("smoke"), stages_of(f"smoke+{change}")
+    assert {name for name in before if before[name] != after[name]} == MADE_AGAIN[change]
+
+
+def test_old_entropies_are_not_taken_without_a_word(kept):
+    """What a review found: they lay on disk, measured with other settings, and RL took them."""
+    profile = load_profile("smoke")
+    write_json(runs.entropy_run(profile).measured / "entropy.json", {"quantiles": {}})
+    with pytest.raises(SageError, match="were not measured with the settings of profile smoke"):
+        runs.require_entropies(profile, profile.methods["grpo_branch"].guide)
+    runs.require_entropies(profile, profile.methods["grpo_token"].guide)
+
+
+def test_held_out_questions_are_held_out_of_a_training_file(tmp_path, kept):
+    questions = [p.question for p in problems.evaluation_problems(load_profile("smoke"))][:5]
+    rows = [*questions, "reach 1 from 1 1"]
+    (tmp_path / "own.csv").write_text("q,a\n" + "".join(f"{row},1\n" for row in rows))
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nextends: smoke\n"
+        "rl_data: {name: file, rows: 9, path: own.csv, question: q, gold: a}\n"
+    )
+    profile = load_profile(tmp_path / "mine.yaml")
+    assert [p.question for p in problems.rl_problems(profile)] == ["reach 1 from 1 1"]
+
+
+def test_an_inherited_path_is_below_the_folder_of_the_profile_that_names_it(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "d.csv").write_text(f"question,answer\n{folder}?,1\n")
+    line = "evaluation: {data: [{name: file, rows: 1, path: d.csv}]}"
+    (tmp_path / "a" / "own.yaml").write_text(f"name: own\nextends: smoke\n{line}\n")
+    (tmp_path / "b" / "child.yaml").write_text("name: child\nextends: ../a/own.yaml\n")
+    profile = load_profile(tmp_path / "b" / "child.yaml")
+    assert [p.question for p in problems.evaluation_problems(profile)] == ["a?"]
+    assert str(tmp_path) not in str(profile.settings), "no path of this machine in records"
+
+
+def test_variants_that_look_alike_have_folders_of_their_own():
+    one, two = (load_profile(f"smoke+model.revision={name}") for name in ("a/b", "a_b"))
+    assert one.name != two.name and "/" not in one.name
+
+
+def test_a_file_called_as_a_shipped_profile_is_refused(tmp_path):
+    (tmp_path / "smoke.yaml").write_text("name: smoke\nextends: laptop\n")
+    with pytest.raises(SageError, match="whose results it would overwrite"):
+        load_profile(tmp_path / "smoke.yaml")
+
+
+def test_a_method_key_with_a_dash_can_be_changed(variant):
+    path = variant("methods: {my-method: {label: A}}")
+    assert load_profile(f"{path}+methods.my-method.label=B").methods["my-method"].label == "B"
+
+
+def test_a_replaced_section_on_the_command_line_has_no_old_sources():
+    profile = load_profile("smoke+rl_data={name: countdown, rows: 5, seed: 9}")
+    shown = plan.settings_table(profile).set_index("setting")["source"]
+    assert shown["rl_data.rows"] == "set on the command line"
+    narrow = load_profile("smoke+model.architecture.hidden_size=64")
+    shown = plan.settings_table(narrow).set_index("setting")["source"]
+    assert shown["model.architecture.hidden_size"] == "set on the command line"

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sage_lib.errors import SageError
 from sage_lib.evaluation.counts import COLUMNS
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_bytes, write_text
@@ -37,9 +37,11 @@ def evaluate(profile: Profile, run: Run) -> dict:
     writes."""
     policy = run.policy
     if policy is None or not policy.done():
+        stage, number = ("sft", "04") if run.method == BASE else ("rl", "05")
         raise SageError(
-            f"there is no finished model of {policy.name if policy else 'this run'} in profile "
-            f"{profile.name}: train it first, with notebook 05 or sage-companion stage rl"
+            f"there is no finished model of {run.name.removeprefix('eval-')} in profile "
+            f"{profile.name}: sage-companion stage {stage} --profile {profile.spec} makes it, "
+            f"or notebook {number}"
         )
     record = Record(
         "evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat()

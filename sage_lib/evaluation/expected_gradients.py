@@ -111,6 +111,7 @@ def measure(profile: Profile, run: Run) -> dict:
             f"the SFT model of profile {profile.name} is not there: "
             f"sage-companion stage sft --profile {profile.spec} makes it"
         )
+    runs.require_entropies(profile, profile.guide_choice("branch"))
     kept = {"prompts": PROMPTS, "batches": BATCHES, "completions": COMPLETIONS, "moved": MOVED}
     seed = profile.rl["seed"]
     record = Record("effects", profile.name, run.fingerprint, seed, kept)

@@ -86,13 +86,16 @@ def measure(profile: Profile, run: Run) -> dict:
             f"the traces are of the policy {policy.name if policy else '-'}, which is not there: "
             "run notebook 05 or sage-companion stage rl first"
         )
+    for name in runs.TRACED:
+        runs.require_entropies(profile, profile.guide_choice(name))
     seed = profile.seeds[0] if run.seed is None else run.seed
     record = Record("trace", profile.name, run.fingerprint, seed, _settings(profile, run))
     model, tokenizer = loading.load(profile, policy.model)
     reference, _ = loading.load(profile, runs.sft_run(profile).model)
     guides = {name: runs.guide_of(profile, profile.guide_choice(name)) for name in runs.TRACED}
     run.samples.unlink(missing_ok=True)
-    verifier, generator = Verifier(), torch.Generator().manual_seed(seed)
+    verifier = Verifier(workers=profile.compute.threads)
+    generator = torch.Generator().manual_seed(seed)
     totals = Totals()
     shown: tuple[tuple[bool, float], dict[str, Any]] | None = None
     asked = problems.evaluation_problems(profile, ood=False)[: profile.evaluation.traced]

@@ -82,12 +82,15 @@ def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
     """Questions of the evaluation that the training set ``data`` could otherwise draw.
 
-    Asked of sets of the same name and of files of one's own: so public sets need not be there to
-    say what a training run is made from. A set that is optional and not there holds nothing out.
+    Asked of sets of the same name and of files of one's own (of all sets, where training is on a
+    file): so public sets need not be there to say what a training run is made from. A set that is
+    optional and not there holds nothing out.
     """
     if data is None:
         return frozenset()
-    sets = [one for one in profile.evaluation.data if one.name in (data.name, "file")]
+    same = [one for one in profile.evaluation.data if one.name in (data.name, "file")]
+    # A file may hold anything, and so anything is held out of it.
+    sets = list(profile.evaluation.data) if data.name == "file" else same
     key = digest([(vars(one) | {"settings": one.settings.identity()}) for one in (data, *sets)])
     if key not in _HELD_OUT:
         could_draw = task_of(data.name).could_draw
@@ -105,7 +108,9 @@ def met(profile: Profile, data: Data | None) -> frozenset[str]:
     """
     if data is None:
         return frozenset()
-    sets = [one for one in profile.evaluation.data if one.name == data.name != "file"]
+    if data.name == "file":
+        return held_out(profile, data)
+    sets = [one for one in profile.evaluation.data if one.name == data.name]
     without = dataclasses.replace(profile.evaluation, data=tuple(sets))
     found = held_out(dataclasses.replace(profile, evaluation=without), data)
     others = held_out(profile, data) - found

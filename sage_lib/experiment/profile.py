@@ -11,10 +11,11 @@ section."""
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
 from sage_lib.algorithm.anchors import check_anchor
-from sage_lib.algorithm.guides import check_choice
+from sage_lib.algorithm.guides import GUIDES, check_choice, needs_entropies
 from sage_lib.errors import SageError
 from sage_lib.paths import PROFILES
-from sage_lib.tasks.table import check_settings, task_of
+from sage_lib.tasks.table import TASKS, check_settings, task_of
 
 #: The method key of the SFT model in every table, and its name in the paper.
 BASE, BASE_LABEL = "base", "Base Model"
@@ -50,6 +51,18 @@ RL_NEEDS = (
     "gradient_checkpointing",
     "use_bias_correction_kl",
 )
+#: Those that are whole numbers, and the least each may be.
+WHOLE = {
+    "seed": 0,
+    "max_steps": 1,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 1,
+    "max_completion_length": 1,
+    "top_k": 0,
+}
+#: Those by which rollouts are drawn: entropies are measured on such.
+ROLLOUTS = ("temperature", "top_p", "top_k", "min_p", "max_completion_length")
 SFT_NEEDS = ("seed", "max_steps", "logging_steps", "gradient_checkpointing")
 #: Settings that change when something is written, never what is learned.
 BOOKKEEPING = frozenset({"save_steps", "save_total_limit", "report_to"})
@@ -238,7 +251,7 @@ def load_profile(spec: str | Path) -> Profile:
         SageError: for an unknown profile, unreadable YAML, an unknown or missing key, a value of
             the wrong type, or an unknown name or parameter of a guide, an anchor or a task.
     """
-    base, *changes = re.split(r"\+(?=[A-Za-z_][\w.]*=)", str(spec))
+    base, *changes = re.split(r"\+(?=[A-Za-z_][\w.-]*=)", str(spec))
     path = _find(base, Path.cwd())
     settings, sources = _read(path, ())
     given_name = settings.get("name")
@@ -247,12 +260,24 @@ def load_profile(spec: str | Path) -> Profile:
             f"profile {path.name}: its name is {given_name!r}, but its file is {path.name}: "
             f"set name: {path.stem}, or rename the file"
         )
+    if path.parent != PROFILES and path.stem in profile_names():
+        raise SageError(
+            f"profile {path.name} has the name of a profile that comes with the companion, whose "
+            "results it would overwrite: give file and name another one"
+        )
     for change in changes:
         _change(settings, sources, change, path.name)
-    name = "+".join([path.stem, *(re.sub(r"[^\w.=,-]", "_", c.replace(" ", "")) for c in changes)])
+    name = "+".join([path.stem, *(_folder_name(change) for change in changes)])
     profile = _build(settings, path)
     again = "+".join([base if path.parent == PROFILES else str(path), *changes])
     return dataclasses.replace(profile, name=name, sources=sources, settings=settings, spec=again)
+
+
+def _folder_name(change: str) -> str:
+    """A change as a part of a folder's name; what has to be replaced is told apart by a hash."""
+    plain = change.replace(" ", "")
+    name = re.sub(r"[^\w.=,-]", "_", plain)
+    return name if name == plain else f"{name}~{digest(plain)[:4]}"
 
 
 def _find(name: str, folder: Path) -> Path:
@@ -285,8 +310,22 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str
         return settings, sources
     if not isinstance(below, str):
         raise SageError(f"profile {path.name}: extends names one profile, not {below!r}")
-    base, base_sources = _read(_find(below, path.parent), (*above, path))
+    found = _find(below, path.parent)
+    base, base_sources = _read(found, (*above, path))
+    _move_paths(base, found.parent, path.parent)
     return _merge(base, settings, base_sources, ""), {**base_sources, **sources}
+
+
+def _move_paths(settings: dict[str, Any], before: Path, now: Path) -> None:
+    """Paths of data files are below the folder of the profile that names them: written anew for a
+    profile in another folder that inherits them."""
+    evaluation = settings.get("evaluation")
+    lines = evaluation.get("data") if isinstance(evaluation, dict) else None
+    places = [settings.get("sft_data"), settings.get("rl_data")]
+    for place in [*places, *(lines if isinstance(lines, list) else [])]:
+        path = place.get("path") if isinstance(place, dict) else None
+        if isinstance(path, str) and not Path(path).is_absolute():
+            place["path"] = os.path.relpath(before / path, now)
 
 
 def _merge(base: Any, over: Any, sources: dict[str, str], prefix: str) -> dict:
@@ -299,10 +338,16 @@ def _merge(base: Any, over: Any, sources: dict[str, str], prefix: str) -> dict:
         if both and value and not _renamed(below, value):
             merged[key] = _merge(below, value, sources, f"{place}.")
             continue
-        for known in [k for k in sources if k == place or k.startswith(f"{place}.")]:
-            del sources[known]
+        _forget_sources(sources, place)
         merged[key] = value
     return merged
+
+
+def _forget_sources(sources: dict[str, str], place: str) -> None:
+    """A replaced value has not the source of the old one, nor that of the section around it."""
+    for known in [k for k in sources if k.startswith(f"{place}.")]:
+        del sources[known]
+    sources[place] = ""
 
 
 def _renamed(below: Any, over: Any) -> bool:
@@ -328,6 +373,7 @@ def _change(settings: dict, sources: dict[str, str], change: str, where: str) ->
         place[section] = dict(place[section])
         place = place[section]
     place[last] = value
+    _forget_sources(sources, key)
     sources[key] = "set on the command line"
 
 
@@ -338,8 +384,8 @@ def _build(settings: dict[str, Any], path: Path) -> Profile:
         k: v for k, v in settings.items() if v is not None or k not in ("sft", "rl", "compute")
     }
     data = _fields(Profile, given, name, skip={"sources", "settings", "spec"})
-    tasks = _section_of_sections(data.get("task_defaults"), f"{name}: task_defaults")
-    guides = _section_of_sections(data.get("guide_defaults"), f"{name}: guide_defaults")
+    tasks = _defaults(data.get("task_defaults"), f"{name}: task_defaults", TASKS)
+    guides = _defaults(data.get("guide_defaults"), f"{name}: guide_defaults", GUIDES)
     data["model"] = Model(**_fields(Model, data["model"], f"{name}: model"))
     if "compute" in data:
         data["compute"] = Compute(**_fields(Compute, data["compute"], f"{name}: compute"))
@@ -377,6 +423,17 @@ def _section_of_sections(given: Any, where: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise SageError(f"{where} must be a section of named entries, not {given!r}")
     return {str(key): value for key, value in given.items() if value is not None}
+
+
+def _defaults(given: Any, where: str, known: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Parameters by name, of names that there are."""
+    found = _section_of_sections(given, where)
+    for name, value in found.items():
+        if name not in known:
+            raise SageError(f"{where} names {name!r}: choose among {', '.join(known)}")
+        if not isinstance(value, dict):
+            raise SageError(f"{where}.{name} must be a section of named settings, not {value!r}")
+    return found
 
 
 def _data(given: Any, tasks: dict[str, dict], where: str, folder: Path) -> Data:
@@ -433,6 +490,14 @@ def _check(profile: Profile, name: str) -> None:
         require(whole, f"seeds are whole numbers of 0 or more, not {seed!r}")
     require(len(set(profile.seeds)) == len(profile.seeds) > 0, "seeds must be given, each once")
     _check_evaluation(profile, require)
+    for key, least in {"threads": 1, "parallel": 1}.items():
+        value = getattr(profile.compute, key)
+        require(value >= least, f"compute.{key} must be {least} or more, not {value}")
+    for key, least in WHOLE.items() if profile.rl else ():
+        value = profile.rl[key]
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        require(whole, f"rl.{key} is a whole number of {least} or more, not {value!r}")
+    require(BASE not in profile.methods, f"no method may be called {BASE!r}: that is the SFT model")
     made_here = profile.model.name == "tiny_qwen"
     complete = profile.model.architecture is not None and profile.model.largest_number is not None
     require(
@@ -463,6 +528,9 @@ def _check_evaluation(profile: Profile, require: typing.Callable[[bool, str], No
         f"pass@{ks[-1]} needs at least as many samples per problem, not {evaluation.samples}",
     )
     require(bool(evaluation.data), "evaluation.data names no data set")
+    for key, least in {"samples": 1, "resamples": 1, "scored": 0, "traced": 1}.items():
+        value = getattr(evaluation, key)
+        require(value >= least, f"evaluation.{key} must be {least} or more, not {value}")
     require(
         evaluation.engine in ENGINES,
         f"there is no evaluation.engine {evaluation.engine!r}; choose one of {', '.join(ENGINES)}",
@@ -488,6 +556,13 @@ def _check_method(
     require(
         method.guide is None or beta > 0,
         f"method {key} guides the anchor, which needs beta > 0, not {beta}",
+    )
+    own = [key for key in ROLLOUTS if key in method.rl]
+    measured = method.guide is not None and needs_entropies(method.guide)
+    require(
+        not (own and measured),
+        f"method {key} draws with a {own[0] if own else ''} of its own, and its guide's threshold "
+        "comes from entropies measured with the profile's: give it threshold and ratio",
     )
     require(
         merged["use_bias_correction_kl"] is False,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, records
-from sage_lib.experiment.profile import BASE, BOOKKEEPING, Data, Method, Profile, digest
+from sage_lib.experiment.profile import BASE, BOOKKEEPING, ROLLOUTS, Data, Method, Profile, digest
 from sage_lib.files import read_json, write_bytes, write_text
 
-#: Settings of RL that decide how its rollouts are drawn.
-_ROLLOUTS = ("temperature", "top_p", "top_k", "min_p", "max_completion_length", "seed")
+#: Settings of RL that decide what its rollouts are.
+_ROLLOUTS = (*ROLLOUTS, "seed")
 #: Settings of an evaluation that decide what is drawn. Not the batch size: samples do not depend on
 #: it.
 _SAMPLING = (
@@ -157,9 +158,9 @@ def _learning(section: dict[str, Any]) -> dict[str, Any]:
 
 def sft_run(profile: Profile) -> Run:
     """The run that makes the base policy."""
-    model = dict(vars(profile.model))
-    if profile.model.name != "tiny_qwen":
-        del model["architecture"]  # only estimates memory
+    model = profile.model
+    if model.name != "tiny_qwen":
+        model = dataclasses.replace(model, architecture=None)  # only estimates memory
     made_from: dict[str, Any] = {"model": model, "sft": _learning(profile.sft)}
     if profile.sft:
         data = profile.sft_data
@@ -177,6 +178,7 @@ def entropy_run(profile: Profile) -> Run:
     made_from = {
         "policy": (base.fingerprint, base.weights),
         "data": _content(profile.rl_data),
+        "held out": _held_out(profile),
         "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
         "prompts": profile.evaluation.traced,
     }
@@ -204,32 +206,51 @@ def guide_of(profile: Profile, choice: Mapping[str, Any]) -> Guide:
 def rl_run(profile: Profile, method: str, seed: int) -> Run:
     """The run of one method (a key of ``profile.methods``) and seed."""
     chosen, base = profile.methods[method], sft_run(profile)
+    settings = {**profile.rl, **chosen.rl, "seed": seed}
     made_from = {
         "policy": (base.fingerprint, base.weights),
         "data": _content(profile.rl_data),
-        "held out": digest(sorted(problems.met(profile, profile.rl_data))),
-        "rl": _learning({**profile.rl, **chosen.rl, "seed": seed}),
+        "held out": _held_out(profile),
+        "rl": _learning(settings),
         "lora": profile.rl_lora if chosen.lora else None,
-        "method": _learned(chosen),
-        "entropies": _entropy_digest(profile, chosen),
+        "method": _learned(chosen, settings["beta"]),
+        "entropies": _entropy_digest(profile, chosen.guide),
     }
     name = f"{method}-s{seed}"
     more: dict[str, Any] = {"makes": ("model",), "method": method, "seed": seed, "policy": base}
     return _run(profile, "rl", f"rl/{name}", name, made_from, **more)
 
 
-def _learned(method: Method) -> dict[str, Any]:
-    """What a method trains with, beside its ``rl`` settings."""
-    shown = ("label", "family", "rl", "lora")
-    return {key: value for key, value in asdict(method).items() if key not in shown}
+def _learned(method: Method, beta: float) -> Method:
+    """What a method trains with, beside its ``rl`` settings: of how it is shown nothing, and
+    without a KL term no anchor."""
+    shown = dataclasses.replace(method, label="", family="main", rl={}, lora=True)
+    return shown if beta else dataclasses.replace(shown, anchor="k3")
 
 
-def _entropy_digest(profile: Profile, method: Method) -> str:
-    """Hash of the entropies that the method's guide is made from; "" where it needs none."""
-    if method.guide is None or not needs_entropies(method.guide):
+def _held_out(profile: Profile) -> str:
+    """Hash of the held-out questions that RL's prompts would otherwise meet."""
+    return digest(sorted(problems.met(profile, profile.rl_data)))
+
+
+def _entropy_digest(profile: Profile, guide: Mapping[str, Any] | None) -> str:
+    """Hash of the entropies that a guide is made from; "" where it needs none."""
+    if guide is None or not needs_entropies(guide):
         return ""
     path = entropy_run(profile).measured / "entropy.json"
     return digest(path.read_text()) if path.is_file() else "not measured"
+
+
+def require_entropies(profile: Profile, guide: Mapping[str, Any] | None) -> None:
+    """SageError where a guide is to be made from entropies that were not measured with the
+    profile's settings, or not yet: an old threshold must not be taken without a word."""
+    if guide is None or not needs_entropies(guide) or entropy_run(profile).done():
+        return
+    raise SageError(
+        f"the base's entropies, from which the guide takes its threshold, were not measured with "
+        f"the settings of profile {profile.name}: "
+        f"sage-companion stage entropies --profile {profile.spec} does it, or notebook 04"
+    )
 
 
 def evaluation_run(profile: Profile, policy: Run) -> Run:
@@ -237,7 +258,8 @@ def evaluation_run(profile: Profile, policy: Run) -> Run:
     settings = profile.evaluation
     sampled = {
         "policy": (policy.fingerprint, policy.weights),
-        "data": [_content(data) for data in settings.data],
+        # Each sample's random stream follows from its data set's label.
+        "data": [(data.label, _content(data)) for data in settings.data],
         "sampling": {key: getattr(settings, key) for key in _SAMPLING},
     }
     read = {"sampled": sampled, "scored": settings.scored, "base": sft_run(profile).weights}
@@ -252,12 +274,14 @@ def trace_run(profile: Profile) -> Run:
     """The token-by-token traces of the reference method's policy."""
     policy = policy_runs(profile)[min(1, len(profile.methods))]
     settings = profile.evaluation
+    guides = [profile.guide_choice(name) for name in TRACED]
     made_from = {
         "policy": (policy.fingerprint, policy.weights),
-        "data": [_content(data) for data in settings.data],
+        "data": [(data.label, _content(data)) for data in settings.data],
         "problems": settings.traced,
         "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
-        "guides": [profile.guide_choice(name) for name in TRACED],
+        "guides": guides,
+        "entropies": [_entropy_digest(profile, guide) for guide in guides],
     }
     more: dict[str, Any] = {"method": policy.method, "seed": policy.seed, "policy": policy}
     return _run(profile, "trace", "trace", "trace", made_from, **more)
@@ -265,12 +289,14 @@ def trace_run(profile: Profile) -> Run:
 
 def effects_run(profile: Profile) -> Run:
     """What the branch guide adds to the expected gradient of each anchor."""
-    base = sft_run(profile)
+    base, guide = sft_run(profile), profile.guide_choice("branch")
     made_from = {
         "policy": (base.fingerprint, base.weights),
         "data": _content(profile.rl_data),
+        "held out": _held_out(profile),
+        "entropies": _entropy_digest(profile, guide),
         "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
-        "guide": profile.guide_choice("branch"),
+        "guide": guide,
     }
     return _run(profile, "effects", "effects", "effects", made_from, policy=base)
 

@@ -22,7 +22,14 @@ from sage_lib.files import read_json, read_lines
 #: Columns (or the index) that hold keys of methods.
 KEYS = ("method", "against")
 #: Which notebook runs a stage.
-NOTEBOOKS = {"rl": "05", "effects": "05", "trace": "06", "evaluate": "07"}
+NOTEBOOKS = {
+    "sft": "04",
+    "entropies": "04",
+    "rl": "05",
+    "effects": "05",
+    "trace": "06",
+    "evaluate": "07",
+}
 
 
 # --- methods ------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ def train(profile: Profile, run: Run) -> dict:
             f"sage-companion stage sft --profile {profile.spec} makes it"
         )
     chosen = profile.methods[run.method]
+    runs.require_entropies(profile, chosen.guide)
     seed = profile.seeds[0] if run.seed is None else run.seed
     settings: dict[str, Any] = {**profile.rl, **chosen.rl, "seed": seed}
     guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)

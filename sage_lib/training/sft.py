@@ -21,7 +21,13 @@ from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.policy import loading, tiny_qwen
 from sage_lib.tasks.judging import digest
-from sage_lib.training.callbacks import StepLog, arguments, last_checkpoint, weights_hash
+from sage_lib.training.callbacks import (
+    StepLog,
+    arguments,
+    check_sections,
+    last_checkpoint,
+    weights_hash,
+)
 
 
 def load_model(
@@ -68,6 +74,7 @@ def train(profile: Profile, run: Run) -> dict:
 
     A profile without a section ``sft`` takes its model as it comes; it is saved alike.
     """
+    check_sections(profile)  # RL's settings, too: before the hours, not after them
     seed = profile.sft.get("seed", profile.model.seed)
     record = Record("sft", profile.name, run.fingerprint, seed, profile.flat())
     start = loading.starting_point(profile.model, run.build / "base")
