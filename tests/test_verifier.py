@@ -69,7 +69,7 @@ def test_no_hostile_completion_hangs_crashes_or_scores_and_what_is_right_stays_r
 ):
     monkeypatch.chdir(tmp_path)  # where the workers start
     cases = list(hostile.cases())
-    assert len(cases) >= 300 and len({name for name, *_ in cases}) == len(cases)
+    assert len(cases) >= 480 and len({name for name, *_ in cases}) == len(cases)
     strict = Verifier(workers=2, time_limit=1)
     verdicts = strict.verify_answers(
         [gold for _, gold, _, _ in cases], [last_answer(text) for _, _, text, _ in cases]
