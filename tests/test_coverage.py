@@ -57,9 +57,9 @@ def percentile_over_problems(difference, resamples=400):
     return np.quantile(weights @ difference.mean(axis=0) / problems, [0.025, 0.975], axis=0)
 
 
-def type_one_errors(seeds, problems, spread, own, noise, samples, k):
+def type_one_errors(seeds, problems, spread, own, noise, samples, k, number=0):
     """(before, now): how often two methods without a difference are called different."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(number)
     drawn = checkpoints(rng, seeds, problems, spread, own, noise, samples)
     ours, theirs = (pass_at(k, one, samples) for one in drawn)
     before = missed(*percentile_over_problems(ours - theirs))
@@ -191,14 +191,17 @@ def test_the_full_grid_of_type_one_errors(seeds, problems):
     spreads, kinds = (0.001, 0.005, 0.02), ((0.0, 0.1), (0.3, 0.3), (0.3, 0.02))
     for spread, (own, noise), samples in itertools.product(spreads, kinds, (None, 64)):
         for k in (1, 64):
-            before, now = type_one_errors(seeds, problems, spread, own, noise, samples, k)
+            place = (seeds, problems, spread, own, noise, samples, k)
+            before, now = np.mean([type_one_errors(*place, number) for number in range(3)], axis=0)
             print(
                 f"{seeds:2d} seeds {problems:3d} problems, spread {spread:5.3f}, own {own:3.1f}, "
                 f"noise {noise:4.2f}, samples {samples or 'exact'!s:5}, pass@{k:<2d}: "
                 f"{before:6.1%} before, {now:5.1%} now"
             )
-            least = 0.03 if problems >= 60 and k == 1 else 0.0
-            assert least <= now <= 0.08
+            # Where a handful of problems carries all differences the interval is too wide.
+            least = 0.03 if k == 1 else 0.01
+            drawn = 2.5 * np.sqrt(0.08 * 0.92 / (3 * WORLDS))  # what is left of chance
+            assert least - drawn <= now <= 0.08 + drawn
 
 
 @pytest.mark.slow

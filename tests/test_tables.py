@@ -315,10 +315,18 @@ def test_tails_are_compared_problem_by_problem(profile):
         (-0.2, -0.1, "lower than"),
         (-0.1, 0.1, "not separated from"),
         (0.0, 0.0, "not separated from"),
+        (np.nan, np.nan, "not separated from"),
     ],
 )
 def test_an_interval_of_differences_in_words(low, high, words):
     assert result_tables.verdict(low, high) == words
+
+
+def test_an_interval_as_text_says_when_there_is_none():
+    shown = result_tables.interval_text(0.1, -0.05, 0.25, "+.1%")
+    assert shown == "+10.0%, 95 % [-5.0%, +25.0%]"
+    none = result_tables.interval_text(0.0, float("nan"), float("nan"))
+    assert "nan" not in none and "no interval" in none
 
 
 def test_table_5_has_a_mean_for_each_third_of_the_steps(profile):

@@ -206,6 +206,13 @@ def verdict(
     return below if high < 0 else neither
 
 
+def interval_text(difference: float, low: float, high: float, form: str = "+.3f") -> str:
+    """A difference and its 95 % interval as text, each number in the format ``form``."""
+    if np.isnan(low):
+        return f"{difference:{form}}; no interval, since all differences agree"
+    return f"{difference:{form}}, 95 % [{low:{form}}, {high:{form}}]"
+
+
 def crossings(profile: Profile) -> pd.DataFrame:
     """Where each pass@k curve passes the reference's, and the smallest effect that can be seen.
 
