@@ -7,6 +7,7 @@ import pytest
 import reasoning_gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reasoning_gym.logic.knights_knaves import KNIGHT_KNAVE_PAIRS
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import knights_knaves
@@ -115,7 +116,7 @@ def test_scores(answer, expected):
     assert knights_knaves.correct(GOLD, answer) is expected
 
 
-ROLES = [("knight", "knave"), ("saint", "sinner"), ("altruist", "egoist"), ("sage", "fool")]
+ROLES = [tuple(word.split()[1] for word in pair) for pair in KNIGHT_KNAVE_PAIRS]
 PEOPLE = ["Emma", "Liam", "Mia", "Noah", "Zoey", "Ava", "Owen", "Lily", "Luke", "Ella"]
 #: What a statement may be instead of "NAME is a ROLE", with {name}, {role} and {other} filled in.
 ASIDES = [

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import dataclasses
 import logging
 import math
 import multiprocessing
@@ -54,6 +55,14 @@ _SCIENTIFIC = re.compile(
 )
 #: 2**3, 10^-5: of these Math-Verify would read the base alone.
 _POWER = re.compile(r" ?\*\* ?([+-]?[0-9]+)?|\^ ?([+-][0-9]+)(?![\w.])", re.ASCII)
+#: What else is written in another way, so that Math-Verify reads it: -3./2; the letters gamma
+#: (Lorentz factor) and E_0 (energies), which it takes for Euler's numbers; the sun's index.
+_SPELLINGS = (
+    (re.compile(r"(?<=[0-9])\.(?=\s*[-+*/^)])"), ""),
+    (re.compile(r"\\gamma(?![A-Za-z(])"), r"\\mathcal{g}"),
+    (re.compile(r"(?<![A-Za-z\\])([Ee])(?=_)"), r"\\mathcal{\1}"),
+    (re.compile(r"_(?:\{\\odot\}|\\odot\b)"), "_{sun}"),
+)
 #: Digits of the largest exponent of ten that is read: no double has more.
 _EXPONENT_DIGITS = 3
 #: Decimals up to which Math-Verify compares, and digits that it computes: its defaults.
@@ -156,12 +165,13 @@ def _set_alarm(seconds: int) -> None:
         pass  # no such limits on this platform: the clock's holds
 
 
-def parse(text: str, trusted: bool = False) -> list:
+def parse(text: str, units: bool = True) -> list:
     """What Math-Verify makes of a text that is one formula; [] when it is none.
 
-    Left to itself Math-Verify would pick a number out of any text. That is done for golds
-    (``trusted``), and for answers that are whole arithmetic on plain numbers, such as -3./2, but
-    not for a broken piece of it, such as ( 9.
+    Left to itself Math-Verify would pick a number out of any text. That is done for whole
+    arithmetic on plain numbers alone, and not for a broken piece of it, such as ( 9.
+
+    With ``units`` a last letter is one and is dropped, as in 5 m; without, it is a variable.
     """
     import math_verify
 
@@ -169,24 +179,42 @@ def parse(text: str, trusted: bool = False) -> list:
     if readable is None:
         return []
     formula = f"${readable}$"
-    strict = [math_verify.LatexExtractionConfig()]
-    parsed = math_verify.parse(formula, extraction_config=strict, parsing_timeout=None)
-    if not _understood(parsed) and (trusted or _is_arithmetic(text)):
+    config = _latex() if units else _latex_without_units()
+    parsed = math_verify.parse(formula, extraction_config=[config], parsing_timeout=None)
+    if not _understood(parsed) and _is_arithmetic(text):
         parsed = math_verify.parse(formula, parsing_timeout=None)
     return parsed
 
 
-def _rewritten(text: str) -> str | None:
-    r"""The text with powers of ten for e-notation and with braces around exponents; None where an
-    exponent of ten is too long to be held.
+@lru_cache(maxsize=1)
+def _latex() -> Any:
+    import math_verify
 
-    Math-Verify reads 4.5e33 as 4.5 times Euler's number times 33, and 2**3 as 2, 10^-5 as 10.
+    return math_verify.LatexExtractionConfig()
+
+
+@lru_cache(maxsize=1)
+def _latex_without_units() -> Any:
+    usual = _latex()
+    normal = dataclasses.replace(usual.normalization_config, units=False)
+    return dataclasses.replace(usual, normalization_config=normal)
+
+
+def _rewritten(text: str) -> str | None:
+    r"""The text in a spelling that Math-Verify reads; None where an exponent of ten is too long to
+    be held.
+
+    It reads 4.5e33 as 4.5 times Euler's number times 33, 2**3 as 2, 10^-5 as 10, -3./2 as -3 and
+    \gamma^2 as an infinity, and nothing with E_0 or M_\odot in it.
     """
     exponents = [match[3] for match in _SCIENTIFIC.finditer(text)]
     if any(len(digits) > _EXPONENT_DIGITS for digits in exponents):
         return None
-    powers = _SCIENTIFIC.sub(_power_of_ten, text) if exponents else text
-    return _POWER.sub(_braced_power, powers)
+    readable = _SCIENTIFIC.sub(_power_of_ten, text) if exponents else text
+    readable = _POWER.sub(_braced_power, readable)
+    for written, read in _SPELLINGS:
+        readable = written.sub(read, readable)
+    return readable
 
 
 def _braced_power(match: re.Match[str]) -> str:
@@ -217,9 +245,41 @@ def _is_arithmetic(text: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _parse_gold(gold: str) -> list:
-    parsed = parse(gold, trusted=True)
-    return parsed if _understood(parsed) else []
+def _parse_gold(gold: str) -> tuple[list, bool]:
+    """What Math-Verify makes of a gold, [] when it is no formula, and whether it has variables: such
+    a gold has no units."""
+    parsed = parse(gold)
+    if not _understood(parsed):
+        return [], False
+    if _has_variables(parsed[0]):
+        return _plain_symbols(parse(gold, units=False)), True
+    return parsed, False
+
+
+def _has_variables(formula: Any) -> bool:
+    """Whether the formula, or the right side of the equation, has variables."""
+    value = getattr(formula, "rhs", formula)
+    return bool(value.free_symbols)
+
+
+def _plain_symbols(parsed: list) -> list:
+    """With i for the imaginary unit, one kind of variable, and a variable in place of dx/dt.
+
+    Math-Verify leaves i a variable, takes those beside 5 i for complex and those beside 5i for real
+    ones, which then differ, and works out dx/dt as 0.
+    """
+    import sympy
+
+    found = []
+    for part in parsed:
+        if not isinstance(part, str):
+            plain = {s: sympy.Symbol(s.name, real=True) for s in part.free_symbols}
+            plain.update({s: sympy.I for s in plain if s.name == "i"})
+            rates = {d: sympy.Symbol(str(d), real=True) for d in part.atoms(sympy.Derivative)}
+            plain.update({d: rate for d, rate in rates.items() if d.expr.is_Symbol})
+            part = part.xreplace(plain)
+        found.append(part)
+    return found
 
 
 def _verify(pair: Pair) -> bool | None:
@@ -227,10 +287,12 @@ def _verify(pair: Pair) -> bool | None:
     from math_verify import verify
 
     gold, answer = pair
-    expected = _parse_gold(gold)
+    expected, has_variables = _parse_gold(gold)
     if not expected:
         return None
     given = parse(answer)
+    if has_variables:
+        given = _plain_symbols(parse(answer, units=False) + given)
     a, b = _number(gold, expected), _number(answer, given)
     if a is not None and b is not None:
         if _far_apart(a, b):
