@@ -189,7 +189,32 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
         "7.5",
     ):
         yield wrong(f"text {code[:24]}", code)
+    # Powers of which Math-Verify reads the base or the exponent alone.
+    for power in ("7**2", "7 ** 2", "7^-1", "2 ** 7", "x**7", "7e^-2t", "7e1000", "7e99999999999"):
+        yield wrong(f"power {power}", power)
+    # e-notation against Euler's number, and numbers of which six decimals are 0.
+    for gold, answers in (
+        ("3e8", ("24 e", "24e", "24 \\cdot e", "3 e 8", "3e 8", "3 e8", "3e^8", "3e^{8}", "3e8t")),
+        ("3e8", ("3e9", "3.1e8", "-3e8", "3e-8", "3e8, 3e8, 1", "3^8", "3 \\times 10 + 8")),
+        ("24 e", ("3e8", "24e1", "24", "1e24")),
+        ("2e-12", ("0", "3e-12", "-2e-12", "x = 3e-12", "2e-13", "\\{2e-12, 0\\}")),
+        ("0", ("2e-12", "10^{-9}", "10^-9", "\\frac{1}{10^{20}}", "x = 2e-12")),
+        (r"\{2e-12, 5\}", (r"\{3e-12, 5\}", r"\{0, 5\}")),
+        ("(2e-12, 5)", ("(3e-12, 5)", "(0, 5)", "(5, 2e-12)")),
+    ):
+        for answer in answers:
+            yield wrong(f"gold {gold}: {answer}", answer, gold)
     # What is right must stay right beside all that.
+    for gold, answers in (
+        ("3e8", ("3e8", "3E8", "3.e8", "3e+8", "3e08", "0.3e9", "300,000,000", "3*10**8")),
+        ("3e8", (r"3 \times 10^8", r"3\cdot10^{8}", "3*10^8", r"x = 3e8", r"3e8\text{ m/s}")),
+        ("2e-12", ("2e-12", "0.000000000002", r"2 \times 10^-12", r"\frac{2}{10^{12}}", ".2e-11")),
+        ("24 e", ("24e", r"24 \cdot e", r"\frac{48e}{2}", "3e \\cdot 8")),
+        ("2e^x", ("2e^{x}", "2 e^x", r"\frac{4e^{x}}{2}")),
+        ("3e", ("3 e", r"3 \cdot e^{1}")),
+    ):
+        for answer in answers:
+            yield right(f"gold {gold}: {answer}", answer, gold)
     for answer in (
         "7",
         " 7 ",

@@ -9,7 +9,7 @@ import torch
 
 from sage_lib.algorithm import anchors
 from sage_lib.algorithm.anchors import ANCHORS, Setting, Tokens, Vocabulary
-from sage_lib.algorithm.batches import replace_rows
+from sage_lib.algorithm.batches import groups_without_spread, replace_rows
 from sage_lib.errors import SageError
 from sage_lib.evaluation import expected_gradients
 from sage_lib.theory import estimators
@@ -20,6 +20,7 @@ USABLE = Setting(
     loss_type="grpo",
     importance_sampling_level="token",
     use_liger_kernel=False,
+    masks_tokens=False,
     guided=False,
     sharded=False,
     at_scoring=False,
@@ -45,6 +46,7 @@ def test_every_anchor_has_its_name_in_the_table_and_works_in_a_plain_setting():
         ({"beta": 0.0}, {"sequence", "forward_kl"}, "needs beta > 0"),
         ({"loss_type": "cispo"}, {"sequence", "forward_kl"}, "dapo, not 'cispo'"),
         ({"importance_sampling_level": "sequence"}, {"sequence"}, "one by one"),
+        ({"masks_tokens": True}, {"sequence"}, "would go with the tokens"),
         ({"guided": True}, {"forward_kl"}, "no sampled token for a guide"),
         ({"sharded": True}, {"forward_kl"}, "FSDP or ZeRO"),
     ],
@@ -154,6 +156,28 @@ def test_exact_forward_kl_in_chunks_is_that_of_torch_distributions(monkeypatch):
 def test_reduce_refuses_what_it_does_not_know():
     with pytest.raises(SageError, match="loss_type 'cispo'"):
         anchors.reduce(torch.ones(1, 1), torch.ones(1, 1), "cispo", 1, None, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "flat"),
+    [
+        ([[0.7]] * 8, True),  # their mean in float32 is not 0.7
+        ([[1e4 / 3]] * 8, True),
+        ([[0.1, 0.7], [0.7, 0.1], [0.3, 0.5], [0.8, 0.0]], True),  # sums that round apart
+        ([[1000.1, -1000.0], [1000.0, -999.9]], True),
+        ([[0.0]] * 4, True),
+        ([[1e-4], [1e-4], [2e-4], [1e-4]], False),  # small, and spread
+        ([[1.0], [1.0], [1.0], [0.999]], False),
+        ([[float("nan")]] * 4, True),  # no function scored any of them
+        ([[float("nan")], [0.5], [float("nan")], [0.5]], True),
+        ([[float("nan"), 1.0], [0.5, 1.0]], False),
+    ],
+)
+def test_a_group_is_flat_where_its_rewards_are_equal_up_to_rounding(rewards, flat):
+    terms = torch.tensor(
+        [*rewards, *[[1.0] * len(rewards[0])] * (len(rewards) - 1), [0.0] * len(rewards[0])]
+    )
+    assert groups_without_spread(terms, len(rewards)).tolist() == [flat, False]
 
 
 def test_replaced_rows_come_whole_and_padded_on_their_side():

@@ -43,6 +43,18 @@ def test_theorem_4_3_is_an_equivalence_and_its_shortcuts_are_not():
     assert (~frame["reference_only"] & entered).any()
 
 
+def test_the_reward_brings_more_completions_into_the_support_than_the_guide():
+    given = range(200), [0.001, 0.01, 0.05], [0.05, 0.2, 0.5, 1.0]
+    table = checks.entries(*given).set_index("step")
+    assert table.loc["reward", "enter"] > 3 * table.loc["guide", "enter"] > 0
+    assert table.loc["reward", "leave"] == 0, "eq. 2 raises every correct completion"
+    left = table.loc["reward", "outside"] - table.loc["reward", "enter"]
+    conditions = checks.support_conditions(*given)
+    assert table.loc["guide", "outside"] == left == len(conditions)
+    assert table.loc["guide", "enter"] == conditions["entered"].sum()
+    assert table.loc["guide", "leave"] > 0, "what one completion gains others lose"
+
+
 def test_verdicts_count_what_each_reading_says():
     readings = {
         "entered": [True, True, False, False],

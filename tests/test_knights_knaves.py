@@ -1,10 +1,13 @@
-"""Puzzles against brute force over all assignments; the scorer on right, wrong and cheating
-answers."""
+"""Puzzles against brute force over all assignments; the reader on right, wrong and cheating
+answers, listed and made up by rules."""
 
 import itertools
 
 import pytest
 import reasoning_gym
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reasoning_gym.logic.knights_knaves import KNIGHT_KNAVE_PAIRS
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import knights_knaves
@@ -95,7 +98,130 @@ GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
         (None, False),
         ("knight " * 200, False),
         ("\x00" * 50, False),
+        # Statements beside the true solution.
+        ("Emma is false and Emma is a knight, Liam is a knave, Mia is a knight", False),
+        ("Emma is a knight, Liam is a knave, and Mia is a knight, and Mia is a knight", False),
+        ("Emma is a knight, Liam is a knave, and Mia is a knight, and Noah is a knave", False),
+        ("This is wrong and Emma is a knight, Liam is a knave, Mia is a knight", False),
+        ("nobody is a knight and Emma is a knight, Liam is a knave, Mia is a knight", False),
+        ("Emma is a knight, Liam is a knave, Mia is a knight?", False),
+        ("and Emma is a knight, Liam is a knave, Mia is a knight", False),
+        ("Emma is a knight, Liam is a knave, Mia is a knight and", False),
+        ("Emma is a knight, Liam is a knave, Mia is a", False),
+        ("Emma is a saint, Liam is a sinner, Mia is a saint", False),
+        ("Emma is a knight, Liam is a knave, Mia is a \u212anight", False),  # the sign for kelvin
     ],
 )
 def test_scores(answer, expected):
     assert knights_knaves.correct(GOLD, answer) is expected
+
+
+ROLES = [tuple(word.split()[1] for word in pair) for pair in KNIGHT_KNAVE_PAIRS]
+PEOPLE = ["Emma", "Liam", "Mia", "Noah", "Zoey", "Ava", "Owen", "Lily", "Luke", "Ella"]
+#: What a statement may be instead of "NAME is a ROLE", with {name}, {role} and {other} filled in.
+ASIDES = [
+    "{name} is false",
+    "{name} is not",
+    "{name} is not a {other}",
+    "{name} is a {other}",
+    "{name} is a {role}",
+    "{name} is",
+    "{name} and",
+    "not {name} is a {role}",
+    "not",
+    "and",
+    "is",
+    "a {other}",
+    "it is false that",
+    "this is wrong",
+    "nobody is a {role}",
+    "everyone is a {other}",
+    "or {name} is a {other}",
+    "if {name} is a {role}",
+    "{name} is a {role}/{other}",
+    "{name} is a {role} {other}",
+    "{name} {name} is a {role}",
+    "who is {name}?",
+    "perhaps",
+    "maybe not",
+]
+
+
+@st.composite
+def puzzles(draw):
+    """A solution: a list of (person, role), and the pair of roles."""
+    pair = draw(st.sampled_from(ROLES))
+    people = draw(st.lists(st.sampled_from(PEOPLE), min_size=2, max_size=8, unique=True))
+    return [(person, draw(st.sampled_from(pair))) for person in people], pair
+
+
+def written(solution):
+    """As reasoning-gym writes it."""
+    *first, last = [f"{person} is a {role}" for person, role in solution]
+    return f"{', '.join(first)}, and {last}."
+
+
+def by_reasoning_gym(gold, answer):
+    scorer = reasoning_gym.create_dataset("knights_knaves", n_people=2, size=1, seed=0)
+    return scorer.score_answer(answer, {"answer": gold}) == 1.0
+
+
+@settings(max_examples=150, deadline=None)
+@given(puzzles(), st.randoms(use_true_random=False))
+def test_the_true_solution_in_any_order_and_dress_is_right(puzzle, rng):
+    solution, _ = puzzle
+    gold = written(solution)
+    statements = [f"{person} is {rng.choice(['a ', 'an ', ''])}{role}" for person, role in solution]
+    rng.shuffle(statements)
+    answer = rng.choice([", ", " and ", ", and ", "; ", ".\n", ") ("]).join(statements)
+    answer = rng.choice([str, str.lower, str.upper])(answer)
+    assert knights_knaves.correct(gold, answer) and knights_knaves.correct(gold, gold)
+
+
+@settings(max_examples=150, deadline=None)
+@given(puzzles(), st.data())
+def test_another_solution_is_wrong(puzzle, data):
+    solution, pair = puzzle
+    other = [(person, data.draw(st.sampled_from(pair))) for person, _ in solution]
+    names = data.draw(st.permutations([person for person, _ in solution]))
+    renamed = [(name, role) for name, (_, role) in zip(names, solution, strict=True)]
+    for answer in (other, renamed, solution[1:] + other[:1], solution[:-1]):
+        right = dict(answer) == dict(solution)
+        text = ", ".join(f"{person} is a {role}" for person, role in answer)
+        assert knights_knaves.correct(written(solution), text) is right
+        assert not right or by_reasoning_gym(written(solution), text), "a second opinion"
+
+
+@settings(max_examples=300, deadline=None)
+@given(puzzles(), st.data())
+def test_the_true_solution_with_anything_beside_it_is_wrong(puzzle, data):
+    """Contradictory, repeated, negated and extra statements, other people, other roles."""
+    solution, pair = puzzle
+    statements = [f"{person} is a {role}" for person, role in solution]
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from(PEOPLE))
+        role = data.draw(st.sampled_from(sum(ROLES, ())))
+        other = pair[role == pair[0]]
+        aside = data.draw(st.sampled_from(ASIDES)).format(name=name, role=role, other=other)
+        statements.insert(data.draw(st.integers(0, len(statements))), aside)
+    glue = data.draw(st.sampled_from([", ", " and ", " ", ". "]))
+    answer = glue.join(statements)
+    # "and" alone between two statements is no aside, but how lists are written.
+    if sorted(answer.replace(",", " ").replace(".", " ").replace(" and ", " ").split()) != sorted(
+        " ".join(f"{person} is a {role}" for person, role in solution).split()
+    ):
+        assert not knights_knaves.correct(written(solution), answer)
+
+
+@settings(max_examples=300, deadline=None)
+@given(puzzles(), st.data())
+def test_a_word_more_or_less_is_wrong(puzzle, data):
+    """One word of the solution is dropped, doubled or replaced by another."""
+    solution, pair = puzzle
+    words = " ".join(f"{person} is a {role}" for person, role in solution).split()
+    place = data.draw(st.integers(0, len(words) - 1))
+    vocabulary = ["is", "and", "a", "not", "false", "Quinn", *pair]
+    new = data.draw(st.sampled_from(["", words[place] * 2, f"{words[place]} " * 2, *vocabulary]))
+    changed = words[:place] + new.split() + words[place + 1 :]
+    harmless = changed == words or (new == "" and words[place] == "a")
+    assert knights_knaves.correct(written(solution), " ".join(changed)) is harmless

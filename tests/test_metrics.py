@@ -6,6 +6,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest, ttest_1samp
+from scipy.stats import t as student
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
@@ -49,33 +51,77 @@ def test_impossible_counts_are_refused(n, c, k, words):
         metrics.pass_at_k(n, c, k)
 
 
-def test_bootstrap_interval_covers_the_true_mean_about_as_often_as_it_says():
-    rng, hits, trials = np.random.default_rng(0), 0, 300
-    for trial in range(trials):
-        low, high = metrics.bootstrap_interval(rng.beta(0.5, 1.5, size=(60, 1)), 400, trial)
-        hits += low[0] <= 0.25 <= high[0]
-    assert 0.90 <= hits / trials <= 0.98
+@pytest.mark.parametrize(("n", "c"), [(8, 0), (8, 1), (24, 5), (60, 60)])
+def test_the_interval_of_a_share_is_that_of_clopper_and_pearson(n, c):
+    low, high = metrics.bootstrap_interval([1] * c + [0] * (n - c), 40_000, 0)
+    exact = binomtest(c, n).proportion_ci(method="exact")
+    assert (low[0], high[0]) == pytest.approx((exact.low, exact.high), abs=0.006)
 
 
-def test_bootstrap_spread_is_the_standard_error_of_the_mean():
-    values = np.random.default_rng(1).normal(size=(50, 2))
-    spread = metrics.bootstrap_means(values, 20000, 3).std(0)
-    assert spread == pytest.approx(values.std(0) / np.sqrt(50), rel=0.03)
+def test_problems_that_all_agree_leave_an_interval_with_width():
+    for value in (0.0, 0.3, 1.0):
+        low, high = metrics.bootstrap_interval(np.full(8, value), 4000, 0)
+        assert low[0] <= value <= high[0] and high[0] - low[0] > 0.2
+    [low], [high] = metrics.bootstrap_interval(np.full(8, 3.0), 4000, 0, bounds=(1.0, 5.0))
+    assert 1 < low < 3 < high < 5
+    with pytest.raises(SageError, match="3 to 3 lies outside the bounds 0 and 1"):
+        metrics.bootstrap_interval(np.full(8, 3.0), 10, 0)
 
 
-def test_ratio_interval_resamples_problems_not_samples():
-    # All of a problem's samples agree: the interval must be as wide as that of 10 problems.
-    counts, totals = np.array([100] * 2 + [0] * 8), np.full(10, 100)
-    low, high = metrics.ratio_interval(counts, totals, 4000, 0)
-    assert low == 0 and high >= 0.4, "and not that of 1,000 samples"
+def test_with_many_problems_the_interval_is_that_of_the_mean():
+    values = np.random.default_rng(1).beta(1, 2, (2000, 2))
+    low, high = metrics.bootstrap_interval(values, 4000, 3)
+    error = values.std(axis=0, ddof=1) / np.sqrt(2000)
+    assert (high - low) / (2 * 1.96) == pytest.approx(error, rel=0.05)
 
 
 def test_paired_difference_cancels_what_problems_share():
     base = np.linspace(0, 1, 40)[:, None]
-    for number in metrics.paired_difference(base + 0.1, base, 500, 0):
-        assert number == pytest.approx(0.1)
+    shift = np.tile([0.05, 0.15], 20)[:, None]
+    mean, low, high = metrics.paired_difference(base + shift, base)
+    assert mean == pytest.approx(0.1)
+    assert (low[0], high[0]) == pytest.approx(ttest_1samp(shift[:, 0], 0).confidence_interval())
     with pytest.raises(SageError, match="same problems"):
-        metrics.paired_difference(base, base[:5], 10, 0)
+        metrics.paired_difference(base, base[:5])
+
+
+def test_equal_differences_have_no_interval():
+    base = np.linspace(0, 1, 40)[:, None]
+    for ours in (base, base + 0.1):
+        mean, low, high = metrics.paired_difference(ours, base)
+        assert mean == pytest.approx(ours[0] - base[0]) and np.isnan([low, high]).all()
+        assert np.isnan(metrics.minimum_detectable_effect(ours - base)).all()
+
+
+def test_seeds_alone_give_the_t_interval_of_their_means():
+    """Where problems hardly differ, what is left is Student's interval over seeds."""
+    rng = np.random.default_rng(0)
+    of_seeds = np.array([0.10, 0.13, 0.17])[:, None, None]
+    ours = of_seeds + rng.normal(0, 1e-6, (3, 200, 1))
+    _, low, high = metrics.paired_difference(ours, np.zeros((200, 1)))
+    expected = ttest_1samp(of_seeds.ravel(), 0).confidence_interval()
+    assert (low[0], high[0]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_two_sources_by_hand():
+    """A design of 3 seeds and 4 problems whose parts can be worked out with pencil and paper."""
+    seeds, problems = np.array([-1.0, 0.0, 1.0]), np.array([-3.0, -1.0, 1.0, 3.0])
+    d = (10 + seeds[:, None] + problems)[..., None]  # no noise
+    of_seeds, of_problems = 1 / 3, (20 / 3) / 4
+    error = np.sqrt(of_seeds + of_problems)
+    degrees = error**4 / (of_seeds**2 / 2 + of_problems**2 / 3)
+    mean, low, high = metrics.paired_difference(d, np.zeros_like(d))
+    half = student.ppf(0.975, degrees) * error
+    assert (mean[0], low[0], high[0]) == pytest.approx((10, 10 - half, 10 + half))
+
+
+def test_a_base_without_seeds_stays_and_other_numbers_of_seeds_are_refused():
+    ours = np.random.default_rng(0).random((3, 20, 2))
+    base = ours[0]
+    alone, repeated = (metrics.paired_difference(ours, b) for b in (base, np.stack([base] * 3)))
+    assert np.array_equal(alone, repeated)
+    with pytest.raises(SageError, match="not 3 and 2"):
+        metrics.paired_difference(ours, ours[:2])
 
 
 def test_data_sets_weigh_the_same_whatever_their_size():
@@ -85,28 +131,31 @@ def test_data_sets_weigh_the_same_whatever_their_size():
     values, sets = np.concatenate(parts), [f"set {i}" for i, p in enumerate(parts) for _ in p]
     shuffled = rng.permutation(len(values))  # problems of the sets in any order
     ours, names = values[shuffled], [sets[i] for i in shuffled]
-    mean, low, high = metrics.paired_difference(ours, ours * 0, 20000, 0, names)
+    mean, low, high = metrics.paired_difference(ours, ours * 0, names)
     assert mean[0] == pytest.approx(np.mean([p.mean() for p in parts]))
     error = np.sqrt(sum(p.var(ddof=1) / len(p) for p in parts)) / 3
-    assert (high[0] - low[0]) / (2 * 1.96) == pytest.approx(error, rel=0.03)
+    assert (high[0] - low[0]) / (2 * 1.96) == pytest.approx(error, rel=0.02)
     detectable = (1.959964 + 0.841621) * error
-    assert metrics.minimum_detectable_effect(values, sets)[0] == pytest.approx(detectable, rel=1e-5)
-    without_a_name = metrics.bootstrap_means(parts[0], 50, 3)
-    assert np.array_equal(without_a_name, metrics.bootstrap_means(parts[0], 50, 3, ["one"] * 60))
+    assert metrics.minimum_detectable_effect(values, sets)[0] == pytest.approx(detectable, rel=0.02)
+    several = np.stack([ours, ours])  # the seeds do not differ: the same as one
+    assert np.allclose(metrics.paired_difference(several, several * 0, names), (mean, low, high))
+    without_a_name = metrics.bootstrap_interval(parts[0], 50, 3)
+    named = metrics.bootstrap_interval(parts[0], 50, 3, ["one"] * 60)
+    assert np.array_equal(without_a_name, named)
     with pytest.raises(SageError, match="two problems of each data set"):
         metrics.minimum_detectable_effect(values[:3], ["a", "a", "b"])
 
 
 def test_what_cannot_be_averaged_is_refused():
     with pytest.raises(SageError, match="at least one problem"):
-        metrics.bootstrap_means(np.zeros((0, 2)), 10, 0)
+        metrics.bootstrap_interval(np.zeros((0, 2)), 10, 0)
     with pytest.raises(SageError, match="3 problems need as many names of data sets, not 2"):
         metrics.mean_over_sets(np.zeros((3, 1)), ["a", "b"])
 
 
 def test_verdicts_and_single_columns_are_accepted():
     ours, theirs = [True, True, False, True], [False, True, False, False]
-    mean, low, high = metrics.paired_difference(ours, theirs, 200, 0)
+    mean, low, high = metrics.paired_difference(ours, theirs)
     assert mean.shape == low.shape == high.shape == (1,) and mean[0] == 0.5
 
 
@@ -129,18 +178,24 @@ def test_minimum_detectable_effect_is_found_with_its_power():
 
 
 def test_crossing_of_two_curves_and_its_certainty():
-    ks = (1, 4, 16)
-    a, b = np.tile([0.5, 0.6, 0.7], (40, 1)), np.tile([0.3, 0.6 + 1e-9, 0.9], (40, 1))
-    found = metrics.crossing_interval(a, b, ks, 200, 0)
-    assert found["k"] == pytest.approx(4, rel=1e-6) and found["crosses"] == 1
-    assert found["low"] == pytest.approx(found["high"])
-    never = metrics.crossing_interval(b, a, ks, 200, 0)
-    assert np.isnan(never["k"]) and never["crosses"] == 0 and np.isnan(never["low"])
+    ks, noise = (1, 4, 16), np.random.default_rng(0).normal(0, 1e-3, (40, 1))
+    a, b = np.tile([0.5, 0.6, 0.7], (40, 1)), np.tile([0.3, 0.6 + 1e-9, 0.9], (40, 1)) + noise
+    found = metrics.crossing_interval(a, b - noise.mean(), ks)
+    assert found["k"] == pytest.approx(4, rel=1e-3) and found["crosses"]
+    assert 3.5 < found["low"] < 4 < found["high"] < 4.5
+    never = metrics.crossing_interval(b, a, ks)
+    assert np.isnan([never["k"], never["low"], never["high"]]).all() and not never["crosses"]
+    wide = np.random.default_rng(0).normal(0, 1, (40, 1))
+    unsure = metrics.crossing_interval(a, b + wide - wide.mean(), ks)
+    assert unsure["k"] == pytest.approx(4, rel=0.1) and not unsure["crosses"]
+    assert np.isnan(unsure["low"]) and np.isnan(unsure["high"])
     flat, rising = np.tile([0.5, 0.5, 0.5], (2, 1)), np.tile([0.4, 0.4, 0.6], (2, 1))
-    halfway = metrics.crossing_interval(flat, rising, ks, 10, 0)
+    halfway = metrics.crossing_interval(flat, rising, ks)
     assert halfway["k"] == pytest.approx(8), "halfway between 4 and 16 on a log axis"
     with pytest.raises(SageError, match="same problems"):
-        metrics.crossing_interval(a, b[:3], ks, 10, 0)
+        metrics.crossing_interval(a, b[:3], ks)
+    with pytest.raises(SageError, match="over 2 values of k, not over 3"):
+        metrics.crossing_interval(a, b, ks[:2])
 
 
 def test_majority_vote_against_every_subset():

@@ -46,6 +46,17 @@ def test_a_column_may_have_a_format_of_its_own_and_a_named_index_is_shown(shown)
     assert ">Base Model</th>" in html and ">GRPO</th>" in html
 
 
+def test_a_column_without_any_value_is_left_out_of_the_display_alone(tmp_path, shown):
+    frame = FRAME.assign(std=float("nan"))
+    Page(load_profile("smoke")).keep(frame, "table1", std="{:.1f}")
+    html = shown[0].to_html()
+    assert ">std<" not in html and "nan" not in html and ">share<" in html
+    kept = pd.read_csv(tmp_path / "data" / "measured" / "smoke" / "table1.csv")
+    assert list(kept) == [*FRAME, "std"]
+    theory_page().table(frame.head(0))
+    assert ">std<" in shown[1].to_html(), "a table without rows keeps its head"
+
+
 def test_a_table_may_have_two_rows_of_column_names(shown):
     columns = pd.MultiIndex.from_product([["both", "Avg"], ["pass@1"]], names=["set", "metric"])
     wide = pd.DataFrame([["a ± b", 0.5]], index=pd.Index(["grpo"], name="method"), columns=columns)

@@ -2,13 +2,17 @@
 get one wrong is told in one sentence; and a stage is made again only when what made it has
 changed."""
 
+import re
+
 import pytest
+from ruamel.yaml import YAML
 
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import digest, load_profile, profile_names
 from sage_lib.files import write_json
 from sage_lib.pipeline import plan
+from sage_lib.report import reported
 from sage_lib.tasks.table import TASKS
 
 #: Endings of settings that need no source: bookkeeping, and what has no counterpart in the paper.
@@ -58,20 +62,49 @@ def test_paper_profile_is_tables_7_and_8():
     assert p.rl["per_device_train_batch_size"] * p.rl["gradient_accumulation_steps"] == 64
 
 
-def test_every_value_of_the_paper_profile_that_is_not_off_names_its_source():
-    table = plan.settings_table(load_profile("paper"))
-    skipped = (
-        "name",
-        "description",
-        "compute.",
-        "sft_lora",
-        "rl_lora",
-        "methods.",
-        "evaluation.data",
-    )
-    bare = table[(table["source"] == "") & ~table["setting"].str.startswith(skipped)]
-    off = bare["value"].isin(["None"])
-    assert [s for s in bare["setting"][~off] if not s.endswith(PLUMBING)] == []
+#: Places as they are written beside values and in fidelity.csv.
+PLACE = re.compile(
+    r"\b(?:Table|Section|Figure|eq\.) \d+(?:\.\d+)*|\bAppendix [A-Z](?:\.\d+)?", re.ASCII
+)
+#: Values of the paper profile without a line in fidelity.csv: see PLUMBING.
+UNCOMPARED = ("name", "description", "model.architecture.", "compute.")
+
+
+def test_every_value_of_the_paper_profile_is_that_of_the_fidelity_table():
+    values = load_profile("paper").flat()
+    stated = {}
+    for line in reported.fidelity().itertuples():
+        for key, text in reported.stated_values(line.here).items():
+            assert key in values, f"{line.setting}: the profile paper has no {key}"
+            assert YAML(typ="safe").load(text) == values[key], f"{line.setting}: {key}"
+            stated[key] = line
+    left = [key for key in values if key not in stated and not key.startswith(UNCOMPARED)]
+    puzzles = [key for key in left if re.match(r"evaluation\.data\.([3-9]|10)\.", key)]
+    off = [key for key in left if values[key] is None]
+    unsaid = set(left) - set(puzzles) - set(off)
+    assert [key for key in sorted(unsaid) if not key.endswith(PLUMBING)] == []
+
+
+def test_what_stands_beside_a_value_of_the_paper_profile_agrees_with_the_fidelity_table():
+    """An edit of a comment in paper.yaml, or of a line of the table, fails without the other."""
+    beside = plan.settings_table(load_profile("paper")).set_index("setting")["source"]
+    told = {}
+    for line in reported.fidelity().itertuples():
+        followed = line.why.split(":")[0]
+        for key in reported.stated_values(line.here):
+            comment, where = beside[key], f"{line.setting}: {key}: {beside[key]}"
+            if followed in ("both", "paper"):
+                assert set(PLACE.findall(comment)) & set(PLACE.findall(line.paper)), where
+            if followed == "code" or (followed == "paper" and line.code != reported.NOTHING):
+                assert "the authors' code" in comment, where
+            if followed == "neither":
+                assert "neither" in comment, where
+            assert comment.startswith("chosen") == (followed == "chosen"), where
+            told.setdefault(comment, set()).update(PLACE.findall(" ".join(line[1:])))
+    for comment, places in told.items():
+        assert set(PLACE.findall(comment)) <= places, comment
+    chosen = beside[beside.str.startswith("chosen") & ~beside.index.str.endswith(PLUMBING)]
+    assert set(chosen) <= set(told), "chosen stands only where the table says so"
 
 
 def test_inherited_values_keep_their_source_and_replaced_ones_lose_it():

@@ -1,4 +1,5 @@
-"""Reported numbers: averages recomputed, and every table read again from the papers' text.
+"""Reported numbers: averages recomputed, and every table read again from the papers' text; what
+fidelity.csv says, as far as it can be checked here.
 
 The second needs SAGE_PAPERS: a folder with text copies of the papers (*.txt, the title first).
 """
@@ -243,10 +244,76 @@ def test_an_empty_file_is_refused(copies):
         reported.load("sage_table9")
 
 
-@pytest.mark.parametrize("name", ["table99", "../reported/sage_table1", ""])
+@pytest.mark.parametrize("name", ["table99", "../reported/sage_table1", "fidelity", ""])
 def test_an_unknown_table_names_the_known_ones(name):
     with pytest.raises(SageError, match=r"report_table3, .*, sage_table9"):
         reported.load(name)
+
+
+# --- paper, code, here ----------------------------------------------------------------------------
+
+
+def test_the_fidelity_table_is_no_table_of_numbers():
+    frame = reported.fidelity()
+    assert list(frame.columns) == ["setting", "paper", "code", "here", "why"]
+    assert frame["setting"].is_unique and "fidelity" not in reported.tables()
+    asked = [
+        "RL: rollouts a step",
+        "evaluation: top-p",
+        "evaluation: min-p",
+        "evaluation: top-k",
+        "RL: anchor",
+        "RL: schedule of the learning rate",
+        "RL: reward",
+        "SFT: text that is learned",
+        "prompt: question in evaluation",
+        "method: BNPO",
+        "RL: dynamic sampling",
+        "evaluation: pass@1",
+        "formulas: Theorem 4.3",
+    ]
+    assert set(asked) <= set(frame["setting"])
+
+
+def test_values_are_read_out_of_the_column_here():
+    here = "rl.beta = 0.05; seeds = [1, 2]; the rest, as a = b in words; rl.optim = adamw_8bit"
+    found = reported.stated_values(here)
+    assert found == {"rl.beta": "0.05", "seeds": "[1, 2]", "rl.optim": "adamw_8bit"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("setting,paper,code", "setting,code,paper", "the columns must be"),
+        ("SFT: packing,nothing,", "SFT: packing,,", "paper is empty"),
+        ("SFT: packing,nothing,", "SFT: packing,", "4 cells"),
+        ("RL: top-k,", "SFT: packing,", "SFT: packing is on line [0-9]+ already"),
+        ("rl.beta = 0.05", "rl.optim = 0.05", "rl.optim is on line [0-9]+ already"),
+        ("train_config.yaml:44,", "its config,", "names no file"),
+        ("chosen: a hub name", "ours: a hub name", "why begins with 'ours'"),
+        ("chosen: a hub name", "paper: a hub name", "paper and code both say nothing"),
+        ("neither: SFT teaches", "chosen: SFT teaches", "paper and code both say nothing"),
+        ("sft.packing = false,code", "sft.packing = false,paper", "but paper says nothing"),
+    ],
+)
+def test_a_damaged_line_of_the_fidelity_table_is_refused(copies, old, new, message):
+    copies("fidelity", old, new)
+    with pytest.raises(SageError, match=rf"fidelity\.csv, line [0-9]+: .*{message}"):
+        reported.fidelity()
+
+
+def test_the_authors_reward_overlooks_a_number_tight_between_the_markers():
+    """What the table says of Math-Verify, asked as the authors' rewards.py asks it."""
+    math_verify = pytest.importorskip("math_verify")
+
+    def reward(text, gold):
+        return int(math_verify.verify(math_verify.parse(gold), math_verify.parse(text)))
+
+    tight = "We get 3. Then 4.<end_working_out><SOLUTION>9</SOLUTION>"
+    assert [reward(tight, gold) for gold in ("9", "4")] == [0, 1]
+    assert reward(tight.replace("9", " 9 "), "9") == 1
+    [line] = [r for r in reported.fidelity().itertuples() if r.setting == "RL: reward"]
+    assert "<SOLUTION>9</SOLUTION>" in line.code and "last number of the working" in line.code
 
 
 # --- every table read again from the papers' text -------------------------------------------------
@@ -408,3 +475,10 @@ def test_every_cell_is_what_the_text_prints(table):
 def test_a_mistyped_cell_differs_from_the_text(copies, old, new):
     copies("sage_table9", old, new)
     assert printed("sage_table9") != sage_table9()
+
+
+@needs_papers
+def test_every_quotation_of_the_fidelity_table_is_in_the_text():
+    text = " ".join(" ".join(lines_of("SAGE: Shaping Anchors")).split())
+    quoted = [q for cell in reported.fidelity()["paper"] for q in re.findall(r'"([^"]+)"', cell)]
+    assert len(quoted) > 50 and [q for q in quoted if q not in text] == []

@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import nct as noncentral_t
+from scipy.stats import t as student
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import counts
@@ -15,6 +17,7 @@ from sage_lib.experiment.profile import Data, Method, load_profile
 from sage_lib.report import (
     countdown_tables,
     measured,
+    reported,
     result_tables,
     sample_tables,
     training_tables,
@@ -129,25 +132,144 @@ def test_differences_and_crossings_speak_of_the_mean_over_data_sets(profile):
     found = result_tables.differences(profile, "grpo").set_index("metric").loc["pass@1"]
     assert (found["method"], found["against"], found["seeds"]) == ("grpo_branch", "grpo", 3)
     assert found["difference"] == pytest.approx((2 / 8 + 0 - 1 / 8) / 3)
-    # Within a data set of n problems the differences are +-1/8 about their mean.
-    error = np.sqrt(sum(1 / 64 * n / (n - 1) / n for n in SIZES.values())) / 3
-    smaller = np.sqrt(np.mean([(n - 1) / n for n in SIZES.values()]))  # the bootstrap divides by n
-    width = found["high"] - found["low"]
-    assert width / (2 * 1.96) == pytest.approx(error * smaller, rel=0.1)
+    # Within a data set of n problems the differences are +-1/8 about their mean; seeds are alike.
+    parts = {n: 1 / 64 / (n - 1) / 9 for n in SIZES.values()}
+    error = np.sqrt(sum(parts.values()))
+    degrees = error**4 / sum(part**2 / (n - 1) for n, part in parts.items())
+    least = student.ppf(0.975, degrees)
+    assert found["high"] - found["low"] == pytest.approx(2 * least * error)
+    assert found["holds_for"] == "the methods (3 seeds)"
 
     crossing = result_tables.crossings(profile).set_index("method").loc["grpo_branch"]
     assert crossing["against"] == "grpo"
-    assert crossing["detectable at 1"] == pytest.approx((1.959964 + 0.841621) * error, rel=1e-5)
+    power = 1 - noncentral_t.cdf(least, degrees, crossing["detectable at 1"] / error)
+    assert power == pytest.approx(0.8, abs=1e-6)
 
     frame = measured.evaluations(profile)
     accuracy = frame.assign(avg=frame["c"] / frame["n"])
-    averaged = result_tables.means_with_intervals(profile, accuracy, ["avg"])
+    averaged = result_tables.means_with_intervals(profile, accuracy, {"avg": (0, 1)})
     table = result_tables.table1(profile)
     first = table[(table["dataset"] == "Avg") & (table["metric"] == "pass@1")]
     expected = first.set_index("method")["mean"].to_dict()
     assert averaged.set_index("method")["mean"].to_dict() == pytest.approx(expected), (
         "the same accuracy as in Table 1"
     )
+
+
+def test_seeds_that_disagree_widen_every_comparison(profile):
+    """The same seed-averaged counts from seeds that agree and from seeds that do not."""
+
+    def agreeing(method, seed, dataset, i):
+        return 3 + i % 2 + (method == "grpo_branch")
+
+    def disagreeing(method, seed, dataset, i):
+        apart = 0 if seed is None else (seed - 2) * (2 if method == "grpo" else -1)
+        return agreeing(method, seed, dataset, i) + apart
+
+    found = []
+    for correct in (agreeing, disagreeing):
+        write(profile, lambda *place, of=correct: of(*place) + (place[3] % 3 == 0))
+        rows = result_tables.compared(profile)
+        found.append(rows[rows["metric"] == "pass@1"].reset_index(drop=True))
+    alike, apart = found
+    assert alike["difference"].tolist() == pytest.approx(apart["difference"].tolist())
+    assert (apart["low"] < 0).all() and (apart["high"] > 0).all(), "seeds differ by 2 of 8 and more"
+    assert alike["low"].isna().all() or (alike["low"] > 0).all()
+
+
+def test_seeds_are_paired_by_number_whatever_their_order(profile):
+    write(profile, lambda method, seed, dataset, i: (seed or 2) + i % 2)
+    frame = measured.evaluations(profile)
+    turned = frame.iloc[::-1].reset_index(drop=True)
+    for method in ("grpo", "grpo_branch"):
+        values, _, seeds = result_tables.curves(turned, method, (1,))
+        assert seeds == [1, 2, 3]
+        assert values.mean(axis=(1, 2)) == pytest.approx([1.5 / 8, 2.5 / 8, 3.5 / 8], abs=0.05)
+    values, sets, seeds = result_tables.curves(frame, "base", (1,))
+    assert seeds == [None] and values.shape == (1, len(sets), 1)
+    with pytest.raises(SageError, match=r"grpo has the seeds \[1, 2, 3\] and dapo has \[1, 2, 4\]"):
+        result_tables.require_pairs(("grpo", [1, 2, 3]), ("dapo", [1, 2, 4]))
+
+
+def test_with_one_seed_every_comparison_speaks_of_two_checkpoints(profile):
+    one = dataclasses.replace(profile, seeds=(1,))
+    write(one, lambda method, seed, dataset, i: 1 + i % 3 + (method == "grpo") * (i % 2))
+    rng = np.random.default_rng(0)
+    write_scores(one, lambda key: rng.lognormal())
+    for table in (
+        result_tables.compared(one),
+        result_tables.crossings(one),
+        sample_tables.tails(one),
+        countdown_tables.mode_differences(one),
+    ):
+        assert set(table["holds_for"]) == {"these two checkpoints"}
+
+
+def test_data_sets_that_all_agree_still_have_an_interval(profile):
+    write(profile, lambda method, seed, dataset, i: 0 if dataset == "reverse" else 8)
+    table = result_tables.table1(profile)
+    assert (table["low"] <= table["mean"]).all() and (table["mean"] <= table["high"]).all()
+    assert (table["high"] - table["low"] > 0.05).all()
+    modes = countdown_tables.modes(profile)
+    assert (modes["rare_share"] == 0).all() and (modes["rare_high"] > 0.1).all()
+
+
+def test_modes_are_compared_over_seeds_and_problems(profile):
+    write(profile, lambda method, seed, dataset, i: i % 3)
+    for method, seed, run, _ in runs.evaluations(profile):
+        table = counts.read(run.measured / "counts.csv")
+        place = np.arange(len(table))
+        table["rare"] = place % 2 + (method == "grpo_branch") * (2 + place % 3)
+        table["rare"] += (seed or 0) * (method == "grpo")
+        table.to_csv(run.measured / "counts.csv", index=False)
+    found = countdown_tables.mode_differences(profile)
+    found = found[found["metric"] == "rare_share"].set_index("method")
+    assert found.loc["grpo_branch", "low"] > 0.2 and (found["problems"] == 24).all()
+    assert found.loc["grpo", "difference"] == pytest.approx(2 / 8)
+    assert found.loc["grpo", "low"] < 0, "its seeds are at 1, 2 and 3 of 8: t with 2 degrees"
+
+
+def reachable(seeds, total, squares, most):
+    """Whether ``seeds`` whole numbers from 0 to ``most`` have this sum and this sum of squares."""
+    if seeds == 0:
+        return total == squares == 0
+    if squares * seeds < total**2:
+        return False
+    middle = total / seeds
+    width = np.sqrt((squares - total**2 / seeds) * (seeds - 1) / seeds) + 1e-9
+    values = range(max(0, int(np.ceil(middle - width))), min(most, int(middle + width)) + 1)
+    return any(reachable(seeds - 1, total - x, squares - x * x, most) for x in values)
+
+
+@pytest.mark.parametrize(("table", "cells"), [("1", 42), ("3", 30), ("4", 18)])
+def test_the_papers_spread_is_that_of_five_counts_of_problems(table, cells):
+    """What notebook 08 says of the paper's ±: five whole counts, the deviation with ddof = 1."""
+
+    def fits(mean, std, problems, seeds, ddof):
+        half, places = 0.0005 + 1e-9, problems * seeds
+        totals = range(int((mean - half) * places), int((mean + half) * places) + 2)
+        for total in (t for t in totals if abs(t / places - mean) <= half):
+            least, most = (
+                (max(std + side, 0) * problems) ** 2 * (seeds - ddof) + total**2 / seeds
+                for side in (-half, half)
+            )
+            squares = range(int(np.ceil(least - 1e-9)), int(most + 1e-9) + 1)
+            if any(reachable(seeds, total, found, problems) for found in squares):
+                return True
+        return False
+
+    problems = {"AIME": 60, "AMC23": 40, "MATH-500": 134}
+    printed = reported.load(f"sage_table{table}").dropna(subset="std")
+    assert len(printed) == cells
+
+    def fitting(seeds, ddof):
+        return sum(
+            fits(cell.mean, cell.std, problems[cell.dataset], seeds, ddof)
+            for cell in printed[["mean", "std", "dataset"]].itertuples(name="Cell")
+        )
+
+    assert fitting(5, 1) == cells
+    assert max(fitting(5, 0), fitting(4, 1), fitting(3, 1)) < 0.7 * cells
 
 
 def test_unsolvable_sets_have_the_same_number_of_rollouts_whatever_the_seeds(profile):
@@ -180,7 +302,7 @@ def test_tails_are_compared_problem_by_problem(profile):
     found = sample_tables.tails(profile).set_index("method")
     base, branch, grpo = found.loc["base"], found.loc["grpo_branch"], found.loc["grpo"]
     assert base["tail"] == pytest.approx(0.05, abs=0.02)
-    assert base["difference"] == base["low"] == base["high"] == 0
+    assert base["difference"] == 0 and np.isnan(base["low"]), "compared with itself"
     assert branch["low"] > 0.1 and branch["seeds"] == 3
     assert branch["difference"] == pytest.approx(branch["tail"] - base["tail"])
     assert grpo["low"] < 0 < grpo["high"], "drawn as the base's"
@@ -193,10 +315,18 @@ def test_tails_are_compared_problem_by_problem(profile):
         (-0.2, -0.1, "lower than"),
         (-0.1, 0.1, "not separated from"),
         (0.0, 0.0, "not separated from"),
+        (np.nan, np.nan, "not separated from"),
     ],
 )
 def test_an_interval_of_differences_in_words(low, high, words):
     assert result_tables.verdict(low, high) == words
+
+
+def test_an_interval_as_text_says_when_there_is_none():
+    shown = result_tables.interval_text(0.1, -0.05, 0.25, "+.1%")
+    assert shown == "+10.0%, 95 % [-5.0%, +25.0%]"
+    none = result_tables.interval_text(0.0, float("nan"), float("nan"))
+    assert "nan" not in none and "no interval" in none
 
 
 def test_table_5_has_a_mean_for_each_third_of_the_steps(profile):
@@ -241,6 +371,7 @@ def test_the_base_alone_gets_every_table(profile, trained):
     for table in (
         result_tables.compared(alone),
         result_tables.differences(alone, "base"),
+        countdown_tables.mode_differences(alone),
         result_tables.crossings(alone),
     ):
         assert table.empty and {"method", "against"} <= set(table.columns)
@@ -254,8 +385,8 @@ def test_the_base_alone_gets_every_table(profile, trained):
         sample_tables.side_by_side(alone, ["base"]),
     ):
         assert table["method"].tolist() == ["base"]
-    votes = sample_tables.votes(alone)
-    assert len(result_tables.means_with_intervals(alone, votes, ["avg", "distinct"])) == 2
+    votes, bounds = sample_tables.votes(alone), {"avg": (0, 1), "distinct": (0, SAMPLES)}
+    assert len(result_tables.means_with_intervals(alone, votes, bounds)) == 2
     assert list(result_tables.unsolvable(alone, ["base"])) == ["base"]
     assert result_tables.layout_of_table1(result_tables.table1(alone)).shape == (1, 8)
     steps = 2 if trained else 0

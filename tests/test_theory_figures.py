@@ -1,14 +1,23 @@
 """Figures of the exact notebooks: what they show is what the tables say."""
 
+import os
+from itertools import pairwise
+
 import matplotlib.pyplot as plt
+import nbformat
 import pandas as pd
 import pytest
 import torch
 
+from sage_lib import paths
 from sage_lib.report import theory_figures
-from sage_lib.theory import estimators
+from sage_lib.theory import estimators, objectives
+from sage_lib.theory.losses import Loss
 from sage_lib.theory.tree import Tree
 from sage_lib.theory.two_path import Example
+
+PNG = b"\x89PNG"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +52,101 @@ def test_the_caption_of_the_sliders_follows_them():
     assert "0.01062, above epsilon" in above.get_supxlabel()
     assert "not above epsilon" in below.get_supxlabel()
     assert not plt.get_fignums(), "the notebook shows the value, not an open figure too"
+
+
+def test_moving_a_slider_draws_another_picture_in_a_real_kernel():
+    """As JupyterLab does it: the notebook's cells run, then a comm message sets a slider's value.
+
+    What counts is what the kernel sends back for the picture on display.
+    """
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(
+        kernel_name="python3", cwd=str(paths.NOTEBOOKS), env=kernel_environment()
+    )
+    try:
+        widgets = {}  # states by comm, as a front end keeps them
+        shown = []
+
+        def listen(request):
+            while True:
+                message = client.get_iopub_msg(timeout=60)
+                kind, content = message["msg_type"], message["content"]
+                if message["parent_header"].get("msg_id") != request:
+                    continue
+                if kind == "error":
+                    raise AssertionError("\n".join(content["traceback"]))
+                data = content.get("data", {})
+                if kind in ("comm_open", "comm_msg") and "state" in data:
+                    state = widgets.setdefault(content["comm_id"], {})
+                    state.update(data["state"])
+                    for path, buffer in zip(
+                        data.get("buffer_paths", []), message["buffers"], strict=True
+                    ):
+                        state[path[0]] = bytes(buffer)
+                if kind == "display_data" and WIDGET in data:
+                    shown.append(data[WIDGET]["model_id"])
+                if kind == "status" and content["execution_state"] == "idle":
+                    return
+
+        for source in slider_cells():
+            listen(client.execute(source))
+        box = widgets[shown[-1]]
+        children = [widgets[child.removeprefix("IPY_MODEL_")] for child in box["children"]]
+        picture, sliders = children[-1], children[:-1]
+        before = picture["value"]
+        assert before.startswith(PNG), "drawn before anything is moved"
+        at = next(i for i, slider in enumerate(sliders) if slider["description"] == "ratio")
+        target = box["children"][at].removeprefix("IPY_MODEL_")
+        for value in (0.9, sliders[at]["value"]):
+            update = {"method": "update", "state": {"value": value}, "buffer_paths": []}
+            moved = client.session.msg("comm_msg", {"comm_id": target, "data": update})
+            client.shell_channel.send(moved)
+            listen(moved["header"]["msg_id"])
+            assert picture["value"].startswith(PNG)
+            assert (picture["value"] != before) == (value == 0.9), "another picture, and back"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def kernel_environment():
+    return {**os.environ, "PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def slider_cells():
+    """The code of notebook 01 that the sliders need: parameters, imports, and the sliders."""
+    notebook = nbformat.read(paths.NOTEBOOKS / "01_toy_two_path.ipynb", as_version=4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return [*code[:2], *(source for source in code[2:] if "slider" in source.lower())]
+
+
+def test_headers_of_the_columns_beside_a_tree_do_not_meet():
+    tree = Tree((("a", "x"), ("a", "y"), ("b",)))
+    policy = tree.log_policy(torch.zeros(len(tree.edges), dtype=torch.float64))
+    names = ["eq. 2 (no guide)", "eq. 27 (forward KL)", "q", "k3, bias-corrected"]
+    columns = dict.fromkeys(names, torch.ones(3))
+    figure = theory_figures.token_tree(tree, policy, "a title", columns)
+    figure.draw_without_rendering()
+    of_name = {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
+    boxes = [of_name[name] for name in names]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    leaves = max(shown.get_window_extent().x1 for shown in figure.axes[0].lines)
+    assert leaves < boxes[0].x0 and boxes[-1].x1 <= figure.bbox.x1
+
+
+def test_claims_shows_a_point_per_tree_and_the_median():
+    by_name = {"sum": Loss(), "grpo": Loss("grpo")}
+    frame = objectives.claims(range(4), by_name)
+    figure = theory_figures.claims(frame)
+    unequal = frame[frame["unequal"] & (frame["loss"] == "grpo")]
+    for axis, claim in zip(figure.axes, objectives.CLAIMS, strict=True):
+        values = unequal.loc[unequal["claim"] == claim, "difference"]
+        drawn = axis.lines[1].get_ydata()
+        assert drawn == pytest.approx(values.clip(lower=1e-17).to_numpy())
+        median = axis.collections[1].get_segments()[0][0][1]
+        assert median == pytest.approx(values.clip(lower=1e-17).median())
+        assert [label.get_text() for label in axis.get_xticklabels()] == ["sum", "grpo"]
 
 
 def test_instances_keep_their_look_when_all_are_of_one_kind():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
 
 from sage_lib.algorithm.anchors import BesideTrl, ForwardKL, Sequence, Shaped, build_anchor
@@ -43,12 +43,23 @@ def make(tiny_model, tmp_path_factory):
         dynamic_sampling=0,
         reward=reward,
         base=tiny_model,
+        data=Dataset,
+        change=None,
+        other_reference=False,
         **settings,
     ):
+        """``lora``: what differs in the adapter's settings, or whether there is one; ``new``: TRL
+        makes it. ``change``: what happens to the model before the trainer sees it."""
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_pretrained(base)
-        if lora:
-            adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        if change is not None:
+            change(model)
+        differs = dict(lora) if isinstance(lora, dict) else {}
+        new = differs.pop("new", False)
+        adapter = LoraConfig(
+            **{"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | differs
+        )
+        if lora and not new:
             model = get_peft_model(model, adapter)
         config = {
             "output_dir": str(tmp_path_factory.mktemp("run")),
@@ -75,12 +86,20 @@ def make(tiny_model, tmp_path_factory):
             "processing_class": tiny_qwen.load_tokenizer(tiny_model),
             "reward_funcs": reward,
             "train_dataset": Dataset.from_list(rows),
-            "args": GRPOConfig(**config | settings),
+            "args": GRPOConfig(**{k: v for k, v in (config | settings).items() if v != "default"}),
         }
+        if data is IterableDataset:
+            arguments["train_dataset"] = arguments["train_dataset"].to_iterable_dataset()
+        if new:
+            arguments["peft_config"] = adapter
         if guide == "stock":
             return GRPOTrainer(**arguments)
         return SageTrainer(
-            guide=guide, anchor=anchor, dynamic_sampling=dynamic_sampling, **arguments
+            guide=guide,
+            anchor=anchor,
+            dynamic_sampling=dynamic_sampling,
+            other_reference=other_reference,
+            **arguments,
         )
 
     return trainer
@@ -110,6 +129,25 @@ def test_no_guide_and_the_identity_guide_are_stock_trl_bit_for_bit(make, guide, 
     ours = trained(make(guide, loss_type=loss_type))
     assert losses(stock) == losses(ours)
     assert torch.equal(weights(stock), weights(ours))
+
+
+DEFAULTS = {"use_bias_correction_kl": "default", "loss_type": "default"}
+
+
+@pytest.mark.parametrize(
+    ("guide", "anchor"), [(None, None), (None, "k3_corrected"), (IdentityGuide(), "k3_corrected")]
+)
+def test_on_trls_defaults_no_guide_and_its_own_anchor_are_stock_bit_for_bit(make, guide, anchor):
+    stock, ours = trained(make(**DEFAULTS)), trained(make(guide, anchor=anchor, **DEFAULTS))
+    assert stock.args.use_bias_correction_kl, "TRL's default is the corrected KL"
+    assert losses(stock) == losses(ours)
+    assert torch.equal(weights(stock), weights(ours))
+
+
+def test_a_guide_without_an_anchor_changes_trls_default_and_says_so(make, caplog):
+    stock, ours = trained(make(**DEFAULTS)), trained(make(IdentityGuide(), **DEFAULTS))
+    assert "use_bias_correction_kl is set to False" in caplog.text
+    assert not torch.equal(weights(stock), weights(ours)), "q = 1 alone is not stock on defaults"
 
 
 def test_a_guide_changes_training(make):
@@ -244,7 +282,14 @@ def test_anchors_that_a_loss_type_does_not_support_are_refused(make, anchor, los
         ({"anchor": "k5"}, "no anchor 'k5'"),
         ({"guide": IdentityGuide(), "anchor": "forward_kl"}, "no sampled token for a guide"),
         ({"anchor": "sequence", "importance_sampling_level": "sequence"}, "one by one"),
+        ({"anchor": "sequence", "top_entropy_quantile": 0.5}, "would go with the tokens"),
+        ({"anchor": "sequence", "off_policy_mask_threshold": 0.5}, "would go with the tokens"),
         ({"dynamic_sampling": 2, "scale_rewards": "batch"}, "within their group"),
+        (
+            {"dynamic_sampling": 2, "multi_objective_aggregation": "normalize_then_sum"},
+            "sum_then_normalize",
+        ),
+        ({"dynamic_sampling": 2, "data": IterableDataset}, "not on an IterableDataset"),
         ({"anchor": Sequence}, r"write Sequence\(\)"),
         ({"anchor": ForwardKL(), "beta": 0.0}, "needs beta > 0"),
         ({"guide": BranchGuide}, r"write BranchGuide\(\)"),
@@ -295,6 +340,23 @@ def test_dynamic_sampling_leaves_no_group_without_a_spread_and_keeps_rows_whole(
             log_pi = trainer.model(ids[None]).logits[0, -n - 1 : -1].log_softmax(-1)
         logps = log_pi.gather(-1, ids[-n:, None])[:, 0]
         assert torch.allclose(logps, batch["ref_per_token_logps"][i, :n], atol=1e-4)
+
+
+def test_dynamic_sampling_replaces_groups_of_equal_rewards_that_float32_cannot_average(make):
+    """Eight rewards of 0.7: TRL's advantages are 6e-4 and not 0."""
+    trainer = make(
+        None,
+        dynamic_sampling=2,
+        num_generations=8,
+        reward=lambda completions, **_: [0.7 for _ in completions],
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    assert batch["advantages"].abs().max() > 1e-5, "what TRL makes of such a group"
+    logged = trainer._metrics["train"]
+    assert logged["sampling/rounds"] == [3.0] and logged["sampling/flat"] == [1.0]
+    assert "reward_terms" not in batch, "TRL's batch is handed on as it was"
 
 
 def completions(trainer, batch):
@@ -353,14 +415,77 @@ def test_the_canary_stops_a_run_whose_guide_does_not_reach_the_loss(make, monkey
         trainer.train()
 
 
-def test_a_policy_away_from_its_reference_is_refused(make):
-    trainer = make(None)
+def moved(trainer):
+    """The trainer with a policy that is no longer its reference."""
     with torch.no_grad():
         for name, p in trainer.model.named_parameters():
-            if "lora_B.default" in name:
-                p.add_(1.0)
-    with pytest.raises(SageError, match="does not start at its reference"):
-        trainer.train()
+            if p.requires_grad and ("lora_B" in name or "lora" not in name):
+                p.add_(torch.ones_like(p) if "lora_B" in name else 0.1 * torch.randn_like(p))
+    return trainer
+
+
+@pytest.mark.parametrize("lora", [True, False, {"new": True}])
+def test_a_policy_away_from_its_reference_is_refused_unless_it_is_meant(make, lora):
+    advice = "does not start at its reference .* other_reference=True"
+    with pytest.raises(SageError, match=advice):
+        moved(make(None, lora=lora)).train()
+    stock = trained(moved(make(lora=lora, max_steps=1)))
+    meant = trained(moved(make(None, lora=lora, max_steps=1, other_reference=True)))
+    assert meant.state.log_history[0]["kl_ref"] > 1e-3
+    assert torch.equal(weights(stock), weights(meant))
+
+
+def larger(model, by=50):
+    """The model with logits that are large enough for noise and rounding to show."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(by if p.dim() > 1 else 1)
+
+
+def with_dropout(model):
+    larger(model)
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+
+
+#: Runs whose policy and reference have the same weights and other log-probabilities.
+NOISY = {
+    "adapter dropout": {
+        "lora": {"init_lora_weights": False, "lora_dropout": 0.5},
+        "change": larger,
+    },
+    "attention dropout": {"change": with_dropout},
+    "attention dropout, new adapter": {"change": with_dropout, "lora": {"new": True}},
+    "NEFTune": {"change": larger, "neftune_noise_alpha": 20.0},
+    "bf16 checkpoint": {"lora": False, "half": True},
+    "continuous batching": {
+        "lora": False,
+        "bf16": True,
+        "use_transformers_continuous_batching": True,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if "batching" in n else []) for n in NOISY],
+)
+def test_noise_and_precision_do_not_make_another_reference(make, tiny_model, tmp_path, name):
+    """TRL's reference model is float32 and has no dropout; stock trains all of these."""
+    from transformers import AutoModelForCausalLM
+
+    settings = {"max_steps": 1, **NOISY[name]}
+    half = settings.pop("half", False)
+    if settings.get("lora") is False:
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        larger(model, by=200)
+        model.to(torch.bfloat16 if half else torch.float32).save_pretrained(tmp_path / "base")
+        settings["base"] = tmp_path / "base"
+    stock, ours = trained(make(**settings)), trained(make(None, **settings))
+    assert ours.state.log_history[0]["kl_ref"] > 1e-3, "a KL alone would stop this run"
+    assert losses(stock) == losses(ours)
+    assert torch.equal(weights(stock), weights(ours))
 
 
 def test_a_guide_without_an_anchor_is_refused(make):
@@ -432,6 +557,115 @@ def test_an_anchor_of_ones_own_reaches_the_loss(make):
     assert trainer._metrics["train"]["kl"][-1] == pytest.approx(kl.item(), abs=1e-6)
 
 
+@pytest.fixture(scope="module")
+def models(tiny_model, tmp_path_factory):
+    """Folders of tiny models of other kinds, with the vocabulary of the tiny one."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    shape = {
+        "vocab_size": AutoModelForCausalLM.from_pretrained(tiny_model).config.vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "pad_token_id": 0,
+    }
+    kinds = {
+        "gemma2": {"final_logit_softcapping": 3.0},
+        "cohere": {"logit_scale": 0.25},
+        "granite": {"logits_scaling": 4.0},
+        "mixtral": {"num_local_experts": 2, "router_aux_loss_coef": 0.5},
+    }
+
+    def saved(kind):
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape, **kinds[kind]))
+        larger(model)
+        folder = tmp_path_factory.mktemp(kind)
+        model.save_pretrained(folder)
+        return folder
+
+    return saved
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "cohere", "granite"])
+def test_the_forward_kl_is_that_of_the_logits_that_a_model_scales_or_caps(make, models, kind):
+    """Against the model's whole forward, which gives the logits that it samples from."""
+    from transformers import AutoModelForCausalLM
+
+    made = make(None, lora=False, anchor="forward_kl", base=models(kind), temperature=0.7)
+    reference = AutoModelForCausalLM.from_pretrained(made.model.config._name_or_path)
+    trainer, batch = one_batch(made)
+    trainer._compute_loss(trainer.model, batch)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    mask = batch["completion_mask"]
+    pi, ref = (
+        torch.distributions.Categorical(
+            logits=m(input_ids=ids, attention_mask=attention)
+            .logits[:, -mask.shape[1] - 1 : -1]
+            .double()
+            / 0.7
+        )
+        for m in (trainer.model, reference)
+    )
+    kl = torch.distributions.kl_divergence(ref, pi)
+    expected = ((kl * mask).sum() / mask.sum()).item()
+    assert expected > 1e-3, "there was something to compare"
+    assert trainer._metrics["train"]["kl"][-1] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("fault", ["cap", "time"])
+def test_the_canary_sees_distributions_that_are_not_those_of_the_loss(
+    make, models, monkeypatch, fault
+):
+    from sage_lib.algorithm import trainer as module
+
+    made = make(None, lora=False, anchor="forward_kl", base=models("gemma2"))
+    if fault == "cap":  # the output matrix alone, as if nothing came after it
+        monkeypatch.setattr(module, "logits_from_hidden", lambda m: m.get_output_embeddings())
+    else:  # the states after each token instead of those before it
+        kept = type(made)._kept_hidden
+        monkeypatch.setattr(type(made), "_kept_hidden", lambda s, time: kept(s, time).roll(1, 1))
+    with pytest.raises(SageError, match="are not those of the policy in TRL's loss"):
+        made.train()
+
+
+def test_the_canary_sees_a_kl_of_trls_beside_an_anchor_of_its_own(make, monkeypatch):
+    """At the first step that KL is 0 whatever TRL reads, so every step is looked at."""
+    trainer = make(None, anchor="forward_kl")
+    original = type(trainer)._shape
+
+    def lost(self, passing, logps, entropies):
+        reference = passing.batch["ref_per_token_logps"]
+        original(self, passing, logps, entropies)
+        passing.batch["ref_per_token_logps"] = reference
+
+    monkeypatch.setattr(type(trainer), "_shape", lost)
+    with pytest.raises(SageError, match="did not reach the loss"):
+        trainer.train()
+    assert trainer.state.global_step > 0
+
+
+def test_the_sequence_anchor_trains_a_mixture_of_experts(make, models):
+    """The router's loss is TRL's: the canary counts it in."""
+    lora = {"target_modules": ["q_proj"]}
+    trainer = trained(make(TokenGuide(), anchor="sequence", lora=lora, base=models("mixtral")))
+    first = trainer.state.log_history[0]
+    assert first["aux_loss"] > 0.5, "the term is there"
+    assert len(losses(trainer)) == 3
+
+
+def test_metrics_of_a_batch_without_a_counted_token_are_left_out(make):
+    """TRL masks completions that ended at the length limit."""
+    settings = {"max_completion_length": 1, "mask_truncated_completions": True, "max_steps": 1}
+    log = trained(make(BranchGuide(threshold=0.5), **settings)).state.log_history[0]
+    assert not {"guide/min", "guide/max", "guide/mean", "kl_ref"} & log.keys()
+    assert log["loss"] == 0
+
+
 def one_batch(trainer):
     """The trainer in its second step, moved off its reference, and a batch for its loss."""
     trainer.model.train()
@@ -470,6 +704,19 @@ def test_a_resume_far_from_the_reference_goes_on(make, tmp_path):
     again = make(None, **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert torch.equal(weights(first), weights(again))
+
+
+def test_a_reference_that_moves_is_resumed_where_it_was(make, tmp_path):
+    moves = {"lora": False, "sync_ref_model": True, "ref_model_sync_steps": 1}
+    settings = saved(tmp_path, max_steps=4, save_steps=2, **moves)
+    whole = trained(make(None, **settings))
+    again = make(None, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert losses(whole)[2:] == losses(again)[2:]
+    assert torch.equal(weights(whole), weights(again))
+    (tmp_path / "checkpoint-2" / "sage_reference.pt").unlink()
+    with pytest.raises(SageError, match="does not hold the reference that sync_ref_model"):
+        make(None, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 @pytest.fixture
@@ -553,3 +800,11 @@ def test_the_exact_forward_kl_keeps_no_hidden_states_beyond_the_loss(make, monke
     # Scoring and loss of 3 steps, and none of the passes of generation.
     assert seen.count(True) == 2 * 3
     assert len(seen) > 6 and trainer._hidden is None
+
+
+def test_an_evaluation_keeps_no_hidden_states(make):
+    trainer = make(None, anchor="forward_kl", max_steps=2, per_device_eval_batch_size=8)
+    trainer.evaluate(eval_dataset=trainer.train_dataset.select(range(2)))
+    assert trainer._hidden is None
+    trainer.train()
+    assert len(losses(trainer)) == 2

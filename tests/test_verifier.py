@@ -69,7 +69,7 @@ def test_no_hostile_completion_hangs_crashes_or_scores_and_what_is_right_stays_r
 ):
     monkeypatch.chdir(tmp_path)  # where the workers start
     cases = list(hostile.cases())
-    assert len(cases) >= 300 and len({name for name, *_ in cases}) == len(cases)
+    assert len(cases) >= 480 and len({name for name, *_ in cases}) == len(cases)
     strict = Verifier(workers=2, time_limit=1)
     verdicts = strict.verify_answers(
         [gold for _, gold, _, _ in cases], [last_answer(text) for _, _, text, _ in cases]
@@ -141,7 +141,7 @@ def test_the_short_cut_for_numbers_that_are_far_apart_agrees_with_math_verify():
     for _ in range(200):
         n, d = rng.randint(1, 9), rng.randint(2, 9)
         gold, answer = rng.choice(shapes)(n, d), rng.choice(shapes)(n + rng.choice([0, 0, 0, 1]), d)
-        expected = bool(verify(parse(gold, trusted=True), parse(answer), timeout_seconds=None))
+        expected = bool(verify(parse(gold), parse(answer), timeout_seconds=None))
         assert _verify((gold, answer)) is expected, (gold, answer)
         said.add(expected)
     assert said == {True, False}

@@ -34,6 +34,7 @@ class Setting:
     loss_type: str
     importance_sampling_level: str
     use_liger_kernel: bool
+    masks_tokens: bool  # TRL takes tokens out of its loss, and leaves their KL in
     guided: bool  # there is a guide
     sharded: bool  # no process has whole weights: FSDP or ZeRO
     at_scoring: bool  # the batch is shaped when the reference is scored, before the loss
@@ -174,6 +175,11 @@ class Sequence(BesideTrl):
             yield (
                 f"the anchor {self.name!r} credits tokens one by one: "
                 f"set importance_sampling_level to token"
+            )
+        if setting.masks_tokens:
+            yield (
+                f"the anchor {self.name!r} is in the advantages, and would go with the tokens that "
+                f"are masked: set top_entropy_quantile to 1 and off_policy_mask_threshold to None"
             )
 
     def credit(

@@ -4,6 +4,8 @@ The trainer, the base model's entropies from which the branch guide takes its th
 samples and traces all call these functions, so that a token has the same numbers everywhere.
 """
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +46,42 @@ def completion_logits_and_hidden(
     logits = _of_completion(result.logits, start)
     hidden = _of_completion(result.hidden_states[-1], start)
     return logits, hidden
+
+
+def logits_from_hidden(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """How ``model``'s own forward makes logits of its last hidden states: by its output matrix, and
+    by whatever it scales or caps them with (Cohere, Granite, Gemma). Its layers do not run.
+
+    Args:
+        model: a causal language model of transformers, without wrappers; the weights stay shared.
+
+    Returns:
+        From hidden states of shape (batch, time, width) to logits (batch, time, vocabulary).
+    """
+    layers = copy.copy(model.base_model)
+    layers.__dict__.update(forward=_GivenStates, _forward_hooks={}, _forward_pre_hooks={})
+    headed = copy.copy(model)
+    headed.__dict__["_modules"] = {**model._modules, model.base_model_prefix: layers}
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        # The class's forward: TRL puts another one, which gives no logits, on the instance.
+        made: torch.Tensor = type(model).forward(headed, inputs_embeds=hidden).logits
+        return made
+
+    return logits
+
+
+class _GivenStates:
+    """What layers return, with hidden states that are there already and nothing else."""
+
+    def __init__(self, *args: Any, inputs_embeds: torch.Tensor, **asked: Any):
+        self.last_hidden_state = inputs_embeds
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.last_hidden_state
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 def log_probabilities(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

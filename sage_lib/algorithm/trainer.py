@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 # first: Unsloth patches what is imported after it
@@ -25,7 +28,9 @@ from sage_lib.algorithm.backend import GRPOTrainer
 # isort: split
 
 import torch
+from datasets import IterableDataset
 from peft import PeftModel
+from trl.trainer.utils import use_adapter
 
 from sage_lib.algorithm import anchors
 from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabulary, build_anchor
@@ -36,23 +41,42 @@ from sage_lib.algorithm.token_probabilities import (
     drawn_log_probabilities,
     entropies_of,
     log_probabilities,
+    logits_from_hidden,
 )
 from sage_lib.errors import SageError
 
-#: The one thing of ours in TRL's batch, for an anchor that keeps hidden states: the reference's,
-#: shape (batch, time, width). TRL shuffles and splits its batch after scoring, and they must stay
-#: with their rows.
+#: Ours in TRL's batch, for an anchor that keeps hidden states: the reference's, shape
+#: (batch, time, width). TRL shuffles and splits its batch after scoring, and they must stay with
+#: their rows.
 REFERENCE_HIDDEN = "ref_hidden"
-#: Largest mean k3 between the policy and its reference at the first step.
+#: Ours in the batch while dynamic sampling replaces its rows: each reward times its weight, shape
+#: (batch, reward functions).
+REWARD_TERMS = "reward_terms"
+#: Mean k3 between the policy and its reference at the first step above which their weights are
+#: compared.
 START_KL = 1e-3
+#: File of a checkpoint with the reference's weights, where ``sync_ref_model`` moves them.
+MOVED_REFERENCE = "sage_reference.pt"
+
+
+def _restore_on_processor(storage: Any, location: str) -> Any:
+    """torch.load knows "cpu" alone. Where several processes share the processor, accelerate calls
+    it "cpu:0", and transformers asks for the optimiser of a checkpoint there."""
+    return storage if re.fullmatch(r"cpu:\d+", location) else None
+
+
+torch.serialization.register_package(11, lambda storage: None, _restore_on_processor)
 
 
 @dataclass
 class _Pass:
     """A batch on its way through TRL's loss."""
 
+    model: torch.nn.Module  # as TRL passes it on, wrapped
     batch: Batch  # the shallow copy that TRL reads
-    shaped: Shaped | None = None  # what the anchor made of it, once the forward pass is done
+    score: Callable[[], tuple[Any, ...]] | None = None  # TRL's forward pass, once more
+    aux_loss: torch.Tensor | None = None  # of a mixture of experts' router, from that pass
+    shaped: Shaped | None = None  # what the anchor made of the batch after it
 
 
 @dataclass(frozen=True)
@@ -73,14 +97,22 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             that batch is optimised (Section 4), also over ``num_iterations`` > 1. It shapes
             training; an evaluation's KL is the one to pi_ref.
         anchor: how the KL term is estimated, a name of ``anchors.ANCHORS`` or an Anchor. "k3": per
-            token, eq. 38, as the paper's code, the default with a guide (TRL's own default is the
-            next one, under which a guide of the state alone has no expected effect).
-            "k3_corrected": per token, multiplied by the importance ratio. "sequence": eq. 8, the
-            log-ratio of the whole completion credited through the advantages. "forward_kl":
-            KL(pi_ref ‖ pi) per token, exact over the vocabulary, without a guide. None: what
-            ``args`` say.
+            token, eq. 38, as the paper's code, the default with a guide. "k3_corrected": per token,
+            multiplied by the importance ratio, TRL's own default; there a guide of the state alone
+            leaves the expected gradient as it is if every token weighs the same ("dr_grpo",
+            "bnpo" and "dapo" over one batch), and not if tokens weigh 1/|o| ("grpo").
+            "sequence": the log-ratio of the whole completion credited through the advantages: the
+            gradient of eq. 8 if every token weighs the same, another one with 1/|o|. "forward_kl":
+            KL(pi_ref ‖ pi) per token over the whole vocabulary, without a guide; the prefixes are
+            the sampled ones. None: what ``args`` say.
         dynamic_sampling: DAPO's: up to so many fresh batches of prompts replace the groups whose
-            rewards are all equal.
+            rewards are all equal, up to the rounding of a float32.
+        other_reference: the policy is not meant to start at its reference, and the first step does
+            not ask whether it does.
+
+    ``guide=None, anchor=None`` is stock GRPOTrainer bit for bit. So is q = 1 with the anchor that
+    ``args`` ask for: "k3" with ``use_bias_correction_kl=False``, "k3_corrected" with True, which is
+    TRL's default. A guide without an anchor changes that setting to False, and says so.
 
     It logs, beside TRL's metrics: ``kl_ref``, the mean k3 to pi_ref itself (eq. 38, q = 1), while
     ``kl`` is the divergence that the loss has, to the shaped anchor; ``guide/mean``, ``min``,
@@ -92,9 +124,10 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     Raises:
         SageError: at construction where the guide is none, or could not reach the loss; at the
-            first step when it did not, or when the policy does not start at its reference
-            (``kl_ref`` above 1e-3); after a resume, when the base model or the reference is another
-            than before.
+            first step when it did not, or when the policy does not start at its reference: other
+            weights, beyond the rounding of the coarser of both precisions, and ``kl_ref`` above
+            1e-3 without dropout and other noise; after a resume, when the base model or the
+            reference is another than before.
     """
 
     def __init__(
@@ -103,6 +136,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         guide: Guide | None = None,
         anchor: str | Anchor | None = None,
         dynamic_sampling: int = 0,
+        other_reference: bool = False,
         **kwargs: Any,
     ) -> None:
         if guide is not None:
@@ -112,6 +146,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self.guide = guide
         self.anchor = anchors.K3() if chosen is None and guide is not None else chosen
         self.dynamic_sampling = dynamic_sampling
+        self.other_reference = other_reference
         # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no
         # entropies: there the anchor is shaped where the reference is scored, at the price of one
         # forward pass without a gradient.
@@ -124,6 +159,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self._fixed: dict[int, _Fixed] = {}
         self._hidden: list[torch.Tensor] | None = None
         self._guide_checked = False
+        self._reward_terms: torch.Tensor | None = None
         # Streams of their own for each process, so that neither a guide nor fresh prompts shift the
         # sampling.
         seed = self.args.seed * 1009 + self.accelerator.process_index
@@ -142,16 +178,23 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             raise SageError(reason)
 
     def _refusals(self) -> Iterator[str]:
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if self.guide is not None and self.beta == 0:
             yield "a guide needs beta > 0: without a KL term there is no anchor to shape"
+        if self.args.sync_ref_model and sharded and self.args.save_strategy != "no":
+            yield (
+                "checkpoints cannot hold a sharded reference that sync_ref_model moves: set "
+                "save_strategy to no, or use data parallelism without FSDP or ZeRO"
+            )
         if self.anchor is not None:
             setting = Setting(
                 beta=self.beta,
                 loss_type=self.loss_type,
                 importance_sampling_level=self.importance_sampling_level,
                 use_liger_kernel=self.args.use_liger_kernel,
+                masks_tokens=self._masks_tokens(),
                 guided=self.guide is not None,
-                sharded=self.is_fsdp_enabled or self.is_deepspeed_enabled,
+                sharded=sharded,
                 at_scoring=self._seam == "scoring",
             )
             yield from self.anchor.requires(setting)
@@ -168,6 +211,20 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
                 "dynamic sampling needs rewards scaled within their group: "
                 "set scale_rewards to group or none"
             )
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            yield (
+                "dynamic sampling needs advantages made within their group: "
+                "set multi_objective_aggregation to sum_then_normalize"
+            )
+        if isinstance(self.train_dataset, IterableDataset):
+            yield (
+                "dynamic sampling draws fresh prompts by their number: "
+                "train on a Dataset, not on an IterableDataset"
+            )
+
+    def _masks_tokens(self) -> bool:
+        """Whether TRL takes tokens out of its loss, and leaves their KL in."""
+        return self.top_entropy_quantile < 1 or self.off_policy_mask_threshold is not None
 
     def _set_bias_correction(self, warn: bool) -> None:
         """Let TRL's KL be the anchor's; ``warn`` where the anchor was not asked for by name."""
@@ -190,7 +247,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
                 untouched: torch.Tensor = super()._compute_loss(model, inputs)
             return untouched
         # Shallow: TRL keeps the batch for further iterations, and it must stay as it was.
-        passing = self._passing = _Pass(dict(inputs))
+        passing = self._passing = _Pass(model, dict(inputs))
         try:
             with self._timed("loss"):
                 loss: torch.Tensor = super()._compute_loss(model, passing.batch)
@@ -204,10 +261,14 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        self._hidden = []
-        logps, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._passing is not None and entropies is not None:
-            self._shape(self._passing, logps, entropies.detach())
+        self._hidden = [] if self._keeps_hidden() else None
+        score = partial(super()._get_per_token_logps_and_entropies, *args, **kwargs)
+        logps, entropies, *rest = score()
+        passing = self._passing
+        if passing is not None and entropies is not None:
+            passing.score = score
+            passing.aux_loss = rest[0] if rest else None
+            self._shape(passing, logps, entropies.detach())
         return logps, entropies, *rest
 
     def _shape(self, passing: _Pass, live_logps: torch.Tensor, entropies: torch.Tensor) -> None:
@@ -222,13 +283,13 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         kl_ref = self._mean(anchors.k3(reference, logps), mask)
         self._record("kl_ref", kl_ref)
         if self.state.global_step == 0 and self._step == 0 and kl_ref > START_KL:
-            raise SageError(
-                f"the policy does not start at its reference (KL {kl_ref:.3g} at step 0): "
-                f"merge the SFT adapter and save the model before RL"
-            )
+            self._require_start(passing)
         if self.anchor is None:
             return
         fixed = self._fixed_for(self.anchor, batch, logps, entropies)
+        vocabulary = self._vocabulary(batch) if self.anchor.keeps_hidden else None
+        if vocabulary is not None and not self._guide_checked:
+            self._require_vocabulary(vocabulary, batch, logps)
         tokens = Tokens(
             live_logps=live_logps,
             logps=logps,
@@ -237,7 +298,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             credit=fixed.credit,
             advantages=batch["advantages"],
             beta=self.beta,
-            vocabulary=self._vocabulary(batch) if self.anchor.keeps_hidden else None,
+            vocabulary=vocabulary,
         )
         passing.shaped = shaped = self.anchor.shape(tokens)
         batch["ref_per_token_logps"] = shaped.reference
@@ -275,23 +336,31 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         return q.to(logps.dtype).log()
 
     def _settle(self, anchor: Anchor, passing: _Pass, loss: torch.Tensor) -> None:
-        """After TRL's loss: log the anchor's own KL, and let the canary look at the first batch.
+        """After TRL's loss: log the anchor's own KL, and let the canary look.
 
-        The canary: what TRL made of the batch must be what the shaped anchor asks for.
+        The canary: what TRL made of the first batch must be what the shaped anchor asks for. TRL's
+        own KL under an anchor that puts it to 0 is looked at in every batch: at the first one the
+        policy is its reference, and 0 says nothing yet.
         """
         shaped, batch = passing.shaped, passing.batch
         if shaped is None or (anchor.kl_is_trls and self._guide_checked):
             return
-        name, expected = "KL", self._mean(shaped.kl, counted_tokens(batch))
+        logged = self._metrics["train"]["kl"]
+        found, expected = logged[-1], self._mean(shaped.kl, counted_tokens(batch))
         if not anchor.kl_is_trls:
-            self._metrics["train"]["kl"][-1] = expected
-        if self._guide_checked:
+            self._require_equal("KL", found, 0.0)
+            logged[-1] = expected
+        if self._guide_checked or math.isnan(expected):  # in which no token counts
             return
         self._guide_checked = True
-        found = self._metrics["train"]["kl"][-1]
+        if anchor.kl_is_trls:
+            self._require_equal("KL", found, expected)
         first_loss = anchor.first_loss(shaped)
         if first_loss is not None and self._loss_is_plain():
-            name, found, expected = "loss", loss.item(), self._reduced(first_loss, batch).item()
+            asked = self._reduced(first_loss, batch).item() + self._routers_share(passing)
+            self._require_equal("loss", loss.item(), asked)
+
+    def _require_equal(self, name: str, found: float, expected: float) -> None:
         if abs(found - expected) > 1e-5 + 1e-3 * abs(expected):
             raise SageError(
                 f"the guide did not reach the loss ({name} {found:.3g} instead of {expected:.3g}): "
@@ -299,13 +368,20 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             )
 
     def _loss_is_plain(self) -> bool:
-        """Whether TRL's loss of a first batch has no other terms, clips or weights of tokens."""
+        """Whether TRL's loss of a first batch has no entropy bonus, clips or weights of tokens."""
         return (
             not self._entropy_bonus_enabled
-            and self.top_entropy_quantile == 1
+            and not self._masks_tokens()
             and self.args.delta is None
             and not self.use_vllm
         )
+
+    def _routers_share(self, passing: _Pass) -> float:
+        """What TRL adds to its loss for a mixture of experts: the load-balancing term."""
+        if not self.aux_loss_enabled or passing.aux_loss is None:
+            return 0.0
+        share: float = self.router_aux_loss_coef / self.current_gradient_accumulation_steps
+        return share * passing.aux_loss.item()
 
     def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
         return anchors.reduce(
@@ -319,7 +395,71 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             self.args.steps_per_generation,
         )
 
+    # -- the start ---------------------------------------------------------------------------------
+
+    def _require_start(self, passing: _Pass) -> None:
+        """Raise a SageError where the reference is another policy than the one that starts.
+
+        Precision, dropout and noise on embeddings (NEFTune) part two equal policies too: what
+        counts is whether they have the same weights, or score alike without that noise.
+        """
+        if self.other_reference or self._same_weights():
+            return
+        kl = self._quiet_kl(passing)
+        if kl <= START_KL:
+            return
+        remedy = "merge the SFT adapter and save the model before RL"
+        if self.is_fsdp_enabled:
+            remedy = f"set fsdp_cpu_ram_efficient_loading to false under FSDP, {remedy}"
+        raise SageError(
+            f"the policy does not start at its reference (KL {kl:.3g} at step 0, and other "
+            f"weights): {remedy}, or pass other_reference=True if that is the reference you want"
+        )
+
+    def _same_weights(self) -> bool:
+        """Whether policy and reference have the same weights on every process, up to the rounding
+        of the coarser precision. False where that cannot be seen: ZeRO hands out no whole weights,
+        and the reference of a new adapter is the model without it."""
+        policy = dict(self.accelerator.unwrap_model(self.model).named_parameters())
+        if self.ref_model is not None:
+            model = self.accelerator.unwrap_model(self.ref_model)
+            reference = dict(model.named_parameters())
+        else:
+            copies = [(n, p) for n, p in policy.items() if _is_of_reference_adapter(n)]
+            reference = {n.replace(".ref.", ".default."): p for n, p in copies}
+        seen = bool(reference) and not self.is_deepspeed_enabled
+        same = seen and all(n in policy and _equal(policy[n], p) for n, p in reference.items())
+        everywhere = self.accelerator.gather(torch.tensor([same], device=self.accelerator.device))
+        return bool(everywhere.all())
+
+    @torch.no_grad()
+    def _quiet_kl(self, passing: _Pass) -> float:
+        """``kl_ref`` of a batch without dropout and other noise of training: passes of their own.
+
+        A reference model of its own was scored without noise already.
+        """
+        assert passing.score is not None
+        reference = passing.batch["ref_per_token_logps"]
+        modes = [(module, module.training) for module in passing.model.modules()]
+        hidden, self._hidden = self._hidden, None
+        passing.model.eval()
+        try:
+            logps, *_ = passing.score()
+            if self.ref_model is None:
+                model = self.accelerator.unwrap_model(self.model)
+                with use_adapter(model, "ref" if "ref" in model.peft_config else None):
+                    reference, *_ = passing.score()
+        finally:
+            self._hidden = hidden
+            for module, training in modes:
+                module.training = training
+        return self._mean(anchors.k3(reference, logps), counted_tokens(passing.batch))
+
     # -- hidden states -----------------------------------------------------------------------------
+
+    def _keeps_hidden(self) -> bool:
+        """Hidden states are of use to training alone."""
+        return self.anchor is not None and self.anchor.keeps_hidden and self.model.training
 
     def _plain(self, model: torch.nn.Module) -> Any:
         """The causal language model below wrappers and adapters."""
@@ -337,10 +477,10 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         return torch.cat(self._hidden)[:, -time - 1 : -1]
 
     def _vocabulary(self, batch: Batch) -> Vocabulary:
-        head = self._plain(self.model).get_output_embeddings()
+        head = logits_from_hidden(self._plain(self.model))
         reference_head = head
         if self.ref_model is not None:
-            reference_head = self._plain(self.ref_model).get_output_embeddings()
+            reference_head = logits_from_hidden(self._plain(self.ref_model))
         return Vocabulary(
             hidden=self._kept_hidden(batch["completion_ids"].shape[1]),
             reference_hidden=batch[REFERENCE_HIDDEN],
@@ -348,6 +488,30 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             reference_head=reference_head,
             temperature=self.temperature,
         )
+
+    @torch.no_grad()
+    def _require_vocabulary(
+        self, vocabulary: Vocabulary, batch: Batch, logps: torch.Tensor
+    ) -> None:
+        """The canary of an anchor that reads the whole vocabulary: its distributions must give the
+        sampled tokens of one completion what TRL's own kernel gave them."""
+        v, mask = vocabulary, counted_tokens(batch)
+        row = int(mask.sum(1).argmax())
+        sides = (
+            ("policy", v.hidden, v.head, logps),
+            ("reference", v.reference_hidden, v.reference_head, batch["ref_per_token_logps"]),
+        )
+        for name, hidden, head, expected in sides:
+            log_pi = log_probabilities(head(hidden[row : row + 1]), v.temperature)
+            found = drawn_log_probabilities(log_pi, batch["completion_ids"][row : row + 1])
+            gaps = (found - expected[row]).abs()[0] * mask[row]
+            gap = (gaps.sum() / mask[row].sum().clamp(min=1)).item()
+            if gap > max(1e-3, 20 * torch.finfo(hidden.dtype).eps):
+                raise SageError(
+                    f"the anchor's distributions are not those of the {name} in TRL's loss "
+                    f"(log-probabilities of the sampled tokens differ by {gap:.3g}): "
+                    f"use the anchor k3 with this model"
+                )
 
     # -- sampling ----------------------------------------------------------------------------------
 
@@ -362,15 +526,19 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         if "num_items_in_batch" in batch:
             items = counted_tokens(batch).sum()
             batch["num_items_in_batch"] = self.accelerator.gather(items).sum()
-        left = groups_without_spread(batch, self.num_generations).float().mean()
+        left = self._without_spread(batch).float().mean()
+        del batch[REWARD_TERMS]
         self._record("sampling/rounds", float(rounds))
         self._record("sampling/flat", self.accelerator.gather(left).mean().item())
         return batch
 
     def _any_without_spread(self, batch: Batch) -> bool:
         """On any process: all of them sample again, or none."""
-        here = groups_without_spread(batch, self.num_generations).any()
+        here = self._without_spread(batch).any()
         return bool(self.accelerator.gather(here).any())
+
+    def _without_spread(self, batch: Batch) -> torch.Tensor:
+        return groups_without_spread(batch[REWARD_TERMS], self.num_generations)
 
     def _refilled(self, batch: Batch) -> Batch:
         """``batch`` with as many of its groups without a spread as a fresh batch can replace."""
@@ -381,8 +549,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         examples = [self.train_dataset[i] for i in prompts.tolist() for _ in range(generations)]
         fresh = self._scored(examples)
-        needed = groups_without_spread(batch, generations).nonzero().flatten().cpu()
-        offered = (~groups_without_spread(fresh, generations)).nonzero().flatten().cpu()
+        needed = self._without_spread(batch).nonzero().flatten().cpu()
+        offered = (~self._without_spread(fresh)).nonzero().flatten().cpu()
         used = min(len(needed), len(offered))
         return replace_rows(
             batch,
@@ -394,14 +562,18 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _scored(self, inputs: list[dict[str, Any]]) -> Batch:
         """TRL's generation and scoring, and the time it takes; the reference's hidden states for an
-        anchor that keeps them."""
+        anchor that keeps them, the rewards for dynamic sampling."""
         started = time.perf_counter()
         batch: Batch = super()._generate_and_score_completions(inputs)
-        if self.anchor is not None and self.anchor.keeps_hidden:  # the reference is scored last
+        if self._keeps_hidden():  # the reference is scored last
             states = self._kept_hidden(batch["completion_ids"].shape[1])
             batch[REFERENCE_HIDDEN] = states.detach()
         self._hidden = None
         training = self.model.training
+        if self.dynamic_sampling and training:
+            assert self._reward_terms is not None
+            rows = len(batch["completion_ids"])
+            batch[REWARD_TERMS] = self._reward_terms.split(rows)[self.accelerator.process_index]
         if self._seam == "scoring" and training and "ref_per_token_logps" in batch:
             self._shape_scored(batch)
         taken = time.perf_counter() - started
@@ -448,7 +620,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         with self._timed("reward"):
-            return super()._calculate_rewards(*args, **kwargs)
+            rewards = super()._calculate_rewards(*args, **kwargs)
+        self._reward_terms = rewards * self.reward_weights.to(rewards.device)
+        return rewards
 
     # -- metrics -----------------------------------------------------------------------------------
 
@@ -456,7 +630,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         return "train" if self.model.training else "eval"
 
     def _record(self, name: str, value: float) -> None:
-        self._metrics["train"][name].append(value)
+        """Log a value, unless it is the mean of no tokens."""
+        if not math.isnan(value):
+            self._metrics["train"][name].append(value)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -465,10 +641,10 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self._metrics[self._phase()][f"time/{part}"].append(time.perf_counter() - started)
 
     def _mean(self, per_token: torch.Tensor, mask: torch.Tensor) -> float:
-        """Mean over the masked tokens of all processes."""
+        """Mean over the masked tokens of all processes; not a number where there are none."""
         local = torch.stack([(per_token * mask).sum(), mask.sum().to(per_token)])
         total, count = self.accelerator.reduce(local, reduction="sum")
-        mean: float = (total / count.clamp(min=1)).item()
+        mean: float = (total / count).item()
         return mean
 
     def _log_guide_metrics(self, q: torch.Tensor, mask: torch.Tensor) -> None:
@@ -481,8 +657,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         highest = q.masked_fill(mask == 0, -torch.inf).max()
         # One gather for both: the largest is the smallest of the negatives.
         ends = self.accelerator.gather(torch.stack([lowest, -highest]).unsqueeze(0)).amin(0)
-        self._record("guide/min", ends[0].item())
-        self._record("guide/max", -ends[1].item())
+        if ends.isfinite().all():  # not where no token counts on any process
+            self._record("guide/min", ends[0].item())
+            self._record("guide/max", -ends[1].item())
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -523,14 +700,20 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             "reference": self._reference_hash,
         }
         torch.save(state, self._state_file(folder))
+        if self.args.sync_ref_model and self.args.should_save:
+            moved = self.accelerator.unwrap_model(self.ref_model).state_dict()
+            torch.save(moved, os.path.join(folder, MOVED_REFERENCE))
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: torch.nn.Module | None = None
     ) -> None:
         """Also load the trained adapter. TRL adds a second one, "ref"; transformers 5.17 then looks
         for adapters in the checkpoint's subfolders only, where "default" is not, and would resume
-        from an untrained one without a word."""
+        from an untrained one without a word. And load the reference where it moves, which neither
+        of them keeps."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.args.sync_ref_model:
+            self._load_reference(resume_from_checkpoint)
         model = self.model if model is None else model
         trained = os.path.join(resume_from_checkpoint, "adapter_model.safetensors")
         if not isinstance(model, PeftModel) or not os.path.isfile(trained):
@@ -538,6 +721,16 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         if len(model.peft_config) > 1:
             active = model.active_adapters[0]
             model.load_adapter(resume_from_checkpoint, active, is_trainable=True)
+
+    def _load_reference(self, folder: str) -> None:
+        path = os.path.join(folder, MOVED_REFERENCE)
+        if not os.path.isfile(path):
+            raise SageError(
+                f"{folder} does not hold the reference that sync_ref_model had moved: "
+                f"start a new run, or resume from a checkpoint with {MOVED_REFERENCE}"
+            )
+        moved = torch.load(path, map_location="cpu", weights_only=True)
+        self.accelerator.unwrap_model(self.ref_model).load_state_dict(moved)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
@@ -556,6 +749,17 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 def _is_of_reference_adapter(name: str) -> bool:
     """TRL's copy of the adapter as it was at the start, in PEFT's names of parameters."""
     return ".ref." in name
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two weights, sharded alike or not at all, are equal up to the rounding of the coarser
+    of their types."""
+    whole = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in (a.detach(), b.detach())]
+    types = {x.dtype for x in whole}
+    if len(types) > 1 and not all(t.is_floating_point for t in types):
+        return False
+    coarsest = max(types, key=lambda t: torch.finfo(t).eps) if len(types) > 1 else a.dtype
+    return torch.equal(whole[0].to(coarsest), whole[1].to(coarsest))
 
 
 def _digest(named: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -333,7 +333,7 @@ def _by_math_verify(gold: str, answer: str | None) -> bool:
 
     if answer is None:
         return False
-    return bool(verify(parse(gold, trusted=True), parse(answer), timeout_seconds=None))
+    return bool(verify(parse(gold), parse(answer), timeout_seconds=None))
 
 
 def _require_equal(name: str, pairs: list[Pair], ours: list[bool], theirs: list[bool]) -> None:

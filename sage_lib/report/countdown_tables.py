@@ -10,7 +10,8 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation import counts, metrics
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
-from sage_lib.report.measured import evaluations, of_sets, table_of
+from sage_lib.report import result_tables
+from sage_lib.report.measured import by_seed, evaluations, of_sets, table_of
 from sage_lib.tasks.countdown import COUNTED
 
 MODES = [
@@ -19,6 +20,8 @@ MODES = [
     *("both_ways", "both_ways_low", "both_ways_high"),
     *("unsound", "samples"),
 ]
+#: The shares that have intervals, and how the columns of these begin.
+SHARES = {"rare_share": "rare", "both_ways": "both_ways"}
 PROBLEM = ["dataset", "problem"]
 
 
@@ -27,14 +30,48 @@ def modes(profile: Profile) -> pd.DataFrame:
 
     rare_share: share of samples that take the rare way. both_ways: share of problems of kind "both"
     for which a valid sample of each way was drawn (coverage; NaN without such problems). unsound:
-    share of rewarded samples whose work is not valid.
+    share of rewarded samples whose work is not valid. Means over seeds.
     """
+    frame = _counted(profile)
+    rows = []
+    for method in dict.fromkeys(frame["method"]):
+        rows.append({"method": method, **_modes_of(profile, frame, method)})
+    return pd.DataFrame(rows, columns=MODES)
+
+
+def mode_differences(profile: Profile, against: str = "base") -> pd.DataFrame:
+    """rare_share and both_ways of each method minus those of ``against``.
+
+    Columns :data:`result_tables.DIFFERENCES`: paired over problems, seeds by number, with 95 %
+    intervals over seeds and problems. both_ways is left out without problems of kind "both".
+    """
+    frame = _counted(profile)
+    rows: list[dict[str, Any]] = []
+    for method in dict.fromkeys(frame["method"]):
+        if method in (against, "base"):
+            continue
+        for name in SHARES:
+            if frame[name].notna().any():
+                theirs, _, their_seeds = _shares(frame, against, name)
+                ours, _, seeds = _shares(frame, method, name)
+                result_tables.require_pairs((method, seeds), (against, their_seeds))
+                found = result_tables.difference_rows(ours, theirs, [name])
+                rows += [{"method": method, "against": against, **row} for row in found]
+    return pd.DataFrame(rows, columns=result_tables.DIFFERENCES)
+
+
+def _counted(profile: Profile) -> pd.DataFrame:
+    """Counts of countdown's problems alone, with the columns :data:`SHARES`."""
     _require_countdown(profile)
     frame = evaluations(profile).dropna(subset=list(COUNTED))  # other tasks leave these cells empty
-    rows = []
-    for method, group in frame.groupby("method", sort=False):
-        rows.append({"method": method, **_modes_of(profile, group)})
-    return pd.DataFrame(rows, columns=MODES)
+    in_each_way = (frame["valid_common"] > 0) & (frame["valid_rare"] > 0)
+    both_ways = in_each_way.astype(float).where(frame["dataset"] == "both")
+    return frame.assign(rare_share=frame["rare"] / frame["n"], both_ways=both_ways)
+
+
+def _shares(frame: pd.DataFrame, method: str, name: str) -> tuple[np.ndarray, list[str], list[Any]]:
+    """One of :data:`SHARES` by seed and problem, where it is defined; as by_seed."""
+    return by_seed(frame[frame[name].notna()], method, [name])
 
 
 def _require_countdown(profile: Profile) -> None:
@@ -45,34 +82,22 @@ def _require_countdown(profile: Profile) -> None:
         )
 
 
-def _modes_of(profile: Profile, group: pd.DataFrame) -> dict[str, Any]:
+def _modes_of(profile: Profile, frame: pd.DataFrame, method: str) -> dict[str, Any]:
     """One method's row of :func:`modes`."""
-    resamples, seed = profile.evaluation.resamples, profile.evaluation.seed
-    by_problem = group.groupby(PROBLEM, sort=False)[["n", "c", *COUNTED]].sum()
-    rare, samples = by_problem["rare"], by_problem["n"]
-    rare_low, rare_high = metrics.ratio_interval(rare, samples, resamples, seed)
-
-    both = group[group["dataset"] == "both"]
-    in_each_way = (both["valid_common"] > 0) & (both["valid_rare"] > 0)
-    covered = in_each_way.groupby(both["problem"]).mean().to_numpy()
-    share = both_low = both_high = np.nan
-    if len(covered):
-        share = float(covered.mean())
-        low, high = metrics.bootstrap_interval(covered[:, None], resamples, seed)
-        both_low, both_high = float(low[0]), float(high[0])
-
-    rewarded = by_problem["c"].sum()
-    valid = (by_problem["valid_common"] + by_problem["valid_rare"]).sum()
-    return {
-        "rare_share": rare.sum() / samples.sum(),
-        "rare_low": rare_low,
-        "rare_high": rare_high,
-        "both_ways": share,
-        "both_ways_low": both_low,
-        "both_ways_high": both_high,
-        "unsound": float(1 - valid / rewarded if rewarded else np.nan),
-        "samples": int(samples.sum()),
-    }
+    settings = profile.evaluation
+    row: dict[str, Any] = {}
+    for name, column in SHARES.items():
+        row |= dict.fromkeys((name, f"{column}_low", f"{column}_high"), np.nan)
+        if frame[name].notna().any():
+            values, _, _ = _shares(frame, method, name)
+            averaged = values.mean(axis=0)
+            low, high = metrics.bootstrap_interval(averaged, settings.resamples, settings.seed)
+            row |= {name: float(averaged.mean())}
+            row |= {f"{column}_low": float(low[0]), f"{column}_high": float(high[0])}
+    total = frame[frame["method"] == method][["n", "c", *COUNTED]].sum()
+    valid = total["valid_common"] + total["valid_rare"]
+    unsound = 1 - valid / total["c"] if total["c"] else np.nan
+    return {**row, "unsound": float(unsound), "samples": int(total["n"])}
 
 
 def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -> pd.DataFrame:

@@ -18,6 +18,9 @@ from sage_lib.report.panels import intervals, lines_of, panel_rows, seeds
 from sage_lib.report.result_figures import pass_at_k
 from sage_lib.report.style import STYLE, WIDE, error_bar, look, sentence, series
 
+#: The smallest value of these two that a completion can have.
+LEAST = {"entropy": 0.0, "branching": 1.0}
+
 
 def figure7(profile: Profile, methods: Sequence[str]) -> Figure:
     """Figure 7: perplexity under the base model of each method's samples.
@@ -58,13 +61,15 @@ def exploration(profile: Profile, methods: Sequence[str]) -> Figure:
     """
     frame = measured.evaluations(profile)
     votes, scores = sample_tables.votes(profile), measured.scores(profile)
+    samples = profile.evaluation.samples
+    # Neither has a largest value worth the name: the largest that any method's samples show.
+    ranges = {name: (least, scores[name].max()) for name, least in LEAST.items()}
     table = pd.concat(
         [
-            result_tables.means_with_intervals(profile, votes, ["distinct"]),
-            result_tables.means_with_intervals(profile, scores, ["entropy", "branching"]),
+            result_tables.means_with_intervals(profile, votes, {"distinct": (0, samples)}),
+            result_tables.means_with_intervals(profile, scores, ranges),
         ]
     )
-    samples = profile.evaluation.samples
     panels = {
         "distinct": f"(b) distinct\nanswers of {samples}",
         "entropy": "(c) token\nentropy (nats)",
@@ -151,8 +156,10 @@ def _impacts(axis: Axes, impact: pd.DataFrame, profile: Profile) -> None:
     for i, kind in enumerate(kinds):
         group = impact[impact["token"] == kind]
         change = (group["kept"] - group["replaced"]).to_numpy()
-        bounds = metrics.bootstrap_interval(change[:, None], settings.resamples, settings.seed)
-        low, high = (float(bound[0]) for bound in bounds)
+        found = metrics.bootstrap_interval(
+            change, settings.resamples, settings.seed, bounds=(-1.0, 1.0)
+        )
+        low, high = (float(bound[0]) for bound in found)
         jitter = np.random.default_rng(0).uniform(-0.12, 0.12, len(change))
         axis.plot(i + jitter, change, linestyle="none", marker=".", color="0.65", markersize=3)
         error_bar(axis, i, float(change.mean()), low, high, **series(i + 1))

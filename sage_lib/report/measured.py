@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sage_lib import paths
@@ -150,6 +151,30 @@ def _require_same_problems(one: pd.DataFrame, other: pd.DataFrame) -> None:
             f"({min(unequal)} and {len(unequal) - 1} more in one alone): "
             "delete the folder of the one that lacks them and run with --resume"
         )
+
+
+def by_seed(
+    frame: pd.DataFrame, method: str, columns: Sequence[str]
+) -> tuple[np.ndarray, list[str], list[Any]]:
+    """A method's values by seed and problem, the data set of each problem, and the seeds.
+
+    ``frame`` has the columns method, seed, dataset, problem and ``columns``; several rows of a seed
+    and problem are averaged. The values have the shape (seeds, problems, columns): seeds in rising
+    order (the base's is None), problems in the order of the frame's first method, so that those of
+    two methods can be paired.
+    """
+    of_method = frame[frame["method"] == method]
+    if of_method.empty:
+        known = ", ".join(dict.fromkeys(frame["method"]))
+        raise SageError(f"there are no counts of {method!r}: choose one of {known}")
+    problems = pd.MultiIndex.from_frame(frame[["dataset", "problem"]].drop_duplicates())
+    values = []
+    groups = of_method.groupby("seed", dropna=False)
+    for _, of_seed in groups:
+        means = of_seed.groupby(["dataset", "problem"], sort=False)[list(columns)].mean()
+        values.append(means.reindex(problems).to_numpy(dtype=float))
+    seeds = [None if pd.isna(seed) else int(seed) for seed, _ in groups]
+    return np.stack(values), list(problems.get_level_values("dataset")), seeds
 
 
 def is_complete(profile: Profile) -> bool:

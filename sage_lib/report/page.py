@@ -57,13 +57,17 @@ class Page:
         """Display a table: labels for keys, no row numbers, floats with ``precision`` decimals.
 
         ``formats`` gives a column another format, such as ``share="{:.1%}"``. An index that has a
-        name is shown, since it says what a row is; any other only numbers the rows.
+        name is shown, since it says what a row is; any other only numbers the rows. A column
+        without any value (the std over one seed) is left out; a cell without one is empty.
         """
         shown = frame if self.profile is None else labelled(self.profile, frame)
+        if len(shown):
+            shown = shown.dropna(axis="columns", how="all")
+            formats = {name: given for name, given in formats.items() if name in shown}
         numbered = not any(shown.index.names)
         if numbered:
             shown = shown.reset_index(drop=True)
-        style = shown.style.format(formats, precision=precision)
+        style = shown.style.format(formats, precision=precision, na_rep="")
         if numbered:
             style = style.hide(axis="index")
         words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]

@@ -42,8 +42,9 @@ def banded(profile: Profile, methods: Sequence[str]) -> tuple[str, ...]:
 
 
 def seeds(profile: Profile) -> str:
-    """How many training seeds a figure stands on, for its title."""
-    return count(len(profile.seeds), "seed")
+    """How many training seeds a figure stands on, for its title; one shows checkpoints alone."""
+    shown = count(len(profile.seeds), "seed")
+    return f"{shown} (these checkpoints)" if len(profile.seeds) == 1 else shown
 
 
 def panel_rows(

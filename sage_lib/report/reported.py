@@ -1,8 +1,11 @@
-"""Numbers copied from the two papers (data/reported/*.csv). No run writes there."""
+"""Numbers copied from the two papers (data/reported/*.csv), and where paper, the authors' code and
+this companion differ (fidelity.csv). No run writes there."""
 
 import csv
 import re
+from collections.abc import Mapping
 from fractions import Fraction
+from pathlib import Path
 
 import pandas as pd
 
@@ -14,10 +17,88 @@ MISMATCHES = ["row", "metric", "printed", "recomputed", "difference", "tolerance
 #: What the papers print: plain decimals, nothing negative, no nan.
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
+#: The file of :func:`fidelity`, the one in data/reported that is not a table of numbers.
+FIDELITY = "fidelity"
+FIDELITY_COLUMNS = ["setting", "paper", "code", "here", "why"]
+#: What a cell says of a source that gives no value.
+NOTHING = "nothing"
+#: First word of ``why`` -> the columns that must say something: whom this companion follows.
+FOLLOWED = {
+    "both": ("paper", "code"),
+    "paper": ("paper",),
+    "code": ("code",),
+    "neither": (),  # another value than the sources have
+    "restored": ("paper",),  # a formula that the text copy of the paper lost
+    "chosen": (),  # neither source says
+}
+#: A value in the column ``here``: "rl.beta = 0.05".
+_STATED = re.compile(r"([a-z]\w*(?:\.\w+)*) = (.+)")
+#: A place in the authors' code: a file, mostly with its lines.
+_FILE = re.compile(r"\w+\.(py|yaml|txt)\b")
+
 
 def tables() -> list[str]:
     """Names of the tables that are there: report_table3, ..., sage_table9."""
-    return sorted(p.stem for p in REPORTED.glob("*.csv"))
+    return sorted(p.stem for p in REPORTED.glob("*.csv") if p.stem != FIDELITY)
+
+
+def fidelity() -> pd.DataFrame:
+    """Setting by setting: what the paper says (with its place), what the authors' code does (file
+    and line), what this companion does, and why.
+
+    Columns: :data:`FIDELITY_COLUMNS`, all of them text. ``why`` begins with a word of
+    :data:`FOLLOWED`: "chosen" stands only where both sources say :data:`NOTHING`. ``here`` gives
+    values of the profile paper, see :func:`stated_values`; data/reported/README.md says at which
+    commit the code was read.
+
+    Raises SageError, with the file and line, for a wrong column, an empty cell, a setting or a key
+    that is there twice, code without a file, and a ``why`` that its row does not bear out.
+    """
+    path = REPORTED / f"{FIDELITY}.csv"
+    lines = _lines(path, FIDELITY_COLUMNS)
+    seen: dict[str, int] = {}
+    for number, cells in enumerate(lines, start=2):
+        fault = _unfaithful(cells)
+        names = [] if fault else [cells[0], *stated_values(cells[3])]
+        for name in names:
+            if name in seen:
+                fault = f"{name} is on line {seen[name]} already"
+        if fault:
+            raise SageError(f"{path.name}, line {number}: {fault}")
+        seen |= dict.fromkeys(names, number)
+    return pd.DataFrame(lines, columns=FIDELITY_COLUMNS)
+
+
+def stated_values(here: str) -> Mapping[str, str]:
+    """The values in a cell of the column ``here``: dotted key of a profile -> its value as YAML.
+
+    Parts are separated by "; "; a part that is not "key = value" is a remark.
+    """
+    parts = [_STATED.fullmatch(part) for part in here.split("; ")]
+    return {found[1]: found[2] for found in parts if found}
+
+
+def _unfaithful(cells: list[str]) -> str:
+    """What is wrong with one line of fidelity.csv, or nothing."""
+    if len(cells) != len(FIDELITY_COLUMNS):
+        return f"{len(cells)} cells instead of {len(FIDELITY_COLUMNS)}"
+    line = dict(zip(FIDELITY_COLUMNS, cells, strict=True))
+    empty = [column for column, cell in line.items() if not cell.strip()]
+    if empty:
+        return f"{empty[0]} is empty"
+    if line["code"] != NOTHING and not _FILE.search(line["code"]):
+        return f"code says {line['code']!r} and names no file"
+    followed = line["why"].split(":")[0]
+    if followed not in FOLLOWED:
+        known = ", ".join(FOLLOWED)
+        return f"why begins with {followed!r} instead of one of {known}"
+    silent = [column for column in ("paper", "code") if line[column] == NOTHING]
+    if (followed == "chosen") != (len(silent) == 2):
+        return "why says chosen where, and only where, paper and code both say nothing"
+    for column in FOLLOWED[followed]:
+        if column in silent:
+            return f"why begins with {followed!r}, but {column} says nothing"
+    return ""
 
 
 def load(table: str) -> pd.DataFrame:
@@ -95,11 +176,7 @@ def _as_printed(table: str) -> pd.DataFrame:
         known = ", ".join(tables())
         raise SageError(f"there is no reported table {table!r}: choose one of {known}")
     path = REPORTED / f"{table}.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *lines = list(csv.reader(file)) or [[]]
-    if header != COLUMNS:
-        expected, found = ",".join(COLUMNS), ",".join(header)
-        raise SageError(f"{path.name}, line 1: the columns must be {expected}, not {found}")
+    lines = _lines(path, COLUMNS)
     seen: dict[tuple[str, ...], int] = {}
     for number, cells in enumerate(lines, start=2):
         fault = _fault(table, cells)
@@ -110,6 +187,16 @@ def _as_printed(table: str) -> pd.DataFrame:
             raise SageError(f"{path.name}, line {number}: {fault}")
         seen[key] = number
     return pd.DataFrame(lines, columns=COLUMNS)
+
+
+def _lines(path: Path, columns: list[str]) -> list[list[str]]:
+    """The lines of a file below its header, which must be ``columns``."""
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *lines = list(csv.reader(file)) or [[]]
+    if header != columns:
+        expected, found = ",".join(columns), ",".join(header)
+        raise SageError(f"{path.name}, line 1: the columns must be {expected}, not {found}")
+    return lines
 
 
 def _fault(table: str, cells: list[str]) -> str:

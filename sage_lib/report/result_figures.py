@@ -40,7 +40,7 @@ def figure2(profile: Profile) -> Figure:
 def figure3(profile: Profile, ood: bool = False) -> Figure:
     """Figure 3: pass@k by k for each data set and every evaluated method, in parts by family.
 
-    Bands: 95 % bootstrap over problems (seeds averaged first). With ``ood``, Figure 4: the same on
+    Bands: 95 % over problems (seeds averaged first). With ``ood``, Figure 4: the same on
     the data outside Table 1, Knights and Knaves where the profile's model can read them.
     """
     frame = measured.evaluations(profile, ood)
@@ -75,7 +75,8 @@ def pass_at_k(axis: Axes, profile: Profile, frame: pd.DataFrame, methods: Sequen
     settings = profile.evaluation
     with_band = banded(profile, methods)
     for method, chosen in lines_of(methods):
-        curves, sets = result_tables.curves(frame, method, settings.ks)
+        by_seed, sets, _ = result_tables.curves(frame, method, settings.ks)
+        curves = by_seed.mean(axis=0)
         mean = metrics.mean_over_sets(curves, sets)
         axis.plot(settings.ks, mean, **chosen)
         if method in with_band:

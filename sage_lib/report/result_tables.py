@@ -3,7 +3,7 @@
 Every table names methods by their key in the column method (and against).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,74 +13,77 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import reported
-from sage_lib.report.measured import evaluations, reference
+from sage_lib.report.measured import by_seed, evaluations, reference
 
 TABLE1 = ["method", "dataset", "metric", "mean", "std", "low", "high", "seeds", "problems"]
-DIFFERENCES = ["method", "against", "metric", "difference", "low", "high", "problems", "seeds"]
+DIFFERENCES = [
+    *("method", "against", "metric", "difference", "low", "high"),
+    *("problems", "seeds", "holds_for"),
+]
+CROSSINGS = ["method", "against", "k", "low", "high", "crosses"]
 MEANS = ["method", "metric", "mean", "low", "high", "problems"]
 
 
-def curves(frame: pd.DataFrame, method: str, ks: Sequence[int]) -> tuple[np.ndarray, list[str]]:
-    """pass@k of each problem of a method, and the data set of each problem.
+def curves(
+    frame: pd.DataFrame, method: str, ks: Sequence[int]
+) -> tuple[np.ndarray, list[str], list[Any]]:
+    """pass@k of a method by seed and problem, the data set of each problem, and the seeds.
 
-    ``frame`` is (a part of) what :func:`measured.evaluations` gives. The curves are means over
-    seeds, shape (problems, len(ks)); problems come in the same order for every method.
+    ``frame`` is (a part of) what :func:`measured.evaluations` gives. The curves have the shape
+    (seeds, problems, len(ks)); seeds and problems come in the same order for every method.
     """
-    of_method = frame[frame["method"] == method]
-    if of_method.empty:
-        known = ", ".join(dict.fromkeys(frame["method"]))
-        raise SageError(f"there are no counts of {method!r}: choose one of {known}")
-    of_runs = [run for _, run in of_method.groupby("run", sort=False)]
-    by_run = [metrics.pass_at_k_curve(run["n"], run["c"], tuple(ks)) for run in of_runs]
-    return np.mean(by_run, axis=0), list(of_runs[0]["dataset"])
+    counted, sets, seeds = by_seed(frame, method, ["n", "c"])
+    of_seeds = [metrics.pass_at_k_curve(one[:, 0], one[:, 1], tuple(ks)) for one in counted]
+    return np.stack(of_seeds), sets, seeds
 
 
 def table1(profile: Profile) -> pd.DataFrame:
     """Table 1, measured and tidy: columns :data:`TABLE1`.
 
     ``mean`` and ``std`` are over seeds (std is NaN for one seed). ``low`` and ``high`` bound the
-    95 % bootstrap interval over problems of the seed-averaged pass@k: what another draw of as many
-    problems could give. The data set "Avg" is the mean over data sets, as the paper has it; its
-    interval resamples problems within each data set.
+    95 % interval over problems of the seed-averaged pass@k: what another draw of as many problems
+    could give (:func:`metrics.bootstrap_interval`, which has width where all problems agree). The
+    data set "Avg" is the mean over data sets, as the paper has it.
+
+    ``std`` (ddof = 1) is the spread of training seeds, each seed's pass@k being an unbiased
+    estimate from all its samples. Sampling adds little to it, and less than it would, since all
+    policies are sampled with the same random numbers. The paper's ± is another quantity: in all 90
+    cells of its Tables 1, 3 and 4 it is the standard deviation (ddof = 1) of five whole counts of
+    problems (tests/test_tables.py). So its pass@1 is one answer a problem, and the noise of
+    sampling is in it; the base, a single model, has one as well. The text does not say whether the
+    five differ in training, or in sampling alone.
     """
     frame = evaluations(profile)
     rows: list[dict[str, Any]] = []
-    for method, of_method in frame.groupby("method", sort=False):
-        rows += [{"method": method, **row} for row in _rows_of_table1(profile, of_method)]
+    for method in dict.fromkeys(frame["method"]):
+        rows += [{"method": method, **row} for row in _rows_of_table1(profile, frame, method)]
     return pd.DataFrame(rows, columns=TABLE1)
 
 
-def _rows_of_table1(profile: Profile, of_method: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _rows_of_table1(profile: Profile, frame: pd.DataFrame, method: str) -> Iterator[dict[str, Any]]:
     """The rows of one method: by data set, the average last, and by k."""
     settings = profile.evaluation
     ks = (1, max(settings.ks))
-    seed_means: dict[str, np.ndarray] = {}  # data set -> (seeds, ks)
-    draws: dict[str, np.ndarray] = {}  # data set -> (resamples, ks)
-    problems: dict[str, int] = {}
-    for number, (dataset, group) in enumerate(of_method.groupby("dataset", sort=False)):
-        of_runs = [run for _, run in group.groupby("run", sort=False)]
-        by_run = [metrics.pass_at_k_curve(run["n"], run["c"], ks) for run in of_runs]
-        seed_means[dataset] = np.stack([curve.mean(0) for curve in by_run])
-        averaged = np.mean(by_run, axis=0)
-        seed = settings.seed + number
-        draws[dataset] = metrics.bootstrap_means(averaged, settings.resamples, seed)
-        problems[dataset] = int(group["problem"].nunique())
-    seed_means["Avg"] = np.mean(list(seed_means.values()), axis=0)
-    draws["Avg"] = np.mean(list(draws.values()), axis=0)
-    problems["Avg"] = sum(problems.values())
-    for dataset, values in seed_means.items():
+    values, sets, _ = curves(frame, method, ks)
+    of_set = np.array(sets)
+    places = {name: np.flatnonzero(of_set == name) for name in dict.fromkeys(sets)}
+    for dataset, chosen in [*places.items(), ("Avg", np.arange(len(sets)))]:
+        part, names = values[:, chosen], list(of_set[chosen])
+        of_seeds = np.stack([metrics.mean_over_sets(one, names) for one in part])
+        low, high = metrics.bootstrap_interval(
+            part.mean(axis=0), settings.resamples, settings.seed, names
+        )
         for column, k in enumerate(ks):
-            mean, std = metrics.mean_std(values[:, column])
-            low, high = np.quantile(draws[dataset][:, column], [0.025, 0.975])
+            mean, std = metrics.mean_std(of_seeds[:, column])
             yield {
                 "dataset": dataset,
                 "metric": f"pass@{k}",
                 "mean": mean,
                 "std": std,
-                "low": low,
-                "high": high,
+                "low": low[column],
+                "high": high[column],
                 "seeds": len(values),
-                "problems": problems[dataset],
+                "problems": len(chosen),
             }
 
 
@@ -117,9 +120,10 @@ def layout_of_table1(tidy: pd.DataFrame) -> pd.DataFrame:
 def differences(profile: Profile, against: str, ood: bool = False) -> pd.DataFrame:
     """pass@1 and pass@max k of each method minus those of ``against`` (a method's key or "base").
 
-    Columns :data:`DIFFERENCES`. Paired over problems; low and high bound the 95 % bootstrap
-    interval over problems, within each data set, averaged over data sets. ``ood``: on the data
-    outside Table 1.
+    Columns :data:`DIFFERENCES`. Seeds are paired by number and problems with themselves; low and
+    high bound the 95 % interval over seeds and problems (:func:`metrics.paired_difference`), of the
+    mean over data sets. ``holds_for`` says of what: with one seed of these two checkpoints alone.
+    ``ood``: on the data outside Table 1.
     """
     rows = _differences(profile, evaluations(profile, ood), against)
     return pd.DataFrame(list(rows), columns=DIFFERENCES)
@@ -135,27 +139,55 @@ def compared(profile: Profile, ood: bool = False) -> pd.DataFrame:
 
 
 def _differences(profile: Profile, frame: pd.DataFrame, against: str) -> Iterator[dict[str, Any]]:
-    settings = profile.evaluation
-    ks = (1, max(settings.ks))
-    theirs, sets = curves(frame, against, ks)
+    ks = (1, max(profile.evaluation.ks))
+    theirs, sets, their_seeds = curves(frame, against, ks)
     for method in dict.fromkeys(frame["method"]):
         if method in (against, "base"):  # the base has no place on the left: it comes first
             continue
-        ours, _ = curves(frame, method, ks)
-        mean, low, high = metrics.paired_difference(
-            ours, theirs, settings.resamples, settings.seed, sets
+        ours, _, our_seeds = curves(frame, method, ks)
+        require_pairs((method, our_seeds), (against, their_seeds))
+        for row in difference_rows(ours, theirs, [f"pass@{k}" for k in ks], sets):
+            yield {"method": method, "against": against, **row}
+
+
+def difference_rows(
+    ours: np.ndarray,
+    theirs: np.ndarray,
+    names: Sequence[str],
+    sets: Sequence[str] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Rows of :data:`DIFFERENCES`, without the methods: one for each name of a column.
+
+    ``ours`` and ``theirs`` have the shape (seeds, problems, columns), the seeds paired; with
+    ``sets``, the data set of each problem, means are those over data sets.
+    """
+    mean, low, high = metrics.paired_difference(ours, theirs, sets)
+    seeds = max(len(ours), len(theirs))
+    for column, name in enumerate(names):
+        yield {
+            "metric": name,
+            "difference": float(mean[column]),
+            "low": float(low[column]),
+            "high": float(high[column]),
+            "problems": ours.shape[1],
+            "seeds": seeds,
+            "holds_for": holds_for(seeds),
+        }
+
+
+def require_pairs(one: tuple[str, list[Any]], other: tuple[str, list[Any]]) -> None:
+    """Refuse a comparison of other seeds; a single checkpoint, such as the base, goes with all."""
+    (method, seeds), (against, their_seeds) = one, other
+    if seeds != their_seeds and min(len(seeds), len(their_seeds)) > 1:
+        raise SageError(
+            f"{method} has the seeds {seeds} and {against} has {their_seeds}: "
+            "a comparison needs the same ones, so evaluate both for the same seeds"
         )
-        for column, k in enumerate(ks):
-            yield {
-                "method": method,
-                "against": against,
-                "metric": f"pass@{k}",
-                "difference": float(mean[column]),
-                "low": float(low[column]),
-                "high": float(high[column]),
-                "problems": len(sets),
-                "seeds": frame[frame["method"] == method]["run"].nunique(),
-            }
+
+
+def holds_for(seeds: int) -> str:
+    """Of what a comparison over so many training seeds speaks, in words."""
+    return "these two checkpoints" if seeds == 1 else f"the methods ({seeds} seeds)"
 
 
 def verdict(
@@ -165,53 +197,71 @@ def verdict(
     below: str = "lower than",
     neither: str = "not separated from",
 ) -> str:
-    """In words, where the interval of a difference lies: above 0, below 0, or around it."""
+    """In words, where the interval of a difference lies: above 0, below 0, or around it.
+
+    Of what it holds, :func:`holds_for` says. An interval that is not known (NaN) separates nothing.
+    """
     if low > 0:
         return above
     return below if high < 0 else neither
 
 
+def interval_text(difference: float, low: float, high: float, form: str = "+.3f") -> str:
+    """A difference and its 95 % interval as text, each number in the format ``form``."""
+    if np.isnan(low):
+        return f"{difference:{form}}; no interval, since all differences agree"
+    return f"{difference:{form}}, 95 % [{low:{form}}, {high:{form}}]"
+
+
 def crossings(profile: Profile) -> pd.DataFrame:
     """Where each pass@k curve passes the reference's, and the smallest effect that can be seen.
 
-    pass@k is the mean over data sets, as in Table 1. Columns method, against, k, low, high,
-    crosses (share of bootstrap resamples that cross), detectable at the smallest and at the largest
-    k (80 % power), problems.
+    pass@k is the mean over data sets, as in Table 1. Columns :data:`CROSSINGS` (of
+    :func:`metrics.crossing_interval`), detectable at the smallest and at the largest k (80 %
+    power), problems, seeds, holds_for. Intervals and effects are over seeds and problems.
     """
     frame, settings = evaluations(profile), profile.evaluation
     ks, against = settings.ks, reference(profile)
     smallest, largest = f"detectable at {ks[0]}", f"detectable at {ks[-1]}"
-    theirs, sets = curves(frame, against, ks)
+    theirs, sets, their_seeds = curves(frame, against, ks)
     rows = []
     for method in dict.fromkeys(frame["method"]):
         if method == against:
             continue
-        ours, _ = curves(frame, method, ks)
-        crossing = metrics.crossing_interval(
-            theirs, ours, ks, settings.resamples, settings.seed, sets
-        )
+        ours, _, our_seeds = curves(frame, method, ks)
+        require_pairs((method, our_seeds), (against, their_seeds))
+        crossing = metrics.crossing_interval(theirs, ours, ks, sets)
         effect = metrics.minimum_detectable_effect(ours - theirs, sets)
         row = {"method": method, "against": against, **crossing}
-        rows.append({**row, smallest: effect[0], largest: effect[-1], "problems": len(ours)})
-    columns = ["method", "against", "k", "low", "high", "crosses", smallest, largest, "problems"]
+        row |= {smallest: effect[0], largest: effect[-1], "problems": len(sets)}
+        seeds = max(len(ours), len(theirs))
+        rows.append({**row, "seeds": seeds, "holds_for": holds_for(seeds)})
+    columns = [*CROSSINGS, smallest, largest, "problems", "seeds", "holds_for"]
     return pd.DataFrame(rows, columns=list(dict.fromkeys(columns)))
 
 
-def means_with_intervals(profile: Profile, frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Mean of each column by method, with its 95 % bootstrap interval over problems.
+def means_with_intervals(
+    profile: Profile, frame: pd.DataFrame, columns: Mapping[str, tuple[float, float]]
+) -> pd.DataFrame:
+    """Mean of each column by method, with its 95 % interval over problems.
 
-    ``frame`` has the columns method, dataset, problem and ``columns``. Means over problems are
-    taken within data sets first, then over data sets. Gives the columns :data:`MEANS`.
+    ``frame`` has the columns method, dataset, problem and those of ``columns``, which gives for
+    each the smallest and the largest value that a problem can have: the interval needs them
+    (:func:`metrics.bootstrap_interval`). Means over problems are taken within data sets first, then
+    over data sets. Gives the columns :data:`MEANS`.
     """
     settings = profile.evaluation
     rows = []
     for method, group in frame.groupby("method", sort=False):
-        by_problem = group.groupby(["dataset", "problem"], sort=False)[columns].mean()
-        values, sets = by_problem.to_numpy(), by_problem.index.get_level_values("dataset")
-        means = metrics.mean_over_sets(values, sets)
-        low, high = metrics.bootstrap_interval(values, settings.resamples, settings.seed, sets)
-        for name, *found in zip(columns, means, low, high, strict=True):
-            rows.append((method, name, *found, len(values)))
+        by_problem = group.groupby(["dataset", "problem"], sort=False)[list(columns)].mean()
+        sets = list(by_problem.index.get_level_values("dataset"))
+        for name, bounds in columns.items():
+            values = by_problem[name].to_numpy()
+            mean = metrics.mean_over_sets(values, sets)
+            low, high = metrics.bootstrap_interval(
+                values, settings.resamples, settings.seed, sets, bounds=bounds
+            )
+            rows.append((method, name, mean[0], low[0], high[0], len(values)))
     return pd.DataFrame(rows, columns=MEANS)
 
 

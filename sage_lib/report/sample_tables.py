@@ -14,10 +14,11 @@ from scipy.stats import binomtest
 from sage_lib import paths
 from sage_lib.evaluation import metrics, text_patterns
 from sage_lib.experiment.profile import Profile
-from sage_lib.report.measured import samples, scores
+from sage_lib.report import result_tables
+from sage_lib.report.measured import by_seed, samples, scores
 from sage_lib.tasks.verifier import last_answer
 
-TAILS = ["method", "tail", "difference", "low", "high", "problems", "seeds"]
+TAILS = ["method", "tail", "difference", "low", "high", "problems", "seeds", "holds_for"]
 DEFECTS = ("format", "repetition", "language", "truncated")
 
 
@@ -53,26 +54,20 @@ def tails(profile: Profile, quantile: float = 0.95) -> pd.DataFrame:
     """How much of each method's perplexity under the base lies above the base's own ``quantile``.
 
     Columns :data:`TAILS`: the share above, and by how much more than the base's it is, paired over
-    problems, with its 95 % interval. A problem's share is a mean over its scored samples (and
-    seeds); means over problems are taken within data sets first.
+    problems, with its 95 % interval over seeds and problems (NaN for the base itself). A problem's
+    share is a mean over its scored samples; means over problems are taken within data sets first.
     """
-    settings = profile.evaluation
     frame = scores(profile)
     of_base = frame[frame["method"] == "base"]["perplexity"]
     above = frame["perplexity"] > of_base.quantile(quantile)
     frame["tail"] = above.astype(float)
-    shares = frame.groupby(["method", "dataset", "problem"], sort=False)["tail"].mean()
-    base = shares["base"]
-    sets = base.index.get_level_values("dataset")
-    theirs = base.to_numpy()[:, None]
+    theirs, sets, _ = by_seed(frame, "base", ["tail"])
     rows = []
     for method in dict.fromkeys(frame["method"]):
-        ours = shares[method].loc[base.index].to_numpy()[:, None]
-        found = metrics.paired_difference(ours, theirs, settings.resamples, settings.seed, sets)
-        difference, low, high = (float(column[0]) for column in found)
-        tail = float(metrics.mean_over_sets(ours, sets)[0])
-        seeds = frame[frame["method"] == method]["seed"].nunique(dropna=False)
-        rows.append((method, tail, difference, low, high, len(ours), seeds))
+        ours, _, _ = by_seed(frame, method, ["tail"])
+        [row] = result_tables.difference_rows(ours, theirs, ["tail"], sets)
+        tail = metrics.mean_over_sets(ours.mean(axis=0), sets)
+        rows.append({"method": method, **row, "tail": float(tail[0])})
     return pd.DataFrame(rows, columns=TAILS)
 
 

@@ -1,7 +1,12 @@
 """Figures of the exact notebooks, in the companion's style: arrays in, a matplotlib Figure out."""
 
+from __future__ import annotations
+
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,13 +14,20 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 
 from sage_lib.report.style import NARROW, STYLE, WIDE, line, points, series
 from sage_lib.theory import solutions, two_path
 from sage_lib.theory.estimators import LABELS, OFFERED
+from sage_lib.theory.objectives import CLAIMS
 from sage_lib.theory.tree import Completion, Tree
 from sage_lib.theory.two_path import Example
 
+if TYPE_CHECKING:
+    import ipywidgets
+
+#: Size of the words in the columns beside a tree.
+COLUMN_FONT = 6.5
 #: reference, reward and entropies, as two_path.margins takes them.
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -38,9 +50,37 @@ def fixed_points(tables: Mapping[str, pd.DataFrame], completion: str) -> Figure:
             xticklabels=[f"guide: {kind}" for kind in rows],
             ylabel=f"probability of “{completion}”",
             ylim=(0, None),
-            title="exact, no sampling",
+            title="exact, no sampling; summed over tokens",
         )
         figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def claims(frame: pd.DataFrame) -> Figure:
+    """By how much each claim fails under each loss: a panel per claim, a point per tree.
+
+    ``frame``: objectives.claims; trees on which all completions have one length are left out. The
+    bar is the median; what is below 1e-17 is drawn there.
+    """
+    frame = frame[frame["unequal"]]
+    names = list(dict.fromkeys(frame["loss"]))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, len(CLAIMS), figsize=(WIDE, 2.3), sharey=True)
+        for axis, (claim, title) in zip(axes, CLAIMS.items(), strict=True):
+            of_claim = frame[frame["claim"] == claim]
+            for i, name in enumerate(names):
+                values = of_claim.loc[of_claim["loss"] == name, "difference"].clip(lower=1e-17)
+                x = i + np.linspace(-0.25, 0.25, len(values))
+                axis.plot(x, values, **{**points(series(i)), "markersize": 2})
+                axis.hlines(values.median(), i - 0.38, i + 0.38, color="black", linewidth=1)
+            axis.axhline(1e-13, color="0.4", linewidth=0.6, linestyle=":")
+            axis.set(yscale="log", xticks=range(len(names)), title=fill(title, 26))
+            axis.set_xticklabels(names, rotation=60)
+            axis.grid(axis="x", visible=False)
+        trees = frame["seed"].nunique()
+        axes[0].set_ylabel("relative difference")
+        axes[0].annotate("rounding", (0.03, 2e-13), xycoords=("axes fraction", "data"), fontsize=6)
+        figure.supxlabel(f"exact; {trees} trees with completions of unequal length", fontsize=7)
     return figure
 
 
@@ -98,7 +138,7 @@ def branch_ratio(frame: pd.DataFrame, completion: str) -> Figure:
         axis.set(
             xlabel="ratio of the branch guide (eq. 11)",
             ylabel=f"“{completion}”, relative to ratio 0",
-            title="exact, no sampling; q not clamped",
+            title="exact for a sum over tokens; q not clamped",
         )
         figure.legend(loc="outside lower center", ncols=1)
     return figure
@@ -260,6 +300,42 @@ def explore_two_path(
     return figure
 
 
+def two_path_sliders(example: Example) -> ipywidgets.VBox:
+    """Sliders for the numbers of :func:`explore_two_path` and its figure below, drawn anew at each
+    move; they start at ``example``'s.
+
+    The figure is a picture of its own (the last child) and not a cell's output: JupyterLab has no
+    cell to put the output of a moved slider in.
+    """
+    import ipywidgets  # a notebook's: results are read without it
+
+    ranges: dict[str, dict[str, Any]] = {
+        "rare": {"min": 0.004, "max": 0.012, "step": 0.0001, "readout_format": ".4f"},
+        "beta": {"min": 0.05, "max": 2, "step": 0.05},
+        "epsilon": {"min": 0.005, "max": 0.02, "step": 0.0005, "readout_format": ".4f"},
+        "threshold": {"min": 0, "max": 2, "step": 0.05},
+        "ratio": {"min": 0, "max": 1, "step": 0.05},
+    }
+    sliders = {
+        name: ipywidgets.FloatSlider(
+            getattr(example, name), description=name, continuous_update=False, **of_slider
+        )
+        for name, of_slider in ranges.items()
+    }
+    picture = ipywidgets.Image(format="png")
+
+    def draw(_: object = None) -> None:
+        figure = explore_two_path(**{name: slider.value for name, slider in sliders.items()})
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=150)
+        picture.value = drawn.getvalue()
+
+    for slider in sliders.values():
+        slider.observe(draw, names="value")
+    draw()
+    return ipywidgets.VBox([*sliders.values(), picture])
+
+
 def token_tree(
     tree: Tree,
     log_policy: torch.Tensor,
@@ -277,19 +353,27 @@ def token_tree(
         figure, axis = plt.subplots(figsize=(WIDE, 0.6 + 0.3 * len(tree.completions)))
         _draw_edges(axis, tree, log_policy, height)
         _draw_states(axis, tree, log_policy, height)
-        for i, (name, values) in enumerate(columns.items()):
-            x = depth + 0.3 + 0.42 * i
-            axis.annotate(name, (x, 0.7), ha="center", fontsize=6.5)
+        edge = depth + 0.15
+        for (name, values), width in zip(columns.items(), _widths(columns, depth), strict=True):
+            x, edge = edge + width / 2, edge + width
+            axis.annotate(name, (x, 0.7), ha="center", fontsize=COLUMN_FONT)
             for completion, value in zip(tree.completions, values.tolist(), strict=True):
                 place = (x, height[completion])
-                axis.annotate(f"{value:.4f}", place, ha="center", va="center", fontsize=6.5)
-        axis.set(
-            xlim=(-0.25, depth + 0.2 + 0.42 * len(columns)),
-            ylim=(-len(tree.completions) + 0.4, 1.1),
-            title=title,
-        )
+                word = f"{value:.4f}"
+                axis.annotate(word, place, ha="center", va="center", fontsize=COLUMN_FONT)
+        axis.set(xlim=(-0.25, edge), ylim=(-len(tree.completions) + 0.4, 1.1), title=title)
         axis.axis("off")
     return figure
+
+
+def _widths(columns: Mapping[str, torch.Tensor], depth: int) -> list[float]:
+    """How wide the columns beside a tree of that depth are, in its tokens: what their words take,
+    and a gap, of the figure's width."""
+    gap, numbers = 10.0, 28.0  # points
+    headers = [TextPath((0, 0), name, size=COLUMN_FONT).get_extents().width for name in columns]
+    needed = [max(width, numbers) + gap for width in headers]
+    for_tree = max(WIDE * 72 - 20 - sum(needed), 100.0)
+    return [width * (depth + 0.4) / for_tree for width in needed]
 
 
 def _heights(tree: Tree) -> dict[Completion, float]:

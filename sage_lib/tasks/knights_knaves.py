@@ -1,5 +1,9 @@
 """Knights and Knaves (Figure 4, out of distribution): seeded puzzles of the package reasoning-gym,
-scored by its own scorer."""
+whose answers are read strictly here.
+
+The package's own scorer passes over what it does not know: it accepts "Zoey is false and Zoey is a
+knight and Noah is a knave".
+"""
 
 from __future__ import annotations
 
@@ -29,8 +33,7 @@ measures = no_measures
 completions = no_completions
 
 _PUNCTUATION = re.compile(r"[(),;.]")
-#: "Zoey is a knight and Noah is a knave", once the punctuation is gone.
-_ASSIGNMENTS = re.compile(r"(?:(?:^| )(?:and )?[^\W\d_]+ is (?:an? )?[^\W\d_]+)+", re.IGNORECASE)
+_ARTICLES = ("a", "an")
 #: Tries for each puzzle that is asked for.
 _TRIES = 20
 
@@ -124,19 +127,34 @@ def judge(
 
 
 def correct(gold: str, answer: str | None) -> bool:
-    """Whether ``answer`` assigns every person the gold's role and says nothing else; partial credit
-    counts as wrong.
+    """Whether ``answer`` gives every person of the gold the gold's role, each once, in any order,
+    and says nothing else.
 
-    reasoning-gym's scorer passes over words that it does not know, "it is false that" among them:
-    so a list of assignments, such as "Zoey is a knight, and Noah is a knave.", is asked for first.
+    Right is a list such as "Zoey is a knight, and Noah is a knave." Partial credit counts as wrong,
+    and so do a repeated statement, an unknown word and another role, true or not.
     """
     if answer is None or len(answer) > LENGTH_LIMIT:
         return False
-    words = _PUNCTUATION.sub(" ", answer).split()
-    if _ASSIGNMENTS.fullmatch(" ".join(words)) is None:
-        return False
-    score = _generator(people=2, seed=0).score_answer(answer, {"answer": gold})
-    return bool(score == 1.0)
+    roles = _roles(answer)
+    return roles is not None and roles == _roles(gold)
+
+
+def _roles(text: str) -> dict[str, str] | None:
+    """Person -> role of a list of statements "Zoey is a knight", with commas, full stops, brackets
+    or "and" between them; None for all else. Upper and lower case are the same."""
+    if not text.isascii():
+        return None  # some letters become ASCII in lower case
+    words = iter(_PUNCTUATION.sub(" ", text).lower().split())
+    found: dict[str, str] = {}
+    for word in words:
+        person = next(words, "") if word == "and" and found else word
+        verb, role = next(words, ""), next(words, "")
+        if role in _ARTICLES:
+            role = next(words, "")
+        if verb != "is" or not role or person in found:
+            return None
+        found[person] = role
+    return found or None
 
 
 @lru_cache(maxsize=16)

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import ast
 import atexit
+import dataclasses
 import logging
+import math
 import multiprocessing
 import re
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import TimeoutError as PairTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -46,6 +48,29 @@ CHUNK = 32
 #: What is compared without Math-Verify. Never \d, which matches the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _ARITHMETIC = re.compile(r"[-+*/^(). 0-9]+")
+#: 4.5e33, 4.5E+33: digits, e, digits, without spaces. Not e^{2}, 24 e, 3e, 2e^x, 3e2t or 3e8.5,
+#: where e is Euler's number.
+_SCIENTIFIC = re.compile(
+    r"(?<![\w.\\^])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?)0*([0-9]+)(?![\w^]|\.[0-9])", re.ASCII
+)
+#: 2**3, 10^-5: of these Math-Verify would read the base alone.
+_POWER = re.compile(r" ?\*\* ?([+-]?[0-9]+)?|\^ ?([+-][0-9]+)(?![\w.])", re.ASCII)
+#: What else is written in another way, so that Math-Verify reads it: -3./2; the letters gamma
+#: (Lorentz factor) and E_0 (energies), which it takes for Euler's numbers; the sun's index.
+_SPELLINGS = (
+    (re.compile(r"(?<=[0-9])\.(?=\s*[-+*/^)])"), ""),
+    (re.compile(r"\\gamma(?![A-Za-z(])"), r"\\mathcal{g}"),
+    (re.compile(r"(?<![A-Za-z\\])([Ee])(?=_)"), r"\\mathcal{\1}"),
+    (re.compile(r"_(?:\{\\odot\}|\\odot\b)"), "_{sun}"),
+)
+#: Digits of the largest exponent of ten that is read: no double has more.
+_EXPONENT_DIGITS = 3
+#: Decimals up to which Math-Verify compares, and digits that it computes: its defaults.
+_DECIMALS, _PRECISION = 6, 15
+#: Numbers below it are compared up to more decimals: six would make all of them 0.
+_SMALL = 1e-3
+#: Decimals beyond six at most.
+_MOST_DECIMALS = 400
 
 #: A gold answer and an answer, both as text.
 Pair = tuple[str, str]
@@ -140,21 +165,68 @@ def _set_alarm(seconds: int) -> None:
         pass  # no such limits on this platform: the clock's holds
 
 
-def parse(text: str, trusted: bool = False) -> list:
+def parse(text: str, units: bool = True) -> list:
     """What Math-Verify makes of a text that is one formula; [] when it is none.
 
-    Left to itself Math-Verify would pick a number out of any text. That is done for golds
-    (``trusted``), and for answers that are whole arithmetic on plain numbers, such as -3./2, but
-    not for a broken piece of it, such as ( 9.
+    Left to itself Math-Verify would pick a number out of any text. That is done for whole
+    arithmetic on plain numbers alone, and not for a broken piece of it, such as ( 9.
+
+    With ``units`` a last letter is one and is dropped, as in 5 m; without, it is a variable.
     """
     import math_verify
 
-    formula = f"${text}$"
-    strict = [math_verify.LatexExtractionConfig()]
-    parsed = math_verify.parse(formula, extraction_config=strict, parsing_timeout=None)
-    if not _understood(parsed) and (trusted or _is_arithmetic(text)):
+    readable = _rewritten(text)
+    if readable is None:
+        return []
+    formula = f"${readable}$"
+    config = _latex() if units else _latex_without_units()
+    parsed = math_verify.parse(formula, extraction_config=[config], parsing_timeout=None)
+    if not _understood(parsed) and _is_arithmetic(text):
         parsed = math_verify.parse(formula, parsing_timeout=None)
     return parsed
+
+
+@lru_cache(maxsize=1)
+def _latex() -> Any:
+    import math_verify
+
+    return math_verify.LatexExtractionConfig()
+
+
+@lru_cache(maxsize=1)
+def _latex_without_units() -> Any:
+    usual = _latex()
+    normal = dataclasses.replace(usual.normalization_config, units=False)
+    return dataclasses.replace(usual, normalization_config=normal)
+
+
+def _rewritten(text: str) -> str | None:
+    r"""The text in a spelling that Math-Verify reads; None where an exponent of ten is too long to
+    be held.
+
+    It reads 4.5e33 as 4.5 times Euler's number times 33, 2**3 as 2, 10^-5 as 10, -3./2 as -3 and
+    \gamma^2 as an infinity, and nothing with E_0 or M_\odot in it.
+    """
+    exponents = [match[3] for match in _SCIENTIFIC.finditer(text)]
+    if any(len(digits) > _EXPONENT_DIGITS for digits in exponents):
+        return None
+    readable = _SCIENTIFIC.sub(_power_of_ten, text) if exponents else text
+    readable = _POWER.sub(_braced_power, readable)
+    for written, read in _SPELLINGS:
+        readable = written.sub(read, readable)
+    return readable
+
+
+def _braced_power(match: re.Match[str]) -> str:
+    exponent = match[1] or match[2]
+    return f"^{{{exponent}}}" if exponent else "^"
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    mantissa, sign, exponent = match.groups()
+    sign = "-" if sign == "-" else ""
+    mantissa = mantissa.removesuffix(".")
+    return rf"({mantissa} \cdot 10^{{{sign}{exponent}}})"
 
 
 def _understood(parsed: list) -> bool:
@@ -173,9 +245,41 @@ def _is_arithmetic(text: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _parse_gold(gold: str) -> list:
-    parsed = parse(gold, trusted=True)
-    return parsed if _understood(parsed) else []
+def _parse_gold(gold: str) -> tuple[list, bool]:
+    """What Math-Verify makes of a gold, [] when it is no formula, and whether it has variables: such
+    a gold has no units."""
+    parsed = parse(gold)
+    if not _understood(parsed):
+        return [], False
+    if _has_variables(parsed[0]):
+        return _plain_symbols(parse(gold, units=False)), True
+    return parsed, False
+
+
+def _has_variables(formula: Any) -> bool:
+    """Whether the formula, or the right side of the equation, has variables."""
+    value = getattr(formula, "rhs", formula)
+    return bool(value.free_symbols)
+
+
+def _plain_symbols(parsed: list) -> list:
+    """With i for the imaginary unit, one kind of variable, and a variable in place of dx/dt.
+
+    Math-Verify leaves i a variable, takes those beside 5 i for complex and those beside 5i for real
+    ones, which then differ, and works out dx/dt as 0.
+    """
+    import sympy
+
+    found = []
+    for part in parsed:
+        if not isinstance(part, str):
+            plain = {s: sympy.Symbol(s.name, real=True) for s in part.free_symbols}
+            plain.update({s: sympy.I for s in plain if s.name == "i"})
+            rates = {d: sympy.Symbol(str(d), real=True) for d in part.atoms(sympy.Derivative)}
+            plain.update({d: rate for d, rate in rates.items() if d.expr.is_Symbol})
+            part = part.xreplace(plain)
+        found.append(part)
+    return found
 
 
 def _verify(pair: Pair) -> bool | None:
@@ -183,13 +287,21 @@ def _verify(pair: Pair) -> bool | None:
     from math_verify import verify
 
     gold, answer = pair
-    expected = _parse_gold(gold)
+    expected, has_variables = _parse_gold(gold)
     if not expected:
         return None
     given = parse(answer)
-    if _far_apart(_number(gold, expected), _number(answer, given)):
-        return False
-    return bool(verify(expected, given, timeout_seconds=None))
+    if has_variables:
+        given = _plain_symbols(parse(answer, units=False) + given)
+    a, b = _number(gold, expected), _number(answer, given)
+    if a is not None and b is not None:
+        if _far_apart(a, b):
+            return False
+        if _same_fraction(expected[0], given[0]):
+            return True
+    decimals = _decimals(expected + given)
+    digits = max(_PRECISION, decimals + _PRECISION - _DECIMALS)
+    return bool(verify(expected, given, decimals, digits, timeout_seconds=None))
 
 
 def _number(text: str, parsed: list) -> float | None:
@@ -206,15 +318,63 @@ def _number(text: str, parsed: list) -> float | None:
     return float(value) if value.is_Float or value.is_Rational else None
 
 
-def _far_apart(a: float | None, b: float | None) -> bool:
+def _far_apart(a: float, b: float) -> bool:
     """True for two numbers that no rounding makes equal.
 
     Math-Verify would simplify their difference to say so, which is most of the time that wrong
     answers take.
     """
-    if a is None or b is None:
-        return False
     return abs(a - b) > 0.001 * max(1.0, abs(a), abs(b))
+
+
+def _same_fraction(a: Any, b: Any) -> bool:
+    """Whether both are products and powers of integers and decimals, and of one value.
+
+    Math-Verify computes with doubles, in which 2.19 times 10^6 and 21.9 times 10^5 may differ.
+    """
+    fractions = [_fraction(formula) for formula in (a, b) if _is_product(formula)]
+    return len(fractions) == 2 and fractions[0].is_Rational and fractions[0] == fractions[1]
+
+
+def _is_product(formula: Any) -> bool:
+    import sympy
+
+    parts = sympy.preorder_traversal(formula)
+    return all(isinstance(part, (sympy.Number, sympy.Mul, sympy.Pow)) for part in parts)
+
+
+def _fraction(product: Any) -> Any:
+    """The product with its decimals as they were written, multiplied out."""
+    import sympy
+
+    decimals = {number: sympy.Rational(str(number)) for number in product.atoms(sympy.Float)}
+    return product.xreplace(decimals).doit()
+
+
+def _decimals(parsed: list) -> int:
+    """The decimals that Math-Verify is to compare: its six, and more for small numbers.
+
+    Six decimals of 7.4e-12 and of 0 are the same.
+    """
+    smallest = min((size for part in parsed for size in _sizes(part)), default=1.0)
+    if smallest >= _SMALL:
+        return _DECIMALS
+    return _DECIMALS + min(math.ceil(-math.log10(smallest)), _MOST_DECIMALS)
+
+
+def _sizes(part: Any) -> Iterator[float]:
+    """The sizes of the numbers other than 0 in what was parsed."""
+    import sympy
+
+    if isinstance(part, str):
+        return
+    parts = sympy.preorder_traversal(part)
+    for piece in parts:
+        if _is_product(piece):
+            parts.skip()
+            size = float(abs(piece.evalf(_DECIMALS)))
+            if size > 0:
+                yield size
 
 
 def _verify_chunk(chunk: list[Pair], seconds: int) -> list[bool | str | None]:

@@ -121,6 +121,32 @@ def support_conditions(
     return pd.DataFrame(rows)
 
 
+def entries(
+    seeds: Iterable[int], epsilons: Sequence[float], betas: Sequence[float]
+) -> pd.DataFrame:
+    """Who brings correct completions into the support, on :func:`support_conditions`' instances.
+
+    A row per step, pi_ref to eq. 2 ("reward") and eq. 2 to eq. 4 ("guide"). Columns: step, outside
+    (correct completions at most epsilon probable before it), enter, leave (those that were more
+    probable and no longer are).
+    """
+    counts = {step: np.zeros(3, dtype=int) for step in ("reward", "guide")}
+    for seed in seeds:
+        _, reference, reward, guide = random_instance(seed)
+        beta = betas[seed % len(betas)]
+        rlvr = solutions.tilted(reference, reward, beta)
+        sage = solutions.tilted(reference, reward, beta, guide)
+        for epsilon in epsilons:
+            for step, before, after in (("reward", reference, rlvr), ("guide", rlvr, sage)):
+                was = solutions.support(before, reward, epsilon)
+                now = solutions.support(after, reward, epsilon)
+                outside = (reward == 1) & ~was
+                found = (outside, ~was & now, was & ~now)
+                counts[step] += [int(which.sum()) for which in found]
+    rows = [(step, *found.tolist()) for step, found in counts.items()]
+    return pd.DataFrame(rows, columns=["step", "outside", "enter", "leave"])
+
+
 def verdicts(conditions: pd.DataFrame) -> pd.DataFrame:
     """How often each reading of Theorem 4.3 is right; ``conditions``: :func:`support_conditions`.
 

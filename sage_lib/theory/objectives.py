@@ -4,7 +4,8 @@ The guides here are toys, of one kind each: none, a function of the token, a fun
 or noise. They stand for what a guide can depend on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -15,11 +16,19 @@ from scipy.stats import norm
 
 from sage_lib.algorithm.guides import HIGH, LOW
 from sage_lib.errors import SageError
-from sage_lib.theory import estimators, solutions, two_path
+from sage_lib.theory import estimators, losses, solutions, two_path
+from sage_lib.theory.losses import PLAIN, Loss
 from sage_lib.theory.tree import Completion, Tree, random_tree
 
 #: What a toy guide depends on: nothing, the token, the state, or chance.
 KINDS = ("none", "token", "state", "noise")
+#: What holds for a plain sum over tokens; :func:`claims` measures by how much it fails elsewhere.
+CLAIMS = {
+    "forward": "k3 is the forward KL",
+    "scales": "a guide of the state scales k3 by q",
+    "nothing": "a guide of the state changes nothing under corrected k3",
+    "eq. 8": "the sequence's credit is eq. 8",
+}
 
 
 def log_guide(
@@ -35,10 +44,12 @@ def log_guide(
         quantiles of N(0, 1) and the same for every token, so that the mean over draws is the
         expectation and not one sample of it.
     """
+    tree.check_edges(log_policy, "log_policy")
     if kind == "none":
         return torch.zeros_like(log_policy)
     if kind == "token":
-        surprisal = -log_policy
+        # A token that never comes has no surprisal to scale by.
+        surprisal = -log_policy.masked_fill(log_policy == -torch.inf, 0)
         spread = surprisal.max() - surprisal.min()
         q = 1 + 0.3 * (surprisal - surprisal.min()) / spread
     elif kind == "state":
@@ -61,10 +72,7 @@ def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.Dat
     """
     rows = []
     for seed in seeds:
-        rng = np.random.default_rng(seed)
-        tree = random_tree(rng, depth, branches)
-        log_reference = tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges))))
-        log_policy = tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges))))
+        tree, log_policy, log_reference = random_policies(seed, depth, branches)
         for kind in KINDS:
             rows += _gradient_rows(tree, kind, log_policy, log_reference)
     by_case = pd.DataFrame(rows).groupby(["estimator", "kind"], sort=False)
@@ -97,6 +105,60 @@ def _gradient_rows(
 
 def _relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
+
+
+def random_policies(
+    seed: int, depth: int = 3, branches: int = 3
+) -> tuple[Tree, torch.Tensor, torch.Tensor]:
+    """A random tree with log pi and log pi_ref of every edge."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, depth, branches)
+    log_reference = tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges))))
+    return tree, tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges)))), log_reference
+
+
+def claims(seeds: Iterable[int], by_name: Mapping[str, Loss]) -> pd.DataFrame:
+    """By how much each of CLAIMS fails under each loss, on the trees of :func:`gradients`.
+
+    Columns: loss, claim, seed, unequal (completions differ in length), difference. The difference
+    is relative, of expected gradients: "forward": k3 to the exact forward KL under the same loss;
+    "scales": k3 with a guide of the state to q times k3 without; "nothing": corrected k3 with it to
+    without; "eq. 8": the credit of the sequence, times the number that brings it closest (a loss
+    may scale all), to eq. 8's gradient.
+    """
+    rows = []
+    for seed in seeds:
+        tree, log_policy, log_reference = random_policies(seed)
+        unequal = len(set(tree.lengths.tolist())) > 1
+        log_q = log_guide(tree, "state", log_policy)
+        for name, loss in by_name.items():
+            found = _claims(tree, log_policy, log_reference, log_q, loss)
+            rows += [(name, claim, seed, unequal, off) for claim, off in found.items()]
+    return pd.DataFrame(rows, columns=["loss", "claim", "seed", "unequal", "difference"])
+
+
+def _claims(
+    tree: Tree,
+    log_policy: torch.Tensor,
+    log_reference: torch.Tensor,
+    log_q: torch.Tensor,
+    loss: Loss,
+) -> dict[str, float]:
+    def gradient(estimator: str, guide: torch.Tensor | None, under: Loss = loss) -> torch.Tensor:
+        return estimators.kl_gradient(tree, estimator, log_policy, log_reference, guide, under)
+
+    nothing = torch.zeros_like(log_q)
+    k3, corrected = gradient("k3", None), gradient("k3_corrected", None)
+    forward = estimators.forward_kl_gradient(tree, log_policy, log_reference, nothing, loss)
+    credit, eq_8 = gradient("sequence", log_q), gradient("sequence", log_q, PLAIN)
+    closest = (credit @ eq_8) / (credit @ credit)
+    differences = (
+        _relative_difference(k3, forward),
+        _relative_difference(gradient("k3", log_q), log_q.exp() * k3),
+        _relative_difference(gradient("k3_corrected", log_q), corrected),
+        _relative_difference(closest * credit, eq_8),
+    )
+    return dict(zip(CLAIMS, differences, strict=True))
 
 
 def total_variation(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -216,3 +278,80 @@ def by_ratio(
         table = fixed_points(tree, log_reference, reward, beta, log_q)
         rows.append((ratio, *table.loc[row, policies]))
     return pd.DataFrame(rows, columns=["ratio", *policies])
+
+
+def by_loss(
+    by_name: Mapping[str, Loss], beta: float, threshold: float, rare: float = 0.05, longer: int = 3
+) -> pd.DataFrame:
+    """Where each loss leads on two_path.branch_tree, the rare correct completion being longer.
+
+    Columns: loss, estimator, none and state (probability of the rare correct completion at the
+    fixed point without a guide and with the branch guide), change (of it by the guide, relative).
+    """
+    tree, log_reference, reward = two_path.branch_tree(rare, longer=longer)
+    row = 2  # the rare correct one
+    guides = {kind: log_guide(tree, kind, log_reference, threshold) for kind in ("none", "state")}
+    rows = []
+    for (name, loss), anchor in product(by_name.items(), estimators.OFFERED):
+        found = {}
+        for kind, log_q in guides.items():
+            rest = estimators.fixed_point(tree, anchor, reward, log_reference, beta, log_q, loss)
+            found[kind] = float(tree.completion_probabilities(rest)[row])
+        rows.append((name, anchor, *found.values(), found["state"] / found["none"] - 1))
+    return pd.DataFrame(rows, columns=["loss", "estimator", *guides, "change"])
+
+
+def by_groups(
+    betas: Sequence[float], seeds: Iterable[int], group: int, sharpness: float = 1.0
+) -> pd.DataFrame:
+    """Group normalisation in the sequence-level objective, on full trees of depth 2.
+
+    Columns: beta, seed, success (of the policy at rest), kappa (there), at_beta and at_beta_kappa
+    (total variation to eq. 2 at beta, and at beta/kappa).
+    """
+    loss = Loss(group=group, batch=group)
+    rows = []
+    for seed, beta in product(seeds, betas):
+        tree, log_reference, reward = full_tree_instance(seed, 2, 3, sharpness)
+        log_pi = estimators.fixed_point(tree, "sequence", reward, log_reference, beta, loss=loss)
+        policy = tree.completion_probabilities(log_pi)
+        reference = tree.completion_probabilities(log_reference)
+        scaled, factor = losses.tilted_by_groups(reference, reward, beta, group)
+        plain = solutions.tilted(reference, reward, beta)
+        off = total_variation(policy, plain), total_variation(policy, scaled)
+        rows.append((beta, seed, float(policy @ reward), factor, *off))
+    columns = ["beta", "seed", "success", "kappa", "at_beta", "at_beta_kappa"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def by_truncation(
+    min_ps: Sequence[float], seeds: Iterable[int], beta: float, tokens: int = 8
+) -> pd.DataFrame:
+    """What min-p does to where each anchor leads: one choice of ``tokens``, no guide.
+
+    Columns: min_p, seed, estimator, cut (the mass of the tokens that min-p would not sample, of the
+    policy at rest without it), pushed (norm of the expected update with min-p there, relative to
+    that of its reward part; 0 without), moved (total variation to the policy at rest with min-p;
+    not a number where the search found none). Advantages are those of groups of 8, not scaled:
+    with the truncation a constant in the reward is no longer without effect.
+    """
+    rows = []
+    for seed, anchor in product(seeds, estimators.OFFERED):
+        tree, log_reference, reward = full_tree_instance(seed, 1, tokens, 1.5)
+        whole = Loss(group=8, scaled=False)
+        rest = estimators.fixed_point(tree, anchor, reward, log_reference, beta, loss=whole)
+        policy = tree.completion_probabilities(rest)
+        for min_p in min_ps:
+            loss = replace(whole, min_p=min_p)
+            gain = estimators.reward_gradient(tree, rest, reward, loss)
+            pull = estimators.kl_gradient(tree, anchor, rest, log_reference, loss=loss)
+            pushed = float((gain - beta * pull).norm() / gain.norm())
+            kept = losses.sampled_policy(tree, rest, min_p)
+            cut = float(policy[tree.completion_probabilities(kept) == 0].sum())
+            try:
+                there = estimators.fixed_point(tree, anchor, reward, log_reference, beta, loss=loss)
+                moved = total_variation(tree.completion_probabilities(there), policy)
+            except SageError:
+                moved = np.nan
+            rows.append((min_p, seed, anchor, cut, pushed, moved))
+    return pd.DataFrame(rows, columns=["min_p", "seed", "estimator", "cut", "pushed", "moved"])

@@ -52,7 +52,7 @@ def forward_kl(
     """
     ref, r = reference.numpy(), reward.numpy()
     top = r[ref > 0].max()
-    below = top - r
+    below = np.where(ref > 0, top - r, 0)  # what pi_ref does not have, pi has not either
     most = ref[r == top].sum()
 
     def excess(gap: float) -> float:
@@ -66,8 +66,13 @@ def forward_kl(
 
 
 def pseudo_kl(policy: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """Eq. 5: sum_y pi(y) log(pi(y)/p(y)) for a positive p, normalised or not; can be negative."""
-    divergence: torch.Tensor = torch.special.xlogy(policy, policy / anchor).sum()
+    """Eq. 5: sum_y pi(y) log(pi(y)/p(y)) for a positive p, normalised or not; can be negative.
+
+    A completion of which pi has nothing adds 0, whatever p is; infinite where p alone is 0.
+    """
+    nothing = policy == 0
+    ratio = policy.masked_fill(nothing, 1) / anchor.masked_fill(nothing, 1)
+    divergence: torch.Tensor = torch.special.xlogy(policy, ratio).sum()
     return divergence
 
 
@@ -95,7 +100,7 @@ def detection_probability(probability: torch.Tensor | float, rollouts: int) -> t
 
 def product_guide(tree: Tree, log_q: torch.Tensor) -> torch.Tensor:
     """Eq. 7: q(y) = prod_t q_t, shape (L,), from log q_t of every edge, shape (E,)."""
-    return (tree.paths @ log_q).exp()
+    return tree.along_paths(log_q).exp()
 
 
 def ascend(

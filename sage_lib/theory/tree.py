@@ -4,9 +4,13 @@ A completion is a path from the root to a leaf. A policy is a distribution over 
 every inner node, kept as one logit per edge; nothing here samples, and nothing knows of trainers.
 Arrays are torch tensors, so that autograd gives every gradient.
 
-Shapes: L leaves (completions), E edges (a state and a token), S states (inner nodes).
+Shapes: L leaves (completions), E edges (a state and a token), S states (inner nodes). Whatever has
+a number for every edge (logits, log pi, log q) has them in the order of :attr:`Tree.edges`, which
+is sorted and not that in which completions were given; :meth:`Tree.by_edge` puts them there. A
+token may have probability 0, a log pi of -inf: the completions through it then have none.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,7 +49,7 @@ class Tree:
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
-        """(state, token) of every edge; the edges of a state stand together."""
+        """(state, token) of every edge, sorted; the edges of a state stand together."""
         return tuple(sorted({(c[:t], c[t]) for c in self.completions for t in range(len(c))}))
 
     @cached_property
@@ -69,8 +73,58 @@ class Tree:
                 paths[row, index[completion[:t], completion[t]]] = 1
         return paths
 
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """Tokens of every completion, shape (L,)."""
+        return torch.tensor([len(completion) for completion in self.completions])
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        """Tokens before every edge, shape (E,)."""
+        return torch.tensor([len(state) for state, _ in self.edges])
+
+    def by_edge(self, values: Mapping[Edge, float], otherwise: float = 0.0) -> torch.Tensor:
+        """Numbers by (state, token), in the order of the edges, shape (E,); float64.
+
+        ``otherwise`` is that of the edges which are not named. Raises SageError for an edge that
+        the tree does not have.
+        """
+        unknown = set(values) - set(self.edges)
+        if unknown:
+            raise SageError(f"the tree has no edge {min(unknown)}: its edges are {self.edges}")
+        numbers = [values.get(edge, otherwise) for edge in self.edges]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def check_edges(self, values: torch.Tensor, what: str) -> None:
+        """Raise SageError unless ``values`` has a number for every edge (its last axis is E)."""
+        if not values.dim() or values.shape[-1] != len(self.edges):
+            raise SageError(
+                f"{what} must have a number for each of the tree's {len(self.edges)} edges, in "
+                f"their order (Tree.edges), not the shape {tuple(values.shape)}"
+            )
+
+    def check_completions(self, values: torch.Tensor, what: str) -> None:
+        """Raise SageError unless ``values`` has shape (L,)."""
+        if values.shape != (len(self.completions),):
+            raise SageError(
+                f"{what} must have a number for each of the tree's {len(self.completions)} "
+                f"completions (Tree.completions), not the shape {tuple(values.shape)}"
+            )
+
+    def along_paths(self, values: torch.Tensor) -> torch.Tensor:
+        """A quantity of every edge, shape (E,), summed along each completion, shape (L,).
+
+        -inf where the completion takes an edge that has it.
+        """
+        self.check_edges(values, "a quantity of edges")
+        closed = values == -torch.inf
+        total = self.paths @ values.masked_fill(closed, 0)
+        # Not 0 times -inf, which is no number, where a completion does not take that edge.
+        return total.masked_fill(self.paths @ closed.to(self.paths.dtype) > 0, -torch.inf)
+
     def sum_by_state(self, values: torch.Tensor) -> torch.Tensor:
         """A quantity of every edge, shape (E,), summed over the edges of each state, shape (S,)."""
+        self.check_edges(values, "a quantity of edges")
         nothing = torch.zeros(len(self.states), dtype=values.dtype)
         return nothing.index_add(0, self.state_of, values)
 
@@ -78,21 +132,41 @@ class Tree:
         """The mean over the edges of each state, shape (S,), of a quantity of shape (E,)."""
         return self.sum_by_state(values) / torch.bincount(self.state_of)
 
+    def max_by_state(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest over the edges of each state, shape (S,), of a quantity of shape (E,)."""
+        self.check_edges(values, "a quantity of edges")
+        lowest = torch.full((len(self.states),), -torch.inf, dtype=values.dtype)
+        return lowest.scatter_reduce(0, self.state_of, values, "amax")
+
     def log_policy(self, logits: torch.Tensor) -> torch.Tensor:
-        """log pi(token | state) of every edge from logits, both of shape (E,)."""
-        lowest = torch.full((len(self.states),), -torch.inf, dtype=logits.dtype)
-        top = lowest.scatter_reduce(0, self.state_of, logits.detach(), "amax")
+        """log pi(token | state) of every edge from logits, both of shape (E,), as edges are sorted.
+
+        A logit of -inf gives the token probability 0. Raises SageError where a state is left
+        without a token, or where the number of logits is not that of the edges.
+        """
+        self.check_edges(logits, "logits")
+        top = self.max_by_state(logits.detach())
+        if (top == -torch.inf).any():
+            state = self.states[int((top == -torch.inf).nonzero()[0])]
+            raise SageError(f"every token after {state} has probability 0: leave one of them some")
         shifted = logits - top[self.state_of]
         total = self.sum_by_state(shifted.exp())
         return shifted - total.log()[self.state_of]
 
     def completion_probabilities(self, log_policy: torch.Tensor) -> torch.Tensor:
         """pi(y) of every completion, shape (L,), from log pi(token | state), shape (E,)."""
-        return (self.paths @ log_policy).exp()
+        return self.along_paths(log_policy).exp()
 
     def conditionals(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """log pi(token | state) of every edge, shape (E,), from pi(y), shape (L,)."""
+        """log pi(token | state) of every edge, shape (E,), from pi(y), shape (L,).
+
+        pi(y) says nothing of a state that no completion with mass passes: its tokens are taken as
+        equally likely.
+        """
+        self.check_completions(probabilities, "probabilities")
         mass = self.paths.T @ probabilities
+        never = (self.sum_by_state(mass) == 0)[self.state_of]
+        mass = mass.masked_fill(never, 1)
         return (mass / self.sum_by_state(mass)[self.state_of]).log()
 
     def visits(self, log_policy: torch.Tensor) -> torch.Tensor:
@@ -101,7 +175,8 @@ class Tree:
 
     def entropies(self, log_policy: torch.Tensor) -> torch.Tensor:
         """Token entropy H (nats, eq. 12) of every state, shape (S,)."""
-        return self.sum_by_state(-log_policy.exp() * log_policy)
+        log_p = log_policy.masked_fill(log_policy == -torch.inf, 0)  # 0 log 0 is 0
+        return self.sum_by_state(-log_policy.exp() * log_p)
 
 
 def random_tree(

@@ -5,7 +5,6 @@ condition that its prose states holds; each is an argument.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -97,12 +96,6 @@ def conditions(example: Example) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["equation", "statement", "value", "bound", "holds"])
 
 
-def _log_policy(tree: Tree, conditional: Mapping[Edge, float]) -> torch.Tensor:
-    """log pi of every edge, shape (E,), from pi(token | state); an edge not named has 1."""
-    probabilities = [conditional.get(edge, 1.0) for edge in tree.edges]
-    return torch.tensor(probabilities, dtype=torch.float64).log()
-
-
 def fork_first(common: float = 0.9, rare: float = 0.0083) -> tuple[Tree, torch.Tensor]:
     """The example read as one policy that forks at its first token: tree and log pi_ref, (E,).
 
@@ -118,18 +111,22 @@ def fork_first(common: float = 0.9, rare: float = 0.0083) -> tuple[Tree, torch.T
         (("rare",), "on"): 0.9,
         (("rare",), "wrong"): 0.1,
     }
-    return tree, _log_policy(tree, conditional)
+    return tree, tree.by_edge(conditional, otherwise=1.0).log()
 
 
-def branch_tree(rare: float = 0.05, spread: int = 6) -> tuple[Tree, torch.Tensor, torch.Tensor]:
+def branch_tree(
+    rare: float = 0.05, spread: int = 6, longer: int = 0
+) -> tuple[Tree, torch.Tensor, torch.Tensor]:
     """The tree that the example needs: tree, log pi_ref (E,), reward (L,).
 
     The fork comes first and is nearly certain; the rare way alone leads to a state with ``spread``
-    equally likely tokens, one of which ends correctly.
+    equally likely tokens, one of which ends correctly. Every completion has three tokens, the rare
+    correct one ``longer`` more.
     """
     right, wrong = ("common", "on", "right"), ("common", "on", "wrong")
     branches = [f"b{i}" for i in range(spread)]
-    tree = Tree((right, wrong, *(("rare", branch, "end") for branch in branches)))
+    rare_right = ("rare", "b0", *["on"] * longer, "end")
+    tree = Tree((right, wrong, rare_right, *(("rare", b, "end") for b in branches[1:])))
     conditional: dict[Edge, float] = {
         ((), "common"): 1 - rare,
         ((), "rare"): rare,
@@ -138,9 +135,9 @@ def branch_tree(rare: float = 0.05, spread: int = 6) -> tuple[Tree, torch.Tensor
     }
     for branch in branches:
         conditional[("rare",), branch] = 1 / spread
-    correct = {right, ("rare", "b0", "end")}
+    correct = {right, rare_right}
     reward = torch.tensor([float(c in correct) for c in tree.completions], dtype=torch.float64)
-    return tree, _log_policy(tree, conditional), reward
+    return tree, tree.by_edge(conditional, otherwise=1.0).log(), reward
 
 
 def smallest_spread(threshold: float) -> int:

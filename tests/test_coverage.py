@@ -1,0 +1,216 @@
+"""What the intervals hold, simulated: seeds and problems under no effect, and few problems.
+
+Every simulated world is a column, so that one call judges all of them. The default suite draws a
+small grid; ``python -m pytest -m slow tests/test_coverage.py -s`` draws the full one and prints it.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from sage_lib.evaluation import metrics
+
+WORLDS = 1500
+
+
+# --- no effect: two methods whose checkpoints differ by their seeds ------------------------------
+
+
+def checkpoints(rng, seeds, problems, spread, own, noise, samples, worlds=WORLDS):
+    """What is measured of two methods' checkpoints: solve rates (2, seeds, problems, worlds).
+
+    Problems from never to always solved. On the log-odds of a problem lie: the seed's part, such
+    that seeds differ by ``spread`` in pass@1; the method's own part (``own``); a part of every pair
+    of seed and problem (``noise``). None of them differs between the methods on average.
+    """
+    rates = rng.beta(0.5, 1.0, (problems, worlds))
+    rates[rng.random(rates.shape) < 0.15] = 0.0005
+    odds = np.log(rates / np.maximum(1 - rates, 1e-9)).clip(-9, 9)
+    slope = np.maximum((rates * (1 - rates)).mean(axis=0), 0.02)
+    of_seeds = rng.normal(0, 1, (2, seeds, 1, worlds)) * spread / slope
+    of_methods = rng.normal(0, 1, (2, 1, problems, worlds)) * own
+    of_pairs = rng.normal(0, 1, (2, seeds, problems, worlds)) * noise
+    p = 1 / (1 + np.exp(-(odds + of_seeds + of_methods + of_pairs)))
+    return p if samples is None else rng.binomial(samples, p) / samples
+
+
+def pass_at(k, solved, samples):
+    """pass@k, exactly from probabilities (``samples`` None) or unbiased from shares of samples."""
+    if samples is None:
+        return 1 - (1 - solved) ** k
+    by_count = metrics.pass_at_k(samples, np.arange(samples + 1), k)
+    return by_count[np.rint(solved * samples).astype(int)]
+
+
+def missed(low, high, truth=0.0):
+    """Share of intervals that leave out the truth; one that is not known leaves out nothing."""
+    return np.mean((low > truth) | (high < truth))
+
+
+def percentile_over_problems(difference, resamples=400):
+    """What stood here before: seeds averaged, problems resampled, percentiles."""
+    problems = difference.shape[1]
+    weights = np.random.default_rng(0).multinomial(
+        problems, np.full(problems, 1 / problems), size=resamples
+    )
+    return np.quantile(weights @ difference.mean(axis=0) / problems, [0.025, 0.975], axis=0)
+
+
+def type_one_errors(seeds, problems, spread, own, noise, samples, k, number=0):
+    """(before, now): how often two methods without a difference are called different."""
+    rng = np.random.default_rng(number)
+    drawn = checkpoints(rng, seeds, problems, spread, own, noise, samples)
+    ours, theirs = (pass_at(k, one, samples) for one in drawn)
+    before = missed(*percentile_over_problems(ours - theirs))
+    _, low, high = metrics.paired_difference(ours, theirs)
+    return before, missed(low, high)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "problems", "spread", "own", "samples", "k", "called_real_before"),
+    [
+        # seeds as far apart as measured (0.001 at pass@256 by exact evaluation), and further
+        (3, 180, 0.001, 0.0, None, 64, 0.08),
+        (3, 180, 0.005, 0.0, None, 1, 0.6),
+        (3, 180, 0.02, 0.0, None, 1, 0.85),
+        (3, 180, 0.02, 0.0, 64, 1, 0.6),
+        (5, 180, 0.005, 0.3, None, 1, 0.08),
+        (10, 60, 0.02, 0.0, None, 1, 0.7),
+        (3, 24, 0.02, 0.0, None, 1, 0.6),
+        (3, 24, 0.005, 0.3, 64, 1, 0.06),
+    ],
+)
+def test_no_effect_is_called_real_in_3_to_8_percent(
+    seeds, problems, spread, own, samples, k, called_real_before
+):
+    before, now = type_one_errors(seeds, problems, spread, own, 0.1, samples, k)
+    assert before >= called_real_before, "the percentile bootstrap over problems"
+    assert 0.03 <= now <= 0.08
+
+
+def test_the_base_is_one_checkpoint_that_stays():
+    """Whether seeds lie around one checkpoint: its own distance to others is no doubt here."""
+    rng = np.random.default_rng(1)
+    ours = checkpoints(rng, 5, 60, 0.02, 0.0, 0.1, None)[0]
+    base = ours.mean(axis=(0, 1)) + np.zeros((60, WORLDS))
+    base += rng.normal(0, 0.02, (60, WORLDS))
+    _, low, high = metrics.paired_difference(ours, base)
+    again = metrics.paired_difference(base, ours)
+    assert np.array_equal(low, -again[2]) and np.array_equal(high, -again[1])
+    _, repeated_low, _ = metrics.paired_difference(ours, np.stack([base] * 5))
+    assert np.array_equal(low, repeated_low)
+
+
+def test_one_seed_covers_problems_alone():
+    """Two checkpoints on other problems: covered; the methods behind them: not."""
+    rng = np.random.default_rng(2)
+    ours, theirs = checkpoints(rng, 1, 180, 0.02, 0.3, 0.1, None)
+    _, low, high = metrics.paired_difference(ours[0], theirs[0])
+    assert missed(low, high) > 0.3, "seeds differ by 0.02, which one seed cannot show"
+    ours, theirs = checkpoints(rng, 1, 180, 0.0, 0.3, 0.1, None)
+    _, low, high = metrics.paired_difference(ours[0], theirs[0])
+    assert 0.03 <= missed(low, high) <= 0.08
+
+
+@pytest.mark.parametrize(("seeds", "problems", "of_seed"), [(3, 60, 0.03), (5, 180, 0.01)])
+def test_the_detectable_effect_is_found_with_its_power_over_seeds_and_problems(
+    seeds, problems, of_seed
+):
+    rng = np.random.default_rng(3)
+    of_seeds = rng.normal(0, of_seed, (seeds, 1, 4000))
+    of_problems = rng.normal(0, 0.02, (1, problems, 4000))
+    drawn = of_seeds + of_problems + rng.normal(0, 0.02, (seeds, problems, 4000))
+    # One estimate of a spread over 3 seeds is rough: over many worlds its square is right.
+    effect = np.sqrt(np.mean(metrics.minimum_detectable_effect(drawn) ** 2))
+    _, low, high = metrics.paired_difference(drawn + effect, np.zeros_like(drawn))
+    assert missed(low, high) == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_crossing_lies_in_its_interval(seeds):
+    ks, rng, hits, trials = (1, 2, 4, 8, 16, 32, 64), np.random.default_rng(4), 0, 200
+    rising = np.linspace(-0.06, 0.06, len(ks))  # crosses at k = 8
+    for _ in range(trials):
+        of_seeds = rng.normal(0, 0.01, (seeds, 1, 1)) if seeds > 1 else 0
+        drawn = rising + of_seeds + rng.normal(0, 0.1, (1, 60, 1))
+        drawn = drawn + rng.normal(0, 0.02, (seeds, 60, len(ks)))
+        found = metrics.crossing_interval(np.zeros_like(drawn), drawn, ks)
+        hits += not (found["low"] > 8 or found["high"] < 8)
+    assert 0.90 <= hits / trials <= 1.0
+
+
+# --- few problems: the interval of one policy's mean ---------------------------------------------
+
+#: (name, mean, values of (problems, worlds))
+KINDS = {
+    "binary 0.5": (0.5, lambda rng, shape: rng.random(shape) < 0.5),
+    "binary 0.1": (0.1, lambda rng, shape: rng.random(shape) < 0.1),
+    "binary 0.02": (0.02, lambda rng, shape: rng.random(shape) < 0.02),
+    "binary 0.98": (0.98, lambda rng, shape: rng.random(shape) < 0.98),
+    "pass@1": (1 / 3, lambda rng, shape: rng.beta(0.5, 1.0, shape)),
+    "pass@1, most near 0": (0.05, lambda rng, shape: rng.beta(0.1, 1.9, shape)),
+    "pass@k, most near 1": (0.95, lambda rng, shape: rng.beta(1.9, 0.1, shape)),
+    "one in 20 solved": (
+        0.05 * 0.5 + 0.95 * 0.01,
+        lambda rng, shape: np.where(rng.random(shape) < 0.05, 0.5, 0.01),
+    ),
+}
+
+
+def coverages(kind, problems, worlds=WORLDS, resamples=1000):
+    """(before, now, width before, width now) of 95 % intervals of the mean over problems."""
+    mean, draw = KINDS[kind]
+    values = draw(np.random.default_rng(0), (problems, worlds)).astype(float)
+    old_low, old_high = percentile_over_problems(values[None], resamples)
+    low, high = metrics.bootstrap_interval(values, resamples, 0)
+    old_width, width = np.mean(old_high - old_low), np.mean(high - low)
+    return 1 - missed(old_low, old_high, mean), 1 - missed(low, high, mean), old_width, width
+
+
+@pytest.mark.parametrize("problems", [8, 24, 60, 180])
+def test_intervals_over_few_problems_keep_93_percent(problems):
+    found = {kind: coverages(kind, problems) for kind in KINDS}
+    assert min(now for _, now, *_ in found.values()) >= 0.93, found
+    assert min(before for before, *_ in found.values()) < 0.93, "the percentile bootstrap does not"
+    _, _, old_width, width = found["pass@1"]
+    assert width / old_width < {8: 1.5, 24: 1.25, 60: 1.15, 180: 1.1}[problems]
+
+
+def test_a_mean_over_three_small_sets_is_covered():
+    rng, sets = np.random.default_rng(5), [name for name in "abc" for _ in range(8)]
+    values = np.concatenate([rng.random((8, WORLDS)) < p for p in (0.9, 0.3, 0.05)])
+    low, high = metrics.bootstrap_interval(values, 1000, 0, sets)
+    assert missed(low, high, (0.9 + 0.3 + 0.05) / 3) <= 0.07
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problems", [24, 60, 180])
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_the_full_grid_of_type_one_errors(seeds, problems):
+    spreads, kinds = (0.001, 0.005, 0.02), ((0.0, 0.1), (0.3, 0.3), (0.3, 0.02))
+    for spread, (own, noise), samples in itertools.product(spreads, kinds, (None, 64)):
+        for k in (1, 64):
+            place = (seeds, problems, spread, own, noise, samples, k)
+            before, now = np.mean([type_one_errors(*place, number) for number in range(3)], axis=0)
+            print(
+                f"{seeds:2d} seeds {problems:3d} problems, spread {spread:5.3f}, own {own:3.1f}, "
+                f"noise {noise:4.2f}, samples {samples or 'exact'!s:5}, pass@{k:<2d}: "
+                f"{before:6.1%} before, {now:5.1%} now"
+            )
+            # Where a handful of problems carries all differences the interval is too wide.
+            least = 0.03 if k == 1 else 0.01
+            drawn = 2.5 * np.sqrt(0.08 * 0.92 / (3 * WORLDS))  # what is left of chance
+            assert least - drawn <= now <= 0.08 + drawn
+
+
+@pytest.mark.slow
+def test_the_full_table_of_coverages():
+    for problems in (8, 24, 60, 180):
+        for kind in KINDS:
+            before, now, old_width, width = coverages(kind, problems, 4000, 2000)
+            print(
+                f"{problems:3d} problems, {kind:20}: {before:6.1%} before, {now:6.1%} now; "
+                f"width {old_width:.3f} before, {width:.3f} now"
+            )
+            assert now >= 0.945
