@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from sage_lib.algorithm.backend import GRPOConfig
     from sage_lib.algorithm.guides import (
         BranchGuide,
+        CosineSchedule,
         GuideInputs,
         IdentityGuide,
         RandomGuide,
         ShuffledGuide,
         TokenGuide,
+        build_guide,
         compose,
     )
     from sage_lib.algorithm.trainer import SageTrainer
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BranchGuide",
+    "CosineSchedule",
     "GRPOConfig",
     "GuideInputs",
     "IdentityGuide",
@@ -49,6 +52,7 @@ __all__ = [
     "__version__",
     "accuracy_reward",
     "bootstrap_interval",
+    "build_guide",
     "compose",
     "last_answer",
     "load_profile",
@@ -61,6 +65,7 @@ __all__ = [
 #: Where each public name lives.
 _HOMES = {
     "BranchGuide": "algorithm.guides",
+    "CosineSchedule": "algorithm.guides",
     "GRPOConfig": "algorithm.backend",
     "GuideInputs": "algorithm.guides",
     "IdentityGuide": "algorithm.guides",
@@ -73,6 +78,7 @@ _HOMES = {
     "Verifier": "tasks.verifier",
     "accuracy_reward": "tasks.verifier",
     "bootstrap_interval": "evaluation.metrics",
+    "build_guide": "algorithm.guides",
     "compose": "algorithm.guides",
     "last_answer": "tasks.verifier",
     "load_profile": "experiment.profile",

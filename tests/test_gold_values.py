@@ -5,22 +5,25 @@ The first half is on made-up golds of every kind. The second reads the published
 SAGE_DATA names them, prints its counts (pytest -s), and knows by name what Math-Verify gets wrong.
 """
 
-import os
-import re
-from decimal import Decimal
-from fractions import Fraction
-
 import pytest
-import sympy
 
-from sage_lib.tasks import public_sets
-from sage_lib.tasks.verifier import Verifier, _parse_gold
+from sage_lib.tasks.verifier import Verifier
 
 #: Kind -> gold, equivalent right answers, near misses. Made up.
 KINDS = {
     "integer": (
         "84",
-        [r"84.0", "+84", "168/2", "85 - 1", "84.", "x = 84", r"\boxed{84}", r"84 \text{ m}", "84 s"],
+        [
+            r"84.0",
+            "+84",
+            "168/2",
+            "85 - 1",
+            "84.",
+            "x = 84",
+            r"\boxed{84}",
+            r"84 \text{ m}",
+            "84 s",
+        ],
         ["85", "83", "-84", "840", "8.4", "48", "84.5", "84, 85", "84^2", "84e1", ""],
     ),
     "negative integer": (
@@ -28,7 +31,11 @@ KINDS = {
         ["-6.0", "-12/2", r"-\sqrt{36}", "2 - 8"],
         ["6", "-5", "-7", "-60", "-6, 6", r"\pm 6"],
     ),
-    "thousands": (r"\$12,\!450", ["12450", "12,450", r"\$12450", "12450.00"], ["12", "450", "12451"]),
+    "thousands": (
+        r"\$12,\!450",
+        ["12450", "12,450", r"\$12450", "12450.00"],
+        ["12", "450", "12451"],
+    ),
     "decimal": (
         "0.0375",
         ["0.03750", r"\frac{3}{80}", "3/80", r"3.75 \times 10^{-2}", "3.75e-2", ".0375"],
@@ -84,7 +91,12 @@ KINDS = {
     "unbounded interval": (
         r"(-\infty, 4) \cup (7, \infty)",
         [r"(-\infty,4)\cup(7,\infty)", r"(7, \infty) \cup (-\infty, 4)"],
-        [r"(-\infty, 4] \cup [7, \infty)", r"(-\infty, 4)", "(4, 7)", r"(-\infty, 5) \cup (7, \infty)"],
+        [
+            r"(-\infty, 4] \cup [7, \infty)",
+            r"(-\infty, 4)",
+            "(4, 7)",
+            r"(-\infty, 5) \cup (7, \infty)",
+        ],
     ),
     "set": (
         r"\{2 \pm \sqrt{3}, 5\}",
@@ -99,7 +111,10 @@ KINDS = {
     ),
     "matrix": (
         r"\begin{pmatrix} 2/3 \\ -7 \end{pmatrix}",
-        [r"\begin{pmatrix} \frac{2}{3} \\ -7 \end{pmatrix}", r"\begin{bmatrix} 2/3 \\ -7 \end{bmatrix}"],
+        [
+            r"\begin{pmatrix} \frac{2}{3} \\ -7 \end{pmatrix}",
+            r"\begin{bmatrix} 2/3 \\ -7 \end{bmatrix}",
+        ],
         [r"\begin{pmatrix} -7 \\ 2/3 \end{pmatrix}", r"\begin{pmatrix} 2/3 \\ 7 \end{pmatrix}"],
     ),
     "complex number": (
@@ -120,7 +135,11 @@ KINDS = {
     "exponential": (
         r"\frac{e^{3 t}}{7}+C_{1} e^{-t}",
         [r"C_1 e^{-t} + \frac{1}{7} e^{3t}", r"\frac{1}{7}\exp(3t) + C_{1} \exp(-t)"],
-        [r"\frac{e^{3 t}}{7}", r"\frac{e^{-3 t}}{7}+C_{1} e^{-t}", r"\frac{e^{3 t}}{8}+C_{1} e^{-t}"],
+        [
+            r"\frac{e^{3 t}}{7}",
+            r"\frac{e^{-3 t}}{7}+C_{1} e^{-t}",
+            r"\frac{e^{3 t}}{8}+C_{1} e^{-t}",
+        ],
     ),
     "Euler's number": (
         "11 e",

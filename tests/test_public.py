@@ -198,3 +198,14 @@ def test_the_readme_lists_the_names_that_profiles_know():
     listed = set(re.findall(r"`(\w+)`", README))
     assert {*GUIDES, *ANCHORS, *TASKS} <= listed
     assert all(f"{name}" in README for name in STAGES)
+
+
+def test_the_readmes_profiles_load(tmp_path):
+    blocks = re.findall(r"^```yaml\n(name: .*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    (tmp_path / "my_problems.csv").write_text("problem,answer\n1 + 1?,2\n")
+    for block in blocks:
+        name = block.split("name: ")[1].split()[0]
+        (tmp_path / f"{name}.yaml").write_text(block)
+        profile = sage_lib.load_profile(tmp_path / f"{name}.yaml")
+        assert profile.evaluation.data[-1].name == "file"

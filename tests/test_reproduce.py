@@ -216,6 +216,6 @@ def test_a_wrong_command_line_ends_with_one_sentence(capsys):
 def test_a_process_that_fails_is_named_with_its_reason(sandbox):
     """RL without the model that it starts from."""
     profile = load_profile("smoke+train=[grpo]")
-    words = "GRPO, seed 3407 failed: error: RL starts from the SFT model"
+    words = "GRPO, seed 3407 failed: RL starts from the SFT model"
     with pytest.raises(SageError, match=words):
         stages.run(profile, "rl")

@@ -297,7 +297,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str
         raise SageError(f"profile {path.name} extends itself: {' -> '.join(p.stem for p in above)}")
     try:
         raw = YAML(typ="rt").load(path.read_text())
-    except YAMLError as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         sentence = " ".join(str(error).split())
         raise SageError(f"profile {path.name} is not valid YAML: {sentence}") from None
     if not isinstance(raw, CommentedMap):
@@ -497,6 +497,12 @@ def _check(profile: Profile, name: str) -> None:
         value = profile.rl[key]
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
         require(whole, f"rl.{key} is a whole number of {least} or more, not {value!r}")
+    if profile.sft:
+        steps = profile.sft["max_steps"]
+        whole = (
+            isinstance(steps, int) and not isinstance(steps, bool) and (steps > 0 or steps == -1)
+        )
+        require(whole, f"sft.max_steps is a whole number, or -1 for whole epochs, not {steps!r}")
     require(BASE not in profile.methods, f"no method may be called {BASE!r}: that is the SFT model")
     made_here = profile.model.name == "tiny_qwen"
     complete = profile.model.architecture is not None and profile.model.largest_number is not None

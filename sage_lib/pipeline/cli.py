@@ -9,6 +9,7 @@ sage-companion bench verifier               measure a benchmark again
 import argparse
 import sys
 
+from sage_lib import __version__
 from sage_lib.errors import SageError
 from sage_lib.pipeline import bench, reproduce, stages
 
@@ -23,6 +24,7 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     reproducing = commands.add_parser("reproduce", help="run the notebooks in order, headless")
     reproduce.add_arguments(reproducing)
@@ -41,6 +43,8 @@ def main(argv: list[str] | None = None) -> None:
         options.do(options)
     except SageError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: what was made is kept; the same command with --resume goes on")
 
 
 if __name__ == "__main__":

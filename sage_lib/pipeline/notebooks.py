@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
@@ -98,6 +96,8 @@ def found(folder: Path | None = None) -> list[Notebook]:
 
 def read(path: Path) -> Notebook:
     """One notebook from its metadata; SageError where it says nothing, or what nobody knows."""
+    import nbformat  # late: it takes seconds, and most commands read no notebook
+
     given = dict(nbformat.read(path, as_version=4).metadata.get("sage", {}))
     if not given.get("about"):
         raise SageError(
@@ -126,6 +126,8 @@ def _makes(given: dict[str, Any], path: Path) -> Makes:
 
 def parameters(path: Path) -> set[str]:
     """Names assigned in the cell tagged ``parameters``, which must be the first code cell."""
+    import nbformat
+
     cells = nbformat.read(path, as_version=4).cells
     code = [cell for cell in cells if cell.cell_type == "code"]
     if not code or "parameters" not in code[0].metadata.get("tags", []):

@@ -12,6 +12,7 @@ their progress and raises when one fails. A run that is finished from the same s
 import argparse
 import importlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -258,7 +259,7 @@ def _reason(log: Path) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "no output"
     place = f"{log.parent.name}/{log.name} in the build folder"
-    return f"{last} (whole log: {place}; what was made is kept, run again with --resume)"
+    return f"{last.removeprefix('error: ')} (whole log: {place}; what was made is kept)"
 
 
 def check_machine(profile: Profile) -> None:
@@ -291,6 +292,9 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 def given_profile(options: argparse.Namespace) -> Profile:
     """The profile that a command line names, with its changed settings."""
+    for change in options.set:
+        if not re.match(r"[A-Za-z_][\w.-]*=", change):
+            raise SageError(f"--set {change}: a change is KEY=VALUE, as in --set rl.beta=0.2")
     return load_profile("+".join([options.profile, *options.set]))
 
 

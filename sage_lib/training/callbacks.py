@@ -23,9 +23,12 @@ WHOLE = "whole"
 def check_sections(profile: Profile) -> None:
     """SageError for any setting that SFTConfig, GRPOConfig or PEFT does not know, before anything
     is trained."""
-    from peft import LoraConfig
-
+    # First: Unsloth patches what is imported after it.
     from sage_lib.algorithm.backend import GRPOConfig, SFTConfig
+
+    # isort: split
+
+    from peft import LoraConfig
 
     for cls, section in (
         (SFTConfig, profile.sft),
