@@ -1,12 +1,13 @@
 """A short SageTrainer run for test_distributed.py, alone or under ``accelerate launch``.
 
-    python tests/distributed_run.py MODEL OUT BATCH
+    python tests/distributed_run.py MODEL OUT BATCH METHOD...
 
 The completions are a function of the prompt and of the position in its group, so that one process
 with 16 rollouts a step and two with 8 each train on the same global batch.
 """
 
 import json
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -23,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from sage_lib.algorithm.guides import BranchGuide, GuideInputs, RandomGuide
 from sage_lib.algorithm.trainer import SageTrainer
+from sage_lib.errors import SageError
 from sage_lib.policy import tiny_qwen
 from sage_lib.tasks import prompts
 
@@ -32,7 +34,25 @@ METHODS = {
     "sequence": {"guide": BranchGuide(threshold=0.5), "anchor": "sequence"},
     "forward_kl": {"anchor": "forward_kl"},
     "random": {"guide": RandomGuide()},
+    "full": {"guide": BranchGuide(threshold=0.5), "lora": False},
+    # What a configuration for FSDP must not say; transformers reads it as it loads a model.
+    "ram_efficient": {"lora": False, "environment": {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}},
 }
+#: Step of the checkpoint that a run is resumed from.
+SAVED = 2
+
+
+def shard_on_the_processor() -> None:
+    """Let accelerate, which shards on GPUs alone, do it on the processor over gloo."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    def set_device(self: PartialState) -> None:
+        self.device = torch.device("cpu")
+
+    torch.distributed.init_process_group("gloo")
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    PartialState.set_device = set_device
 
 
 def rollouts(prompts, trainer) -> dict:
@@ -53,14 +73,15 @@ def rollouts(prompts, trainer) -> dict:
     return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
 
 
-def run(model_folder: str, out: str, method: str, batch: str) -> None:
+def make(model_folder: str, out: str, method: str, batch: str) -> tuple[SageTrainer, list]:
     torch.manual_seed(0)
     chosen = dict(METHODS[method])
+    os.environ.update(chosen.pop("environment", {}))
     guide, anchor = chosen.pop("guide", None), chosen.pop("anchor", None)
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(model_folder),
-        LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
-    )
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    if chosen.pop("lora", True):
+        adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        model = get_peft_model(model, adapter)
     rows = [{"prompt": prompts.messages(f"reach {n} from 1 2 3 4")} for n in range(16)]
     noise = []
 
@@ -78,7 +99,7 @@ def run(model_folder: str, out: str, method: str, batch: str) -> None:
         reward_funcs=lambda completion_ids, **_: [sum(ids) % 11 / 11 for ids in completion_ids],
         rollout_func=rollouts,
         args=GRPOConfig(
-            output_dir=f"{out}.run",
+            output_dir=f"{out}.{method}.run",
             per_device_train_batch_size=int(batch),
             num_generations=4,
             max_completion_length=7,
@@ -90,24 +111,41 @@ def run(model_folder: str, out: str, method: str, batch: str) -> None:
             gradient_checkpointing=False,
             report_to="none",
             logging_steps=1,
-            save_strategy="no",
+            save_strategy="steps" if method == "branch" else "no",
+            save_steps=SAVED,
             seed=5,
             disable_tqdm=True,
             **{"loss_type": "grpo", "use_bias_correction_kl": False} | chosen,
         ),
     )
-    trainer.train()
-    trained = [p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]
-    accelerator = trainer.accelerator
-    found = {
-        "weights": torch.cat(trained).tolist(),
-        "noise": noise,
-        "log": [r for r in trainer.state.log_history if "loss" in r],
-        "processes": accelerator.num_processes,
-    }
-    Path(f"{out}.{method}.{accelerator.process_index}").write_text(json.dumps(found))
+    return trainer, noise
+
+
+def weights(trainer: SageTrainer) -> list[float]:
+    trained = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in trained]
+    return torch.cat([p.flatten() for p in whole]).tolist()
+
+
+def run(model_folder: str, out: str, batch: str, method: str) -> None:
+    trainer, noise = make(model_folder, out, method, batch)
+    found: dict = {"processes": trainer.accelerator.num_processes, "error": None}
+    try:
+        trainer.train()
+    except SageError as error:
+        found["error"] = str(error)
+    found["weights"], found["noise"] = weights(trainer), noise
+    found["sharded"] = trainer.is_fsdp_enabled
+    found["log"] = [r for r in trainer.state.log_history if "loss" in r]
+    if trainer.args.save_strategy == "steps":
+        again, _ = make(model_folder, out, method, batch)
+        again.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-{SAVED}")
+        found["resumed"] = weights(again)
+    Path(f"{out}.{method}.{trainer.accelerator.process_index}").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    for name in METHODS:
-        run(sys.argv[1], sys.argv[2], name, sys.argv[3])
+    if "ACCELERATE_USE_FSDP" in os.environ:
+        shard_on_the_processor()
+    for name in sys.argv[4:]:
+        run(*sys.argv[1:4], name)

@@ -5,6 +5,13 @@ called without them, in worker processes with limits of their own: processor tim
 changes no verdict), memory, and as a last resort the clock, after which a worker is killed.
 Identical (gold, answer) pairs are verified once, two plain integers are compared on the spot, and
 two numbers that are far apart by their values.
+
+Both texts are first written as Math-Verify reads them (:func:`parse`), e-notation among it. What it
+gets wrong and is not mended: upper and lower case, a number and its percentage, a number and one of
+another base or unit, a set of two and a pair are the same; names of several letters, primes and
+second derivatives are products and powers of letters; log has base 10; bare words, x for times,
+units such as m/s and "about" are not understood. tests/test_gold_values.py holds an example of
+each.
 """
 
 from __future__ import annotations
@@ -246,8 +253,8 @@ def _is_arithmetic(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _parse_gold(gold: str) -> tuple[list, bool]:
-    """What Math-Verify makes of a gold, [] when it is no formula, and whether it has variables: such
-    a gold has no units."""
+    """What Math-Verify makes of a gold, [] when it is no formula, and whether it has variables, in
+    which case it has no units."""
     parsed = parse(gold)
     if not _understood(parsed):
         return [], False
@@ -263,10 +270,11 @@ def _has_variables(formula: Any) -> bool:
 
 
 def _plain_symbols(parsed: list) -> list:
-    """With i for the imaginary unit, one kind of variable, and a variable in place of dx/dt.
+    """With i for the imaginary unit, one kind of variable, a variable in place of dx/dt, and
+    fractions for decimals.
 
     Math-Verify leaves i a variable, takes those beside 5 i for complex and those beside 5i for real
-    ones, which then differ, and works out dx/dt as 0.
+    ones, which then differ, works out dx/dt as 0, and finds arcsin(1.3 x) unlike arcsin(13 x / 10).
     """
     import sympy
 
@@ -277,6 +285,7 @@ def _plain_symbols(parsed: list) -> list:
             plain.update({s: sympy.I for s in plain if s.name == "i"})
             rates = {d: sympy.Symbol(str(d), real=True) for d in part.atoms(sympy.Derivative)}
             plain.update({d: rate for d, rate in rates.items() if d.expr.is_Symbol})
+            plain.update(_written_decimals(part))
             part = part.xreplace(plain)
         found.append(part)
     return found
@@ -293,6 +302,8 @@ def _verify(pair: Pair) -> bool | None:
     given = parse(answer)
     if has_variables:
         given = _plain_symbols(parse(answer, units=False) + given)
+    if any(_contradicts_itself(part) for part in given):
+        return False
     a, b = _number(gold, expected), _number(answer, given)
     if a is not None and b is not None:
         if _far_apart(a, b):
@@ -304,15 +315,31 @@ def _verify(pair: Pair) -> bool | None:
     return bool(verify(expected, given, decimals, digits, timeout_seconds=None))
 
 
+def _contradicts_itself(part: Any) -> bool:
+    """Whether it holds an equation of two different numbers, such as 4 = 5, of which Math-Verify
+    compares the right side alone."""
+    import sympy
+
+    if not isinstance(part, sympy.logic.boolalg.Boolean):
+        return False
+    sides = [equation.args for equation in part.atoms(sympy.Eq)]
+    numbers = [pair for pair in sides if all(_is_number(side) for side in pair)]
+    return any(abs(complex(a) - complex(b)) > 10**-_DECIMALS * abs(complex(a)) for a, b in numbers)
+
+
+def _is_number(side: Any) -> bool:
+    import sympy
+
+    return isinstance(side, sympy.Expr) and side.is_number
+
+
 def _number(text: str, parsed: list) -> float | None:
     """The value of a text that is one real number and nothing else; None for all else, and for what
     has two readings (28%)."""
-    import sympy
-
     if len(parsed) != 2 or "%" in text:
         return None
     formula = parsed[0]
-    if not isinstance(formula, sympy.Expr) or not formula.is_number:
+    if not _is_number(formula):
         return None
     value = formula.evalf(15)
     return float(value) if value.is_Float or value.is_Rational else None
@@ -345,10 +372,14 @@ def _is_product(formula: Any) -> bool:
 
 def _fraction(product: Any) -> Any:
     """The product with its decimals as they were written, multiplied out."""
+    return product.xreplace(_written_decimals(product)).doit()
+
+
+def _written_decimals(formula: Any) -> dict:
+    """Each decimal of a formula, and the fraction that it stands for."""
     import sympy
 
-    decimals = {number: sympy.Rational(str(number)) for number in product.atoms(sympy.Float)}
-    return product.xreplace(decimals).doit()
+    return {number: sympy.Rational(str(number)) for number in formula.atoms(sympy.Float)}
 
 
 def _decimals(parsed: list) -> int:

@@ -84,9 +84,10 @@ def support(policy: torch.Tensor, reward: torch.Tensor, epsilon: float) -> torch
 def theorem_4_3(rlvr: torch.Tensor, guide: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Theorem 4.3's condition q(y)/E_RLVR[q] > epsilon/pi_RLVR(y); bool of shape (L,).
 
-    ``rlvr`` is the tilted policy of eq. 2. With eq. 24 the two sides are pi_SAGE(y) and epsilon,
-    divided by pi_RLVR(y): for a correct completion the condition is not only sufficient but the
-    same statement as y in supp_eps(pi_SAGE).
+    The paper's text copy lost the formula: it is restored from the theorem's words, which name both
+    sides, and from eq. 24. ``rlvr`` is the tilted policy of eq. 2. With eq. 24 the two sides are
+    pi_SAGE(y) and epsilon, divided by pi_RLVR(y): for a correct completion the condition is not
+    only sufficient but the same statement as y in supp_eps(pi_SAGE).
     """
     return guide / (rlvr * guide).sum() > epsilon / rlvr
 
