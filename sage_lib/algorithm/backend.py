@@ -19,6 +19,7 @@ os.environ.setdefault(
 # isort: off
 import unsloth  # noqa: F401  (must come before trl)
 import trl
+from trl.trainer.utils import use_adapter
 from unsloth import FastLanguageModel
 # isort: on
 
@@ -33,4 +34,11 @@ else:
     GRPOConfig, GRPOTrainer = trl.GRPOConfig, trl.GRPOTrainer
     SFTConfig, SFTTrainer = trl.SFTConfig, trl.SFTTrainer
 
-__all__ = ["FastLanguageModel", "GRPOConfig", "GRPOTrainer", "SFTConfig", "SFTTrainer"]
+__all__ = [
+    "FastLanguageModel",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "SFTConfig",
+    "SFTTrainer",
+    "use_adapter",
+]

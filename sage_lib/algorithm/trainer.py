@@ -23,14 +23,13 @@ from functools import partial
 from typing import Any, Literal
 
 # first: Unsloth patches what is imported after it
-from sage_lib.algorithm.backend import GRPOTrainer
+from sage_lib.algorithm.backend import GRPOTrainer, use_adapter
 
 # isort: split
 
 import torch
 from datasets import IterableDataset
 from peft import PeftModel
-from trl.trainer.utils import use_adapter
 
 from sage_lib.algorithm import anchors
 from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabulary, build_anchor
@@ -99,10 +98,11 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         anchor: how the KL term is estimated, a name of ``anchors.ANCHORS`` or an Anchor. "k3": per
             token, eq. 38, as the paper's code, the default with a guide. "k3_corrected": per token,
             multiplied by the importance ratio, TRL's own default; there a guide of the state alone
-            leaves the expected gradient as it is if every token weighs the same ("dr_grpo",
-            "bnpo" and "dapo" over one batch), and not if tokens weigh 1/|o| ("grpo").
-            "sequence": the log-ratio of the whole completion credited through the advantages: the
-            gradient of eq. 8 if every token weighs the same, another one with 1/|o|. "forward_kl":
+            leaves the expected gradient as it is if every token weighs the same ("dr_grpo", or
+            completions of one length), and not if tokens weigh 1/|o| ("grpo") or by the length of
+            their batch ("bnpo", "dapo": less the larger the batch; notebook 03). "sequence": the
+            log-ratio of the whole completion credited through the advantages: the gradient of
+            eq. 8 under that same condition, another one otherwise. "forward_kl":
             KL(pi_ref ‖ pi) per token over the whole vocabulary, without a guide; the prefixes are
             the sampled ones. None: what ``args`` say.
         dynamic_sampling: DAPO's: up to so many fresh batches of prompts replace the groups whose

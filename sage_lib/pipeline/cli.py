@@ -9,7 +9,7 @@ sage-companion bench verifier               measure a benchmark again
 import argparse
 import sys
 
-from sage_lib import __version__
+import sage_lib
 from sage_lib.errors import SageError
 from sage_lib.pipeline import bench, reproduce, stages
 
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {sage_lib.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     reproducing = commands.add_parser("reproduce", help="run the notebooks in order, headless")
     reproduce.add_arguments(reproducing)
