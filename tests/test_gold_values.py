@@ -253,7 +253,9 @@ def test_known_limits(verifier, gold, answer, verdict, why):
 def test_an_equation_that_contradicts_itself_is_no_answer(verifier):
     wrong = ["7 = 5", "2 + 2 = 5", "x = 4 = 5", r"\frac{9}{2} = 5", "5 = 4"]
     right = ["2 + 3 = 5", "x = 5", r"\frac{10}{2} = 5", "x = 10/2 = 5", "x = y = 5"]
-    assert disagreements(verifier, [("5", right, wrong), ("x=5", right[1:2], wrong)]) == []
+    rounded = ["1/3 = 0.33", r"x = \frac{1}{3} = 0.33"]
+    families = [("5", right, wrong), ("x=5", right[1:2], wrong), ("0.33", rounded, ["0.5 = 0.33"])]
+    assert disagreements(verifier, families) == []
 
 
 def disagreements(verifier, families):

@@ -76,6 +76,8 @@ _EXPONENT_DIGITS = 3
 _DECIMALS, _PRECISION = 6, 15
 #: Numbers below it are compared up to more decimals: six would make all of them 0.
 _SMALL = 1e-3
+#: Part of a number by which it may differ from a rounded one in an equation.
+_ROUNDING = 0.1
 #: Decimals beyond six at most.
 _MOST_DECIMALS = 400
 
@@ -317,14 +319,18 @@ def _verify(pair: Pair) -> bool | None:
 
 def _contradicts_itself(part: Any) -> bool:
     """Whether it holds an equation of two different numbers, such as 4 = 5, of which Math-Verify
-    compares the right side alone."""
+    compares the right side alone. Decimals may be rounded, as in 1/3 = 0.33."""
     import sympy
 
     if not isinstance(part, sympy.logic.boolalg.Boolean):
         return False
-    sides = [equation.args for equation in part.atoms(sympy.Eq)]
-    numbers = [pair for pair in sides if all(_is_number(side) for side in pair)]
-    return any(abs(complex(a) - complex(b)) > 10**-_DECIMALS * abs(complex(a)) for a, b in numbers)
+    for equation in part.atoms(sympy.Eq):
+        if all(_is_number(side) for side in equation.args):
+            a, b = (complex(side) for side in equation.args)
+            rounding = _ROUNDING if equation.has(sympy.Float) else 10**-_DECIMALS
+            if abs(a - b) > rounding * max(abs(a), abs(b)):
+                return True
+    return False
 
 
 def _is_number(side: Any) -> bool:
