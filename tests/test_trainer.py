@@ -619,6 +619,11 @@ def test_the_forward_kl_is_that_of_the_logits_that_a_model_scales_or_caps(make, 
     assert trainer._metrics["train"]["kl"][-1] == pytest.approx(expected, rel=1e-3)
 
 
+def test_the_canary_leaves_room_for_mixed_precision(make):
+    trainer = trained(make(None, anchor="forward_kl", change=larger, bf16=True, max_steps=2))
+    assert trainer.state.log_history[1]["kl"] > 0
+
+
 @pytest.mark.parametrize("fault", ["cap", "time"])
 def test_the_canary_sees_distributions_that_are_not_those_of_the_loss(
     make, models, monkeypatch, fault

@@ -46,7 +46,8 @@ class Vocabulary:
 
     hidden: torch.Tensor  # last hidden states of the policy, shape (batch, time, width)
     reference_hidden: torch.Tensor  # the same of the reference
-    head: Callable[[torch.Tensor], torch.Tensor]  # from hidden states to logits
+    # From hidden states to logits, with whatever the model scales or caps them by.
+    head: Callable[[torch.Tensor], torch.Tensor]
     reference_head: Callable[[torch.Tensor], torch.Tensor]
     temperature: float
 
@@ -141,7 +142,12 @@ class K3(Anchor):
 
 
 class K3Corrected(Anchor):
-    """Eq. 38 per token, multiplied by the importance ratio."""
+    """Eq. 38 per token, multiplied by the importance ratio: TRL's own default.
+
+    A guide of the state alone cancels in expectation if tokens are drawn from the policy
+    untruncated and weigh a constant (loss_type "dr_grpo"). A weight that depends on lengths, 1/|o|
+    or one by the tokens of the batch, leaves some of it: the length depends on the token.
+    """
 
     name = "k3_corrected"
     bias_corrected = True
@@ -165,7 +171,8 @@ class BesideTrl(Anchor):
 
 
 class Sequence(BesideTrl):
-    """Eq. 8: the log-ratio of the whole completion, credited through the advantages."""
+    """The log-ratio of the whole completion, credited through the advantages. When this is the
+    gradient of eq. 8, :func:`return_credit` says."""
 
     name = "sequence"
 
@@ -209,7 +216,10 @@ class Sequence(BesideTrl):
 
 
 class ForwardKL(BesideTrl):
-    """KL(pi_ref ‖ pi) per token, exact over the vocabulary (Section A.4), without a guide."""
+    """KL(pi_ref ‖ pi) per token (Section A.4), summed over the whole vocabulary, without a guide.
+
+    After each sampled prefix it has no noise of a sampled token; the prefixes are the policy's.
+    """
 
     name = "forward_kl"
     keeps_hidden = True
@@ -218,12 +228,12 @@ class ForwardKL(BesideTrl):
         yield from super().requires(setting)
         if setting.guided:
             yield (
-                "the exact forward KL has no sampled token for a guide to act on: "
+                "the forward KL over the vocabulary has no sampled token for a guide to act on: "
                 "use the anchor k3 with it, or no guide"
             )
         if setting.sharded:
             yield (
-                "the exact forward KL needs whole weights on every process: "
+                "the forward KL over the vocabulary needs whole weights on every process: "
                 "use data parallelism without FSDP or ZeRO"
             )
 
@@ -278,9 +288,11 @@ def return_credit(
 ) -> torch.Tensor:
     """Eq. 8 as a return: minus the log-ratio to q·pi_ref of this token and all later ones.
 
-    Beta times this, added to the advantage of every token, has as policy gradient the gradient of
-    -beta·K~L(pi ‖ q·pi_ref) of whole completions: log q is credited to the tokens before it, too.
-    A constant to the gradient.
+    Beta times this, added to the advantage of every token, has as expected policy gradient that of
+    -beta·K~L(pi ‖ q·pi_ref) of whole completions, where tokens are drawn from the policy
+    untruncated and weigh a constant (loss_type "dr_grpo"): log q is credited to the tokens before
+    it, too. Weights that depend on lengths (1/|o|, or the tokens of the batch) give another
+    gradient, and a clipped ratio clips this with the reward's. A constant to the gradient.
     """
     ratio = logps - reference
     if log_q is not None:
@@ -296,7 +308,8 @@ def exact_forward_kl(
     reference_head: Callable[[torch.Tensor], torch.Tensor],
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """KL(pi_ref ‖ pi) over the whole vocabulary at every token (Section A.4), with its gradient.
+    """KL(pi_ref ‖ pi) at every token (Section A.4), with its gradient: a sum over the whole
+    vocabulary, not an estimate from the sampled token.
 
     Args: as in :class:`Vocabulary`.
     """

@@ -192,7 +192,7 @@ class TokenGuide(_Clamped):
 
 @dataclass(frozen=True)
 class IdentityGuide:
-    """q = 1: stock GRPO through the guided path, for controls."""
+    """q = 1, for controls: stock GRPO with the same anchor, through the guided path."""
 
     def __call__(self, inputs: GuideInputs) -> torch.Tensor:
         return inputs.logps.new_ones(inputs.logps.shape)

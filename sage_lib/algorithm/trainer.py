@@ -54,6 +54,9 @@ REWARD_TERMS = "reward_terms"
 #: Mean k3 between the policy and its reference at the first step above which their weights are
 #: compared.
 START_KL = 1e-3
+#: How far the log-probability of a token, computed twice, may lie apart on average: in float32, and
+#: where one of the two is rounded to bfloat16.
+SINGLE_GAP, HALF_GAP = 1e-3, 0.15
 #: File of a checkpoint with the reference's weights, where ``sync_ref_model`` moves them.
 MOVED_REFERENCE = "sage_reference.pt"
 
@@ -97,14 +100,13 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             training; an evaluation's KL is the one to pi_ref.
         anchor: how the KL term is estimated, a name of ``anchors.ANCHORS`` or an Anchor. "k3": per
             token, eq. 38, as the paper's code, the default with a guide. "k3_corrected": per token,
-            multiplied by the importance ratio, TRL's own default; there a guide of the state alone
-            leaves the expected gradient as it is if every token weighs the same ("dr_grpo", or
-            completions of one length), and not if tokens weigh 1/|o| ("grpo") or by the length of
-            their batch ("bnpo", "dapo": less the larger the batch; notebook 03). "sequence": the
-            log-ratio of the whole completion credited through the advantages: the gradient of
-            eq. 8 under that same condition, another one otherwise. "forward_kl":
-            KL(pi_ref ‖ pi) per token over the whole vocabulary, without a guide; the prefixes are
-            the sampled ones. None: what ``args`` say.
+            multiplied by the importance ratio, TRL's own default; a guide of the state alone then
+            cancels in expectation if tokens are drawn from the policy untruncated and weigh a
+            constant (loss_type "dr_grpo"), not if they weigh 1/|o| or by the tokens of the batch.
+            "sequence": the log-ratio of the whole completion credited through the advantages; under
+            the same conditions the gradient of eq. 8. "forward_kl": KL(pi_ref ‖ pi) per token over
+            the whole vocabulary, without a guide; the prefixes are the sampled ones. None: what
+            ``args`` say.
         dynamic_sampling: DAPO's: up to so many fresh batches of prompts replace the groups whose
             rewards are all equal, up to the rounding of a float32.
         other_reference: the policy is not meant to start at its reference, and the first step does
@@ -497,6 +499,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         sampled tokens of one completion what TRL's own kernel gave them."""
         v, mask = vocabulary, counted_tokens(batch)
         row = int(mask.sum(1).argmax())
+        half = self.accelerator.mixed_precision != "no" or v.hidden.dtype.itemsize < 4
+        tolerance = HALF_GAP if half else SINGLE_GAP
         sides = (
             ("policy", v.hidden, v.head, logps),
             ("reference", v.reference_hidden, v.reference_head, batch["ref_per_token_logps"]),
@@ -506,7 +510,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             found = drawn_log_probabilities(log_pi, batch["completion_ids"][row : row + 1])
             gaps = (found - expected[row]).abs()[0] * mask[row]
             gap = (gaps.sum() / mask[row].sum().clamp(min=1)).item()
-            if gap > max(1e-3, 20 * torch.finfo(hidden.dtype).eps):
+            if gap > tolerance:
                 raise SageError(
                     f"the anchor's distributions are not those of the {name} in TRL's loss "
                     f"(log-probabilities of the sampled tokens differ by {gap:.3g}): "
