@@ -18,7 +18,7 @@ help:
 	@echo "make test                      install everything into .venv and run the default tests"
 	@echo "make test-gpu                  the tests that need a CUDA GPU, after make gpu"
 	@echo "                               (SAGE_GPU_MODEL names a small model's folder)"
-	@echo "make test-slow                 the tests of the weights that make smollm adds"
+	@echo "make test-slow                 the long tests: full simulations, make smollm's weights"
 	@echo "make lint                      format and rules (ruff), types (mypy); changes nothing"
 	@echo "make format                    put code, notebooks and the README's examples into form"
 	@echo "make hooks                     have git run make lint's tools before each commit"
