@@ -3,11 +3,14 @@
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import countdown
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END
+from sage_lib.tasks.verifier import Verifier
 
 
 def text(work, answer):
@@ -15,27 +18,59 @@ def text(work, answer):
 
 
 def puzzles(seed, digits, limit, kind, count):
-    settings = countdown.Settings(digits=digits, limit=limit, kinds={kind: 1.0})
+    settings = countdown.Settings(fewest=digits, most=digits, limit=limit, kinds={kind: 1.0})
     return [problem.detail for problem in countdown.problems(settings, count, seed)]
 
 
+def bracketings(digits):
+    """Every expression of the digits in their order: (text, shape, values of all its parts)."""
+    if len(digits) == 1:
+        yield str(digits[0]), "d", ()
+        return
+    for cut in range(1, len(digits)):
+        for left, shape, inner in bracketings(digits[:cut]):
+            for right, other, beside in bracketings(digits[cut:]):
+                for operator in "+-*":
+                    text = f"({left}{operator}{right})"
+                    yield text, f"({shape}{other})", (*inner, *beside, eval(text))
+
+
+def comb(length, way):
+    """The shape of a way: brackets on the left, or on the right."""
+    shape = "d"
+    for _ in range(length - 1):
+        shape = f"({shape}d)" if way == "L" else f"(d{shape})"
+    return shape
+
+
 @pytest.mark.parametrize("kind", countdown.KINDS)
-def test_problems_are_of_the_kind_they_say_by_brute_force(kind):
-    for problem in puzzles(3, 3, 30, kind, 40):
-        reached = {}
-        for way in countdown.WAYS:
-            digits = problem.digits if way == "L" else problem.digits[::-1]
-            found = False
-            for operators in itertools.product("+-*", repeat=2):
-                first = eval(f"{digits[0]}{operators[0]}{digits[1]}")
-                second = eval(f"({first}){operators[1]}{digits[2]}")
-                found |= 0 <= first <= 30 and 0 <= second <= 30 and second == problem.target
-            reached[way] = found
-        assert (reached["L"], reached["R"]) == {
-            "both": (True, True),
-            "forward": (True, False),
-            "reverse": (False, True),
-        }[kind]
+@pytest.mark.parametrize("digits", [2, 3, 4, 5])
+def test_problems_are_of_the_kind_they_say_by_brute_force(kind, digits):
+    """One-way problems have no other solution by any bracketing, running values of any size; the
+    audit found another one for 34 of 60 reverse and 33 of 60 forward problems."""
+    if digits == 2 and kind != "both":
+        return  # two digits have one bracketing
+    for puzzle in puzzles(3, digits, 30, kind, {5: 3, 4: 8}.get(digits, 25)):
+        solved = {
+            shape for text, shape, _ in bracketings(puzzle.digits) if eval(text) == puzzle.target
+        }
+        small = {
+            shape
+            for text, shape, parts in bracketings(puzzle.digits)
+            if eval(text) == puzzle.target and all(0 <= part <= 30 for part in parts)
+        }
+        ways = {way: comb(digits, way) for way in countdown.WAYS}
+        if kind == "both":
+            assert set(ways.values()) <= small
+        else:
+            assert solved == small == {ways["L" if kind == "forward" else "R"]}
+
+
+def test_the_other_bracketings_reach_what_brute_force_says():
+    for digits in ((3, 5, 7, 2), (1, 1, 9, 4), (2, 9, 1, 3, 8)):
+        ways = {comb(len(digits), way) for way in countdown.WAYS}
+        found = {eval(text) for text, shape, _ in bracketings(digits) if shape not in ways}
+        assert countdown.other_targets(digits) == found
 
 
 def test_the_stream_is_seeded_distinct_and_avoids_what_it_is_told_to():
@@ -88,9 +123,9 @@ def test_one_way_problems_can_be_demonstrated_in_their_way():
 
 
 def test_what_could_be_drawn_is_a_question_with_as_many_digits():
-    three = countdown.Settings(digits=3)
-    for digits, expected in ((3, True), (4, False)):
-        problem = countdown.problems(countdown.Settings(digits=digits), 1, 0)[0]
+    three = countdown.Settings(fewest=2, most=3)
+    for digits, expected in ((3, True), (4, False), (2, True)):
+        [problem] = countdown.problems(countdown.Settings(fewest=digits, most=digits), 1, 0)
         assert countdown.could_draw(three, problem) is expected
     in_a_file = Problem("1", "mine", "reach 9 from 2 3 4", "9", "file", "math")
     assert countdown.could_draw(three, in_a_file)
@@ -180,20 +215,216 @@ def test_the_rare_way_is_measured_apart():
 
 @pytest.mark.parametrize("kind", countdown.KINDS)
 def test_valid_completions_are_all_that_the_step_checker_accepts(kind):
-    settings = countdown.Settings(digits=3, limit=30, kinds={kind: 1.0})
+    settings = countdown.Settings(fewest=3, most=3, limit=30, kinds={kind: 1.0})
     for problem in countdown.problems(settings, 20, 5):
         puzzle = problem.detail
         listed = [text(working, answer) for _, working, answer in countdown.completions(problem)]
         assert listed and len(set(listed)) == len(listed)
         assert all(countdown.check(puzzle, completion).valid for completion in listed)
+        x, y, z = puzzle.digits
         found = 0
-        for way in countdown.WAYS:  # every work that can be written, right or wrong
-            x, y, z = puzzle.digits if way == "L" else puzzle.digits[::-1]
-            for a, b in itertools.product("+-*", repeat=2):
-                first = eval(f"{x}{a}{y}")
-                second = eval(f"{first}{b}{z}")
-                if min(first, second) >= 0 and max(first, second) <= 30:
-                    work = f"{way} {x} {a} {y} = {first} , {first} {b} {z} = {second}"
-                    answer = f"( {x} {a} {y} ) {b} {z}"
-                    found += countdown.check(puzzle, text(work, answer)).valid
+        for a, b in itertools.product("+-*", repeat=2):  # every work that can be written
+            left = eval(f"{x}{a}{y}")
+            if 0 <= left <= 30 and 0 <= (value := eval(f"{left}{b}{z}")) <= 30:
+                work = f"L {x} {a} {y} = {left} , {left} {b} {z} = {value}"
+                answer = f"( {x} {a} {y} ) {b} {z}"
+                found += countdown.check(puzzle, text(work, answer)).valid
+            right = eval(f"{y}{b}{z}")
+            if 0 <= right <= 30 and 0 <= (value := eval(f"{x}{a}{right}")) <= 30:
+                work = f"R {y} {b} {z} = {right} , {x} {a} {right} = {value}"
+                answer = f"{x} {a} ( {y} {b} {z} )"
+                found += countdown.check(puzzle, text(work, answer)).valid
         assert found == len(listed)
+
+
+def test_a_running_value_beyond_the_limit_is_not_valid():
+    """True work, a right answer, and a number that the vocabulary does not have."""
+    puzzle = countdown.Puzzle((9, 8, 7, 3), 21, "forward", 50)
+    work = "L 9 * 8 = 72 , 72 - 7 = 65 , 65 - 3 = 62"
+    assert not countdown.check(puzzle, text(work, "( ( 9 * 8 ) - 7 ) - 3")).valid
+    problem = countdown.problems(countdown.Settings(kinds={"forward": 1.0}), 50, 1)
+    words = {w for p in problem for _, work, _ in countdown.completions(p) for w in work.split()}
+    assert {int(word) for word in words if word.isdigit()} <= set(range(51))
+
+
+# What the reward pays for. With gold 24 the audit was paid for 24, 20 + 4, 12 12, 2 22, x = 24, 4!.
+
+DIGITS = (2, 5, 2, 8)
+RIGHT = [
+    "2 + 5 * ( 2 + 8 )",
+    "( 2 + ( 5 * ( 2 + 8 ) ) )",
+    "2+5*(2+8)",
+    "((2))+5*(2+8)",
+    "2 + (5*(2+8))",
+]
+OTHER_VALUE = ["( ( 2 + 5 ) * 2 ) + 8", "2 + 5 + 2 + 8", "2 - 5 - 2 - 8", "2 * 5 * 2 * 8"]
+REFUSED = {
+    countdown.BARE: ["52", " 52 ", "( 52 )", "((52))", "052"],
+    countdown.OTHER_DIGITS: [
+        "50 + 2",
+        "26 * 2",
+        "2 + 50",
+        "25 + 28",
+        "2 + 5 * 2 + 8 + 0",
+        "2 + 5 * 10",
+        "2 * 26",
+        "2 + 5 * ( 2 + 8 ) + 0",
+        "2 + 5 * ( 2 + 8 ) * 1",
+        "1 * ( 2 + 5 * ( 2 + 8 ) )",
+        "2 + 5 * 2",
+        "52 + 2 - 2",
+        "52 * 1",
+        "104 - 52",
+        "2 + 5",
+        "0",
+        "2",
+        "( 2 + 5 ) * 28",
+        "25 * 2 + 8 - 6",
+        "2 + 5 * ( 2 + 8 ) - 0",
+        "2 + 2 + 5 * ( 2 + 8 ) - 2",
+        "13 * 4",
+        "2 + 5 * ( 2 + 8 ) + 2 - 2",
+        "60 - 8",
+        "51 + 1",
+        "2 * 2 * 13",
+        "2 + 5 * ( 2 + 9 )",
+        "3 + 5 * ( 2 + 8 )",
+    ],
+    countdown.OTHER_ORDER: [
+        "5 * ( 2 + 8 ) + 2",
+        "( 2 + 8 ) * 5 + 2",
+        "( 8 + 2 ) * 5 + 2",
+        "2 + ( 2 + 8 ) * 5",
+        "2 + 5 * ( 8 + 2 )",
+        "8 + 2 + 5 + 2",
+        "2 + 2 + 5 + 8",
+        "2 + 2 * 5 * 8",
+        "5 + 2 + 2 + 8",
+        "2 + 8 * 5 + 2",
+        "( 5 * 8 ) + ( 2 + 2 )",
+        "8 * 5 + 2 * 2",
+    ],
+    countdown.NO_EXPRESSION: [
+        "",
+        " ",
+        "x = 52",
+        "52 = 52",
+        "= 52",
+        "2 + 5 * ( 2 + 8 ) = 52",
+        "12 12",
+        "2 22",
+        "26 26",
+        "2 5 2 8",
+        "4!",
+        "2 ! + 50",
+        "2 + 5 * ( 2 + 8",
+        "2 + 5 * 2 + 8 )",
+        "( )",
+        "()",
+        "+",
+        "*",
+        "2 +",
+        "+ 2 + 5 * ( 2 + 8 )",
+        "- 2 + 5 * 2 + 8",
+        "2 + - 5 * 2 + 8",
+        "2 ** 5 + 2 + 8",
+        "2 ^ 5 + 2 + 8",
+        "2 / 5 * 2 + 8",
+        "2 : 5 * 2 + 8",
+        "2 // 5 * 2 + 8",
+        "2 % 5 * 2 + 8",
+        "2 x 5 x 2 x 8",
+        "2 \u00d7 5 + 2 + 8",
+        "2 \\times 5 + 2 + 8",
+        "2 \\cdot 5 + 2 + 8",
+        "\\frac{2}{5} + 2 + 8",
+        "\\boxed{52}",
+        "$2 + 5 * (2 + 8)$",
+        "2 + 5 * [ 2 + 8 ]",
+        "2 + 5 * { 2 + 8 }",
+        "2 + 5 ( 2 + 8 )",
+        "( 2 ) ( 5 ) ( 2 ) ( 8 )",
+        "2 + 5 * ( 2 + 8 ) .",
+        "2 + 5 * ( 2 + 8 ) , 52",
+        "52 ; 2 + 5 * ( 2 + 8 )",
+        "2 + 5 * ( 2 + 8 ) or 52",
+        "the answer is 52",
+        "fifty-two",
+        "5.2e1",
+        "52.0",
+        "52 %",
+        "0x34",
+        "0b110100",
+        "1e9",
+        "2 + 5 * ( 2 + 8 ) # 52",
+        "2 + 5 * ( 2 + 8 ) \\\\ 52",
+        "\u0665\u0662",
+        "\uff15\uff12",
+        "\u2460",
+        "sqrt(2704)",
+        "2 + 5 * ( 2 + 8 ) \n + x",
+        "(" * 300 + "52",
+        "1" * 500,
+        "2 + " * 200 + "2",
+        "{2, 52}",
+        "(2, 52)",
+        "52, 52",
+        "[52]",
+        "|52|",
+        "--52",
+        "52!",
+        "52'",
+        "52 mod 100",
+        "import os",
+        "2 + 5 * ( 2 + 8 ) if True else 52",
+        "lambda: 52",
+        "None",
+        "True",
+        "nan",
+        "inf",
+    ],
+}
+HOSTILE = [(answer, reason) for reason, answers in REFUSED.items() for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    made = Verifier()
+    yield made
+    made.close()
+
+
+def test_the_reward_is_paid_for_the_digits_in_their_order_with_the_targets_value(verifier):
+    problem = Problem("1", "both", "", "52", "countdown", countdown.Puzzle(DIGITS, 52, "both", 60))
+    paid = countdown.judge([problem] * len(RIGHT), RIGHT, verifier)
+    assert all(paid), RIGHT
+    paid = countdown.judge([problem] * len(OTHER_VALUE), OTHER_VALUE, verifier)
+    assert not any(paid), OTHER_VALUE
+    assert countdown.judge([problem], [None], verifier) == [False]
+
+
+def test_nothing_else_is_paid_and_the_reason_is_counted(verifier):
+    assert len(HOSTILE) >= 100
+    problem = Problem("1", "both", "", "52", "countdown", countdown.Puzzle(DIGITS, 52, "both", 60))
+    before = dict(verifier.counts)
+    answers = [answer for answer, _ in HOSTILE]
+    assert not any(countdown.judge([problem] * len(answers), answers, verifier))
+    for reason, refused in REFUSED.items():
+        assert verifier.counts[reason] - before.get(reason, 0) == len(refused)
+
+
+@pytest.mark.parametrize(("answer", "reason"), HOSTILE)
+def test_every_refusal_says_why(answer, reason):
+    assert countdown.refusal(countdown.Puzzle(DIGITS, 52, "both", 60), answer) == reason
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.randoms(use_true_random=False))
+def test_every_bracketing_of_the_digits_is_an_expression_and_no_other_order_is(digits, rng):
+    puzzle = countdown.Puzzle(tuple(digits), -1, "both", 50)
+    text, _, _ = rng.choice(list(bracketings(tuple(digits))))
+    assert countdown.refusal(puzzle, text) is None
+    other = sorted(digits) if digits != sorted(digits) else sorted(digits)[::-1]
+    if other != digits:
+        moved, _, _ = rng.choice(list(bracketings(tuple(other))))
+        assert countdown.refusal(puzzle, moved) == countdown.OTHER_ORDER

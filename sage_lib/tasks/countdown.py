@@ -1,10 +1,15 @@
 """Countdown: reach a target from digits with + - *, in one of two ways whose use can be measured.
 
-The digits are combined one at a time, from left to right (``L``, the common way) or from right to
-left (``R``, the rare way). The work names its way, writes each step, and the answer is the
-expression; the verifier (which only sees the last answer) accepts any expression whose value is the
-target, as Math-Verify reads it: "3 4" is 3 + 4 to it. A problem can be solvable both ways, only
-left to right, or only right to left. Nothing here needs torch: a problem is a few small integers.
+The digits keep their order; what differs is where the brackets go. From left to right (``L``, the
+common way) 2 5 2 8 is (((2 . 5) . 2) . 8), from right to left (``R``, the rare way)
+(2 . (5 . (2 . 8))). The work names its way and writes each step; the answer is the expression. The
+reward reads the answer alone: an expression of exactly these digits, each once and in this order,
+with + - * and brackets, whose value is the target (Math-Verify). Running values lie in 0..limit by
+definition of the problem, since the vocabulary has no others.
+
+A problem is of one of three kinds: both ways reach the target, or one way only ("forward",
+"reverse"). Of the latter no other bracketing reaches it at all, running values of any size: the
+reward can be had in that way alone. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -12,20 +17,20 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from sage_lib.errors import SageError
 from sage_lib.tasks.problem import Demonstration, Problem, TaskSettings, no_revision
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
-from sage_lib.tasks.verifier import judge_by_math, require_math_golds
+from sage_lib.tasks.verifier import LENGTH_LIMIT, Verifier, require_math_golds
 
 OPERATORS = ("+", "-", "*")
 WAYS = ("L", "R")
 KINDS = ("both", "forward", "reverse")
 LOGGED = ("valid", "rare", "unsound")
 COUNTED = ("rare", "valid_common", "valid_rare")
-judge = judge_by_math
 require_golds = require_math_golds
 
 _APPLY: dict[str, Callable[[int, int], int]] = {
@@ -33,7 +38,7 @@ _APPLY: dict[str, Callable[[int, int], int]] = {
     "-": int.__sub__,
     "*": int.__mul__,
 }
-_STEP = re.compile(r"\s*(\d+)\s*([-+*])\s*(\d+)\s*=\s*(\d+)\s*")
+_STEP = re.compile(r"\s*([0-9]+)\s*([-+*])\s*([0-9]+)\s*=\s*([0-9]+)\s*")
 #: Draws after which a kind of problem counts as exhausted.
 _TRIES = 10_000
 
@@ -43,16 +48,21 @@ class Settings(TaskSettings):
     """Which problems a stream has."""
 
     name: str = "countdown"
-    digits: int = 4  # shown in a problem
+    fewest: int = 3  # digits shown in a problem, drawn between these two
+    most: int = 5
     limit: int = 50  # running values stay in 0..limit, each one token
     kinds: dict[str, float] = field(default_factory=lambda: {"both": 1.0})  # share of each kind
     rare_share: float | None = None  # of demonstrations that take the rare way
-    #: Of the profile as a whole: the label names another number of digits.
-    usual_digits: int | None = field(default=None, metadata={"filled": "digits"})
+    #: Of the profile as a whole: the label names other numbers of digits.
+    usual_fewest: int | None = field(default=None, metadata={"filled": "fewest"})
+    usual_most: int | None = field(default=None, metadata={"filled": "most"})
 
     def __post_init__(self) -> None:
-        if self.digits < 2:
-            raise SageError(f"countdown needs 2 digits or more, not {self.digits}")
+        if not 2 <= self.fewest <= self.most <= 6:
+            raise SageError(
+                "countdown shows 2 to 6 digits, from fewest to most, "
+                f"not {self.fewest} to {self.most}"
+            )
         if self.limit < 1:
             raise SageError(f"countdown needs a limit of 1 or more, not {self.limit}")
         shares = list(self.kinds.values())
@@ -72,7 +82,7 @@ class Settings(TaskSettings):
 @dataclass(frozen=True)
 class Puzzle:
     """The ``digits`` in the order they are shown, the ``target`` to reach, and which ways reach it
-    (``kind``) through running values of at most ``limit``."""
+    (``kind``) through running values in 0..``limit``."""
 
     digits: tuple[int, ...]
     target: int
@@ -87,16 +97,15 @@ class Puzzle:
     def question(self) -> str:
         return f"reach {self.target} from {' '.join(map(str, self.digits))}"
 
-    def ordered(self, way: str) -> tuple[int, ...]:
-        """The digits in the order in which ``way`` takes them."""
-        return self.digits if way == "L" else self.digits[::-1]
-
 
 def label(settings: Settings) -> str:
-    """The kind, or "mixed", and the number of digits where it is not the usual one."""
+    """The kind, or "mixed", and the numbers of digits where they are not the usual ones."""
     kinds = next(iter(settings.kinds)) if len(settings.kinds) == 1 else "mixed"
-    usual = settings.usual_digits
-    return kinds if usual in (None, settings.digits) else f"{kinds}_{settings.digits}_digits"
+    own, usual = (settings.fewest, settings.most), (settings.usual_fewest, settings.usual_most)
+    if None in usual or own == usual:
+        return kinds
+    numbers = str(own[0]) if own[0] == own[1] else f"{own[0]}_to_{own[1]}"
+    return f"{kinds}_{numbers}_digits"
 
 
 def problems(
@@ -140,8 +149,87 @@ def demonstrations(
 
 def could_draw(settings: Settings, problem: Problem) -> bool:
     """Whether the question is one of countdown's with as many digits, wherever it comes from."""
-    shown = r" ".join([r"[1-9]"] * settings.digits)
-    return re.fullmatch(rf"reach \d+ from {shown}", problem.question) is not None
+    found = re.fullmatch(r"reach [0-9]+ from ([1-9](?: [1-9])*)", problem.question)
+    return found is not None and settings.fewest <= len(found[1].split()) <= settings.most
+
+
+#: Why an answer earns nothing before its value is asked for.
+NO_EXPRESSION, OTHER_DIGITS, OTHER_ORDER, BARE = (
+    "not an expression",
+    "other digits",
+    "other order",
+    "bare target",
+)
+
+
+def refusal(puzzle: Puzzle, answer: str) -> str | None:
+    """Why an answer is no expression of the puzzle's digits, each once and in their order.
+
+    None where it is one, whatever its value; otherwise one of the four reasons above.
+    """
+    if len(answer) > LENGTH_LIMIT:
+        return NO_EXPRESSION
+    numbers = _numbers(answer)
+    if numbers is None:
+        return NO_EXPRESSION
+    if numbers == [puzzle.target] and len(puzzle.digits) > 1:
+        return BARE
+    if sorted(numbers) != sorted(puzzle.digits):
+        return OTHER_DIGITS
+    return None if tuple(numbers) == puzzle.digits else OTHER_ORDER
+
+
+def _numbers(answer: str) -> list[int] | None:
+    """The numbers of an expression from left to right; None for all that is not one.
+
+    sum = product (+|- product)*, product = part (* part)*, part = number | ( sum ).
+    """
+    tokens = _TOKEN.findall(answer)
+    if "".join(tokens) != "".join(answer.split()) or len(tokens) > LENGTH_LIMIT:
+        return None
+    rest: list[str] = tokens[::-1]  # the next token is the last
+    numbers: list[int] = []
+
+    def part() -> bool:
+        if not rest:
+            return False
+        token = rest.pop()
+        if token.isdigit():
+            numbers.append(int(token))
+            return True
+        return token == "(" and chain() and bool(rest) and rest.pop() == ")"
+
+    def chain() -> bool:
+        # Which operator binds first changes the value, not the numbers.
+        if not part():
+            return False
+        while rest and rest[-1] in OPERATORS:
+            rest.pop()
+            if not part():
+                return False
+        return True
+
+    return numbers if chain() and not rest else None
+
+
+_TOKEN = re.compile(r"[0-9]+|[-+*()]")
+
+
+def judge(
+    problems: Sequence[Problem], answers: Sequence[str | None], verifier: Verifier
+) -> list[bool]:
+    """Whether each answer is an expression of its problem's digits whose value is the target.
+
+    ``verifier.counts`` says how many were refused, by :func:`refusal`'s reasons.
+    """
+    asked: list[str | None] = []
+    for problem, answer in zip(problems, answers, strict=True):
+        reason = None if answer is None else refusal(problem.detail, answer)
+        if reason is not None:
+            verifier.counts[reason] += 1
+        asked.append(answer if reason is None else None)
+    golds = [problem.gold for problem in problems]
+    return [verdict.correct for verdict in verifier.verify_answers(golds, asked)]
 
 
 def measures(problem: Problem, text: str, correct: bool) -> dict[str, bool]:
@@ -173,20 +261,27 @@ def completions(problem: Problem) -> list[tuple[str, str, str]]:
 
 
 def values(
-    digits: tuple[int, ...], way: str, operators: tuple[str, ...], limit: int
+    digits: tuple[int, ...], way: str, operators: tuple[str, ...], limit: int | None
 ) -> list[int] | None:
-    """Running values of the chain, one per operator, or None when one leaves 0..``limit``."""
-    ordered = digits if way == "L" else digits[::-1]
-    value, trail = ordered[0], []
-    for operator, digit in zip(operators, ordered[1:], strict=True):
-        value = _APPLY[operator](value, digit)
-        if not 0 <= value <= limit:
+    """Running values in the order of the steps, or None when one leaves 0..``limit``.
+
+    ``operators`` stand between the digits, from left to right. Without a limit none is left out.
+    """
+    value, trail = (digits[0], []) if way == "L" else (digits[-1], [])
+    chain = list(zip(operators, digits[1:], strict=True))
+    if way == "R":
+        chain = list(zip(operators, digits[:-1], strict=True))[::-1]
+    for operator, digit in chain:
+        value = _APPLY[operator](*((value, digit) if way == "L" else (digit, value)))
+        if limit is not None and not 0 <= value <= limit:
             return None
         trail.append(value)
     return trail
 
 
-def targets(digits: tuple[int, ...], way: str, limit: int) -> dict[int, list[tuple[str, ...]]]:
+def targets(
+    digits: tuple[int, ...], way: str, limit: int | None
+) -> dict[int, list[tuple[str, ...]]]:
     """Every target that ``way`` reaches from ``digits``, with the operator sequences that do."""
     reached: dict[int, list[tuple[str, ...]]] = {}
     for operators in itertools.product(OPERATORS, repeat=len(digits) - 1):
@@ -194,6 +289,52 @@ def targets(digits: tuple[int, ...], way: str, limit: int) -> dict[int, list[tup
         if trail is not None:
             reached.setdefault(trail[-1], []).append(operators)
     return reached
+
+
+def other_targets(digits: tuple[int, ...]) -> frozenset[int]:
+    """Every value that a bracketing other than the two ways gives, running values of any size.
+
+    Of up to three digits there is none.
+    """
+    if len(digits) <= 3:
+        return frozenset()
+    found: set[int] = set()
+    for cut in range(1, len(digits)):
+        left, right = digits[:cut], digits[cut:]
+        # With one digit on its right the rest must not go from left to right, and so on.
+        lefts = _without(left, "L") if len(right) == 1 else _reached(left)
+        rights = _without(right, "R") if len(left) == 1 else _reached(right)
+        found |= _combined(lefts, rights)
+    return frozenset(found)
+
+
+@lru_cache(maxsize=100_000)
+def _reached(digits: tuple[int, ...]) -> frozenset[int]:
+    """Every value of an expression of these digits in this order, however it is bracketed."""
+    if len(digits) == 1:
+        return frozenset(digits)
+    cuts = range(1, len(digits))
+    parts = [_combined(_reached(digits[:cut]), _reached(digits[cut:])) for cut in cuts]
+    return frozenset().union(*parts)
+
+
+@lru_cache(maxsize=100_000)
+def _without(digits: tuple[int, ...], way: str) -> frozenset[int]:
+    """As :func:`_reached`, of all bracketings but that of ``way``; of two digits there is none."""
+    if len(digits) <= 2:
+        return frozenset()
+    found: set[int] = set()
+    for cut in range(1, len(digits)):
+        left, right = digits[:cut], digits[cut:]
+        lefts = _without(left, way) if way == "L" and len(right) == 1 else _reached(left)
+        rights = _without(right, way) if way == "R" and len(left) == 1 else _reached(right)
+        found |= _combined(lefts, rights)
+    return frozenset(found)
+
+
+def _combined(lefts: frozenset[int], rights: frozenset[int]) -> set[int]:
+    pairs = itertools.product(lefts, rights)
+    return {apply(a, b) for a, b in pairs for apply in _APPLY.values()}
 
 
 def stream(
@@ -216,13 +357,12 @@ def stream(
 def _draw(settings: Settings, kind: str, rng: random.Random, seen: set[str]) -> Puzzle:
     """A puzzle of this kind that has not been seen."""
     for _ in range(_TRIES):
-        shown = tuple(rng.randint(1, 9) for _ in range(settings.digits))
-        left = set(targets(shown, "L", settings.limit))
-        right = set(targets(shown, "R", settings.limit))
-        pool = {"both": left & right, "forward": left - right, "reverse": right - left}[kind]
+        count = rng.randint(settings.fewest, settings.most)
+        shown = tuple(rng.randint(1, 9) for _ in range(count))
+        pool = sorted(_of_kind(shown, kind, settings.limit))
         if not pool:
             continue
-        puzzle = Puzzle(shown, rng.choice(sorted(pool)), kind, settings.limit)
+        puzzle = Puzzle(shown, rng.choice(pool), kind, settings.limit)
         if puzzle.question not in seen:
             return puzzle
     raise SageError(
@@ -231,16 +371,36 @@ def _draw(settings: Settings, kind: str, rng: random.Random, seen: set[str]) -> 
     )
 
 
+def _of_kind(digits: tuple[int, ...], kind: str, limit: int) -> set[int]:
+    """Targets that make a puzzle of this kind of these digits."""
+    left, right = (set(targets(digits, way, limit)) for way in WAYS)
+    if kind == "both":
+        return left & right
+    own, way = (left, "R") if kind == "forward" else (right, "L")
+    alone = own - set(targets(digits, way, None))
+    return alone - other_targets(digits) if alone else alone
+
+
 def solution(puzzle: Puzzle, way: str, operators: tuple[str, ...]) -> tuple[str, str]:
-    """The work and the answer that ``operators`` make in ``way``, as the text of a completion."""
-    first, *others = puzzle.ordered(way)
-    value, expression = first, str(first)
-    steps = []
-    for operator, digit in zip(operators, others, strict=True):
-        result = _APPLY[operator](value, digit)
-        steps.append(f"{value} {operator} {digit} = {result}")
-        inner = f"( {expression} )" if len(steps) > 1 else expression
-        expression = f"{inner} {operator} {digit}"
+    """The work and the answer that ``operators`` (from left to right) make in ``way``, as the text
+    of a completion."""
+    digits = puzzle.digits
+    chain = list(zip(operators, digits[1:], strict=True))
+    value = digits[0]
+    if way == "R":
+        chain = list(zip(operators, digits[:-1], strict=True))[::-1]
+        value = digits[-1]
+    expression, steps = str(value), []
+    for operator, digit in chain:
+        inner = f"( {expression} )" if steps else expression
+        if way == "L":
+            result = _APPLY[operator](value, digit)
+            steps.append(f"{value} {operator} {digit} = {result}")
+            expression = f"{inner} {operator} {digit}"
+        else:
+            result = _APPLY[operator](digit, value)
+            steps.append(f"{digit} {operator} {value} = {result}")
+            expression = f"{digit} {operator} {inner}"
         value = result
     return f"{way} " + " , ".join(steps), expression
 
@@ -281,13 +441,15 @@ def check(puzzle: Puzzle, text: str) -> Check:
     read = [step.groups() for step in steps if step is not None]
     if len(read) < len(steps) or len(steps) != len(puzzle.digits) - 1:
         return Check(way, False)
-    operators = tuple(operator for _, operator, _, _ in read)
+    taken = tuple(operator for _, operator, _, _ in read)
+    operators = taken if way == "L" else taken[::-1]
     true_work, true_answer = solution(puzzle, way, operators)
     if work.split() != true_work.split():
         return Check(way, False)
     reached = int(read[-1][3]) == puzzle.target
     answered = _between_markers(rest) == true_answer.split()
-    return Check(way, reached and answered)
+    small = all(int(result) <= puzzle.limit for *_, result in read)
+    return Check(way, reached and answered and small)
 
 
 def _between_markers(text: str) -> list[str] | None:
