@@ -42,7 +42,7 @@ evaluation:
     - {name: countdown, rows: 2, seed: 1001, kinds: {both: 1.0}}
     - {name: countdown, rows: 2, seed: 1002, kinds: {forward: 1.0}}
     - {name: countdown, rows: 2, seed: 1003, kinds: {reverse: 1.0}}
-    - {name: countdown, rows: 2, seed: 1004, kinds: {both: 1.0}, digits: 3, ood: true}
+    - {name: countdown, rows: 2, seed: 1004, kinds: {both: 1.0}, fewest: 6, most: 6, ood: true}
   samples: 8
   ks: [1, 8]
   batch_size: 16

@@ -18,8 +18,8 @@ from sage_lib.tasks.verifier import Verifier
 
 MEMBERS = [name for name in vars(table.Task) if not name.startswith("_")]
 FUNCTIONS = [name for name in MEMBERS if inspect.isfunction(vars(table.Task)[name])]
-#: SHA-256 of the first 200 problems, as they were before the tasks had a table.
-COUNTDOWN = {"digits": 4, "limit": 50}
+#: SHA-256 of the first 200 problems: a stream that changes changes what is trained and held out.
+COUNTDOWN = {"fewest": 3, "most": 5, "limit": 50}
 SHARED = {"countdown": COUNTDOWN}
 MIXED = {"both": 0.6, "forward": 0.25, "reverse": 0.15}
 STREAMS = [
@@ -27,31 +27,31 @@ STREAMS = [
         "countdown",
         {"kinds": {"both": 1.0}},
         5,
-        "3176d707d9fa5c3889ddba7fc55a5252ec9147d0c9de998aef04905da383fb94",
+        "fde20c1708d52204ec2bc062b424d258ff5c69161c35ef23b35f14f3b434ee97",
     ),
     (
         "countdown",
         {"kinds": {"forward": 1.0}},
         5,
-        "edb60f25472528c4f209cadc23838c20b98b5a43edb0f12f7bdab01606fe621a",
+        "5a86fe3facf6630c48f69857d389f83b0013af377b402fd6ab86932ade6d206d",
     ),
     (
         "countdown",
         {"kinds": {"reverse": 1.0}},
         5,
-        "61d6fbade827df36583c3ad358ad8d32b27798dd199b9047c1145dad1f871bfb",
+        "d3be3679acf128484882671dc8b8a4418b058d963aa6322c67339a51f7caeb94",
     ),
     (
         "countdown",
         {"kinds": MIXED},
         2,
-        "38488400506be140dddee97a684f33704654959ec47b803f3576e3fb75b9bc3e",
+        "5cc9052c2038cf352fd90ce6fb53efc8b8cb30d8059c6c52f6570449099647df",
     ),
     (
         "countdown",
-        {"kinds": {"both": 1.0}, "digits": 3},
+        {"kinds": {"both": 1.0}, "fewest": 6, "most": 6},
         1004,
-        "5b25de771d02785d93019bfbcb83af98d7f77a2c6df479c5d3d86b02123d90f2",
+        "c8676e1d19da1ddf7bcb9e15382351a1e419ec52de89cb0fd99f92c3035236e4",
     ),
     (
         "gsm_symbolic",
@@ -82,7 +82,7 @@ DEMONSTRATIONS = [
     (
         "countdown",
         {"rare_share": 0.03},
-        "bef9a7fa26f17754f3ad1ddbd891ffdf95f6d1df3de342d2bf7f1c1e8d1df1f8",
+        "f16b0f1cf4a581f63156a8adc49828ae2ac4e30fe4fdc7cc81d185be269d2c60",
     ),
     (
         "gsm_symbolic",
@@ -149,11 +149,12 @@ def test_labels():
     def label(name, given, shared=None):
         return task_of(name).label(check_settings(name, given, shared, "/somewhere"))
 
-    assert label("countdown", {}) == label("countdown", {"digits": 3}) == "both"
+    assert label("countdown", {}) == label("countdown", {"fewest": 2}) == "both"
     assert label("countdown", {"kinds": {"reverse": 1}}, COUNTDOWN) == "reverse"
     assert label("countdown", {"kinds": MIXED}, COUNTDOWN) == "mixed"
-    assert label("countdown", {"digits": 3}, COUNTDOWN) == "both_3_digits"
-    assert label("countdown", {"digits": 4}, COUNTDOWN) == "both"
+    assert label("countdown", {"fewest": 6, "most": 6}, COUNTDOWN) == "both_6_digits"
+    assert label("countdown", {"most": 4}, COUNTDOWN) == "both_3_to_4_digits"
+    assert label("countdown", {"fewest": 3}, COUNTDOWN) == "both"
     assert label("knights_knaves", {"people": 2}) == "knights_knaves_2"
     assert label("aime", {}) == "aime" and label("gsm_symbolic", {}) == "gsm_symbolic"
     assert label("file", {"path": "sums/my.csv"}) == "my"
@@ -165,8 +166,12 @@ def test_labels():
     [
         ("aime24", {}, "no data set 'aime24': choose one of countdown, .*, aime, amc23"),
         ("embedded", {}, "no data set 'embedded'"),
-        ("countdown", {"digit": 3}, "no setting 'digit'; .* digits, limit, kinds, rare_share$"),
-        ("countdown", {"usual_digits": 3}, "no setting 'usual_digits'"),
+        (
+            "countdown",
+            {"digits": 3},
+            "no setting 'digits'; .* fewest, most, limit, kinds, rare_share$",
+        ),
+        ("countdown", {"usual_most": 3}, "no setting 'usual_most'"),
         ("countdown", {"name": "x"}, "no setting 'name'"),
         ("aime", {"people": 2}, "aime has no setting 'people'; its settings are: none"),
         ("knights_knaves", {}, "needs the setting 'people'; its settings are: people"),
@@ -175,8 +180,9 @@ def test_labels():
         ("knights_knaves", {"people": "2"}, "must be a whole number, not '2'"),
         ("countdown", {"rare_share": "x"}, "must be a number or null, not 'x'"),
         ("countdown", {"rare_share": 3}, "must be in 0..1, not 3.0"),
-        ("countdown", {"digits": 4.5}, "must be a whole number, not 4.5"),
-        ("countdown", {"digits": 1}, "needs 2 digits or more"),
+        ("countdown", {"most": 4.5}, "must be a whole number, not 4.5"),
+        ("countdown", {"fewest": 1}, "2 to 6 digits, from fewest to most, not 1 to 5"),
+        ("countdown", {"fewest": 5, "most": 4}, "not 5 to 4"),
         ("countdown", {"limit": 0}, "a limit of 1 or more"),
         ("countdown", {"kinds": "both"}, "must be a section of numbers, not 'both'"),
         ("countdown", {"kinds": {"both": "1"}}, "kinds.both .* must be a number, not '1'"),
@@ -196,7 +202,7 @@ def test_settings_that_mean_nothing_are_refused(name, given, words):
 
 
 def test_settings_shared_by_a_profile_fill_what_a_line_leaves_out():
-    assert check_settings("countdown", {}, {"digits": 3, "limit": 9}).limit == 9
+    assert check_settings("countdown", {}, {"most": 3, "limit": 9}).limit == 9
     assert check_settings("countdown", {"limit": 7}, {"limit": 9}).limit == 7
     assert check_settings("knights_knaves", {}, {"people": 3}).people == 3
     with pytest.raises(SageError, match="the task countdown has no setting 'digts'"):
@@ -209,7 +215,7 @@ def test_what_is_written_differently_and_means_the_same_is_the_same():
     assert json.dumps(one.identity()) == json.dumps(two.identity())
     assert task_of("countdown").problems(one, 9, 1) == task_of("countdown").problems(two, 9, 1)
     plain_line = check_settings("countdown", {}, COUNTDOWN)
-    written = check_settings("countdown", {"digits": 4, "kinds": {"both": 1}})
+    written = check_settings("countdown", {"most": 5, "kinds": {"both": 1}})
     assert plain_line.identity() == written.identity() == {"name": "countdown"}
 
 
