@@ -5,6 +5,7 @@ samples, and can be done again without drawing any."""
 
 import gzip
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def evaluate(profile: Profile, run: Run) -> dict:
         "evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat()
     )
     model, tokenizer = loading.load(profile, policy.model)
-    asked = problems.evaluation_problems(profile)
+    asked = problems.sampled_problems(profile)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
     if not draw(profile, run, model, tokenizer, asked):
@@ -63,15 +64,18 @@ def evaluate(profile: Profile, run: Run) -> dict:
         base, _ = loading.load(profile, runs.sft_run(profile).model)
     scores = score(model, base, tokenizer, asked, rows, profile.evaluation.scored)
     _write(run.measured / "scores.csv", scores)
-    listed = [problem for problem in asked if task_of(problem.task).completions(problem)]
+    listed, started = problems.listed_problems(profile), time.perf_counter()
+    exact: dict[str, float] = {}
     if listed:
         support = valid_probabilities(model, tokenizer, listed)
         _write(run.measured / "support.csv", support)
+        exact = {"problems": len(listed), "seconds": round(time.perf_counter() - started, 2)}
     sets = dict.fromkeys(problem.dataset for problem in asked)
     return run.finish(
         record,
         policy=policy.name,
         tokens=sum(sum(row["tokens"]) for row in rows),
+        exact=exact,
         verifier=dict(verifier.counts),
         data={name: digest([p for p in asked if p.dataset == name]) for name in sets},
     )

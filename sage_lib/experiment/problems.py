@@ -1,6 +1,7 @@
 """The problems of a profile: what is trained on, what is held out, and that the two never meet."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,24 @@ def evaluation_problems(profile: Profile, ood: bool | None = None) -> list[Probl
             "the evaluation data hold a problem twice: give each data set its own seed or name"
         )
     return found
+
+
+def sampled_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:
+    """The held-out problems that are sampled: of each data set the first ``evaluation.sampled``."""
+    taken: Counter[str] = Counter()
+    chosen = []
+    limit = profile.evaluation.sampled
+    for problem in evaluation_problems(profile, ood):
+        taken[problem.dataset] += 1
+        if limit is None or taken[problem.dataset] <= limit:
+            chosen.append(problem)
+    return chosen
+
+
+def listed_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:
+    """The held-out problems all of whose valid completions can be listed."""
+    found = evaluation_problems(profile, ood)
+    return [problem for problem in found if task_of(problem.task).completions(problem)]
 
 
 def rl_problems(profile: Profile) -> list[Problem]:

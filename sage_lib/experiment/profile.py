@@ -137,6 +137,10 @@ class Evaluation:
     engine: str = "transformers"  # what samples: a name of ENGINES
     vllm: dict[str, Any] | None = None  # keywords of vllm.LLM, for the engine vllm
     traced: int = 32  # problems of which a few completions are read token by token
+    #: Problems of each data set that are sampled; None is all. Where valid completions can be
+    #: listed, their exact probabilities are taken of all problems.
+    sampled: int | None = None
+    every: int = 0  # RL steps between two exact evaluations of a policy in training; 0 is none
     methods: tuple[str, ...] | None = None  # which methods are evaluated; None is all of them
 
 
@@ -534,9 +538,11 @@ def _check_evaluation(profile: Profile, require: typing.Callable[[bool, str], No
         f"pass@{ks[-1]} needs at least as many samples per problem, not {evaluation.samples}",
     )
     require(bool(evaluation.data), "evaluation.data names no data set")
-    for key, least in {"samples": 1, "resamples": 1, "scored": 0, "traced": 1}.items():
+    for key, least in {"samples": 1, "resamples": 1, "scored": 0, "traced": 1, "every": 0}.items():
         value = getattr(evaluation, key)
         require(value >= least, f"evaluation.{key} must be {least} or more, not {value}")
+    sampled = evaluation.sampled
+    require(sampled is None or sampled > 0, f"evaluation.sampled is null or above 0, not {sampled}")
     require(
         evaluation.engine in ENGINES,
         f"there is no evaluation.engine {evaluation.engine!r}; choose one of {', '.join(ENGINES)}",

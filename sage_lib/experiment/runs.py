@@ -22,6 +22,7 @@ _ROLLOUTS = (*ROLLOUTS, "seed")
 #: it.
 _SAMPLING = (
     "samples",
+    "sampled",
     "temperature",
     "top_p",
     "top_k",
@@ -215,6 +216,7 @@ def rl_run(profile: Profile, method: str, seed: int) -> Run:
         "lora": profile.rl_lora if chosen.lora else None,
         "method": _learned(chosen, settings["beta"]),
         "entropies": _entropy_digest(profile, chosen.guide),
+        "evaluated": _evaluated_in_training(profile),
     }
     name = f"{method}-s{seed}"
     more: dict[str, Any] = {"makes": ("model",), "method": method, "seed": seed, "policy": base}
@@ -226,6 +228,15 @@ def _learned(method: Method, beta: float) -> Method:
     without a KL term no anchor."""
     shown = dataclasses.replace(method, label="", family="main", rl={}, lora=True)
     return shown if beta else dataclasses.replace(shown, anchor="k3")
+
+
+def _evaluated_in_training(profile: Profile) -> dict[str, Any]:
+    """What a run's log of exact evaluations is made from."""
+    settings = profile.evaluation
+    if not settings.every:
+        return {}
+    data = [_content(one) for one in settings.data if not one.ood]
+    return {"every": settings.every, "data": data}
 
 
 def _held_out(profile: Profile) -> str:

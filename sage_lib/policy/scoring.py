@@ -139,24 +139,55 @@ def valid_probabilities(
     completion (its number within the problem), logp. From these supp_eps (Definition 4.1), the
     share of each way and coverage follow without any sampling.
     """
-    found = []
+    rows: list[tuple[str, str, str, int]] = []
+    turns: list[tuple[int, list[int]]] = []  # length of the prompt, and all token ids
     for problem in problems:
-        valid = task_of(problem.task).completions(problem)
-        if not valid:
-            continue
         prompt = loading.encode(tokenizer, problem.question)
-        bodies = []
-        for _, working, answer in valid:
+        valid = task_of(problem.task).completions(problem)
+        for number, (way, working, answer) in enumerate(valid):
+            rows.append((problem.dataset, problem.id, way, number))
             whole = _conversation(tokenizer, problem.question, working, answer)
-            bodies.append(whole[len(prompt) :])
-        ids, _ = _padded_right(prompt, bodies, tokenizer.pad_token_id)
-        ids = ids.to(model.device)
-        log_pi = log_probabilities(completion_logits(model, ids, len(prompt)))
-        drawn = drawn_log_probabilities(log_pi, ids[:, len(prompt) :])
-        for number, (way, _, _) in enumerate(valid):
-            logp = drawn[number, : len(bodies[number])].sum().item()
-            found.append((problem.dataset, problem.id, way, number, logp))
+            turns.append((len(prompt), whole))
+    longest = max((len(ids) for _, ids in turns), default=1)
+    at_a_time = max(1, LOGITS // 4 // (longest * model.config.vocab_size))
+    logps: list[float] = []
+    for start in range(0, len(turns), at_a_time):
+        logps += _completion_logps(model, turns[start : start + at_a_time], tokenizer.pad_token_id)
+    found = [(*row, logp) for row, logp in zip(rows, logps, strict=True)]
     return pd.DataFrame(found, columns=["dataset", "problem", "way", "completion", "logp"])
+
+
+def _completion_logps(
+    model: PreTrainedModel, turns: Sequence[tuple[int, list[int]]], pad: int
+) -> list[float]:
+    """log pi of what follows each prompt, in one pass; a turn is (length of the prompt, ids)."""
+    bodies = [ids for _, ids in turns]
+    ids, mask = (x.to(model.device) for x in _padded_right([], bodies, pad))
+    log_pi = log_probabilities(completion_logits(model, ids, 1, mask))
+    drawn = drawn_log_probabilities(log_pi, ids[:, 1:])
+    found = []
+    for row, (prompt, whole) in enumerate(turns):
+        found.append(drawn[row, prompt - 1 : len(whole) - 1].sum().item())
+    return found
+
+
+def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[str, Any]]:
+    """pass@k of valid work by data set, for every k at once: the mean over problems of 1 - (1-p)^k.
+
+    ``probabilities`` as :func:`valid_probabilities` gives them; p is the probability that one
+    sample is valid, a sum over a problem's valid completions. A row per data set: dataset,
+    problems, pass@k for each of ``ks``, and "common" and "rare", the mean mass of either way.
+    """
+    table = probabilities.assign(p=np.exp(probabilities["logp"]))
+    rows = []
+    for dataset, group in table.groupby("dataset", sort=False):
+        valid = group.groupby("problem", sort=False)["p"].sum().clip(upper=1.0).to_numpy()
+        by_way = group.groupby("way")["p"].sum() / len(valid)
+        row: dict[str, Any] = {"dataset": dataset, "problems": len(valid)}
+        row |= {f"pass@{k}": float(np.mean(-np.expm1(k * np.log1p(-valid)))) for k in ks}
+        row |= {"common": float(by_way.get("L", 0.0)), "rare": float(by_way.get("R", 0.0))}
+        rows.append(row)
+    return rows
 
 
 def _conversation(

@@ -390,7 +390,8 @@ def solution(puzzle: Puzzle, way: str, operators: tuple[str, ...]) -> tuple[str,
     if way == "R":
         chain = list(zip(operators, digits[:-1], strict=True))[::-1]
         value = digits[-1]
-    expression, steps = str(value), []
+    steps: list[str] = []
+    expression = str(value)
     for operator, digit in chain:
         inner = f"( {expression} )" if steps else expression
         if way == "L":

@@ -4,14 +4,24 @@ resumption."""
 import dataclasses
 import hashlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.files import append_line, read_lines, rewrite_lines
+from sage_lib.policy.scoring import exact_summary, valid_probabilities
+from sage_lib.tasks.problem import Problem
 
 #: Stop a run whose every group earns one and the same reward for this many steps: it trains nothing
 #: and says nothing.
@@ -112,6 +122,58 @@ class StepLog(TrainerCallback):
                 f"every group of the last {FLAT_STEPS} steps earned one and the same reward, so "
                 "nothing is learned: check the verifier, the length limit and the base's pass@1"
             )
+
+
+class ExactLog(TrainerCallback):
+    """Exact pass@k of the policy in training, every so many steps: a row per data set and step.
+
+    From the probabilities of all valid completions of ``problems``; nothing is sampled, so no
+    random stream moves. After a resume, steps past the checkpoint are taken back first.
+    """
+
+    #: k of the pass@k that are kept.
+    KS = (1, 8, 64, 256, 1024)
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: Sequence[Problem],
+        every: int,
+    ):
+        self.path, self.tokenizer, self.problems, self.every = path, tokenizer, problems, every
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        rows = [row for row in read_lines(self.path) if row["step"] <= state.global_step]
+        rewrite_lines(self.path, rows)
+        if state.global_step == 0:
+            self._append(kwargs["model"], 0)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if state.global_step % self.every == 0:
+            self._append(kwargs["model"], state.global_step)
+
+    def _append(self, model: PreTrainedModel, step: int) -> None:
+        training = model.training
+        model.eval()
+        try:
+            found = valid_probabilities(model, self.tokenizer, self.problems)
+        finally:
+            model.train(training)
+        for row in exact_summary(found, self.KS):
+            append_line(self.path, {"step": step, **row})
 
 
 def last_checkpoint(folder: Path) -> str | None:

@@ -21,12 +21,13 @@ from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
+from sage_lib.files import write_bytes
 from sage_lib.tasks import prompts
 from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
-from sage_lib.training.callbacks import StepLog, arguments, last_checkpoint, weights_hash
+from sage_lib.training.callbacks import ExactLog, StepLog, arguments, last_checkpoint, weights_hash
 from sage_lib.training.sft import add_lora, load_model, merged
 
 
@@ -55,6 +56,9 @@ def train(profile: Profile, run: Run) -> dict:
     require_golds(asked, verifier)
     checkpoints = run.build / "checkpoints"
     fixed = {"output_dir": str(checkpoints), "disable_tqdm": True}
+    listed = problems.listed_problems(profile, ood=False) if profile.evaluation.every else []
+    log = run.build / "exact.jsonl"
+    exact = [ExactLog(log, tokenizer, listed, profile.evaluation.every)] if listed else []
     trainer = SageTrainer(
         model=model,
         processing_class=tokenizer,
@@ -64,12 +68,14 @@ def train(profile: Profile, run: Run) -> dict:
         dynamic_sampling=chosen.dynamic_sampling,
         train_dataset=Dataset.from_list(rows(asked)),
         args=arguments(GRPOConfig, {"report_to": "none", **settings}, **fixed),
-        callbacks=[StepLog(run.live_steps)],
+        callbacks=[StepLog(run.live_steps), *exact],
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
     merged(trainer.model).save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
     run.publish_steps()
+    if listed:
+        write_bytes(run.measured / "exact.jsonl", log.read_bytes())
     written = run.finish(
         record,
         data=digest(asked),
