@@ -62,7 +62,7 @@ def mode_differences(profile: Profile, against: str = "base") -> pd.DataFrame:
 
 def _counted(profile: Profile) -> pd.DataFrame:
     """Counts of countdown's problems alone, with the columns :data:`SHARES`."""
-    _require_countdown(profile)
+    require_countdown(profile)
     frame = evaluations(profile).dropna(subset=list(COUNTED))  # other tasks leave these cells empty
     in_each_way = (frame["valid_common"] > 0) & (frame["valid_rare"] > 0)
     both_ways = in_each_way.astype(float).where(frame["dataset"] == "both")
@@ -74,7 +74,7 @@ def _shares(frame: pd.DataFrame, method: str, name: str) -> tuple[np.ndarray, li
     return by_seed(frame[frame[name].notna()], method, [name])
 
 
-def _require_countdown(profile: Profile) -> None:
+def require_countdown(profile: Profile) -> None:
     if "countdown" not in profile.tasks:
         raise SageError(
             f"profile {profile.name} evaluates no data of the task countdown, "
@@ -108,7 +108,7 @@ def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -
     in the support), and, whatever the epsilon, valid_common and valid_rare (mean probability over
     problems of valid work in each way). Means over seeds.
     """
-    _require_countdown(profile)
+    require_countdown(profile)
     by_method: dict[str, list[pd.DataFrame]] = {}
     for method, _, run, _ in runs.evaluations(profile):
         table = of_sets(table_of(profile, run, "support.csv"), profile, ood=False)
@@ -165,7 +165,7 @@ def sampled_against_exact(profile: Profile) -> pd.DataFrame:
     standard errors, given the problems). The two agree where samples come from the very
     distribution: temperature 1, nothing cut off.
     """
-    _require_countdown(profile)
+    require_countdown(profile)
     rows = []
     for method, _, run, policy in runs.evaluations(profile):
         completions = table_of(profile, run, "support.csv")

@@ -1,0 +1,105 @@
+"""Exact pass@k of countdown: from the probabilities of all valid completions, without sampling.
+
+The unit is valid work: the answer is right and every step of the work holds. What a policy earns
+by right answers with unsound work is not in it; samples say how much that is (``modes``).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sage_lib.evaluation import counts
+from sage_lib.experiment import runs
+from sage_lib.experiment.profile import Profile
+from sage_lib.files import read_lines
+from sage_lib.report.countdown_tables import PROBLEM, require_countdown
+from sage_lib.report.measured import of_sets, table_of
+
+#: k of the exact pass@k in tables; any k costs the same.
+KS = (1, 8, 64, 256, 1024)
+EXACT = ["method", "run", "dataset", *(f"pass@{k}" for k in KS), "common", "rare", "problems"]
+
+
+def probabilities(profile: Profile, ood: bool = False) -> pd.DataFrame:
+    """Probability that one sample is valid, of every problem under every evaluated policy.
+
+    Columns method, run, dataset, problem, valid, common and rare (the mass of either way).
+    """
+    require_countdown(profile)
+    frames = []
+    for method, _, run, policy in runs.evaluations(profile):
+        table = of_sets(table_of(profile, run, "support.csv"), profile, ood)
+        mass = table.assign(p=np.exp(table["logp"])).groupby([*PROBLEM, "way"], sort=False)["p"]
+        by_way = mass.sum().unstack("way", fill_value=0.0).reindex(columns=["L", "R"], fill_value=0)
+        by_way = by_way.rename(columns={"L": "common", "R": "rare"}).reset_index()
+        valid = (by_way["common"] + by_way["rare"]).clip(upper=1.0)
+        frames.append(by_way.assign(method=method, run=policy.name, valid=valid))
+    columns = ["method", "run", *PROBLEM, "valid", "common", "rare"]
+    return pd.concat(frames, ignore_index=True)[columns]
+
+
+def pass_at_k(valid: pd.Series, ks: Sequence[int] = KS) -> np.ndarray:
+    """1 - (1-p)^k of every problem (rows) for every k (columns)."""
+    p = valid.to_numpy(dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        found: np.ndarray = -np.expm1(np.outer(np.log1p(-p), np.asarray(ks, dtype=np.float64)))
+    return found
+
+
+def exact(profile: Profile, ood: bool = False) -> pd.DataFrame:
+    """Exact pass@k by policy and data set: columns :data:`EXACT`; "Avg" is the mean over sets."""
+    rows: list[dict[str, Any]] = []
+    for (method, run), of_run in probabilities(profile, ood).groupby(["method", "run"], sort=False):
+        sets = []
+        for dataset, group in of_run.groupby("dataset", sort=False):
+            means = pass_at_k(group["valid"]).mean(axis=0)
+            row = {"dataset": dataset, **dict(zip(EXACT[3:-3], means, strict=True))}
+            masses = group[["common", "rare"]].mean().to_dict()
+            sets.append({**row, **masses, "problems": len(group)})
+        table = pd.DataFrame(sets)
+        average = table.drop(columns=["dataset", "problems"]).mean().to_dict()
+        sets.append({"dataset": "Avg", **average, "problems": int(table["problems"].sum())})
+        rows += [{"method": method, "run": run, **row} for row in sets]
+    return pd.DataFrame(rows, columns=EXACT)
+
+
+def along_training(profile: Profile) -> pd.DataFrame:
+    """Exact pass@k of every policy in training, as RL's runs log it (``evaluation.every``).
+
+    Columns method, seed, step, pass@k for some k, common, rare: means over data sets. Empty where
+    the profile asks for none.
+    """
+    frames = []
+    for method, seed, run in runs.rl_runs(profile):
+        rows = read_lines(run.measured / "exact.jsonl")
+        if rows:
+            means = pd.DataFrame(rows).drop(columns=["dataset", "problems"]).groupby("step").mean()
+            frames.append(means.reset_index().assign(method=method, seed=seed))
+    if not frames:
+        return pd.DataFrame(columns=["method", "seed", "step", "pass@1", "pass@256", "rare"])
+    return pd.concat(frames, ignore_index=True)
+
+
+def checked_by_samples(profile: Profile) -> pd.DataFrame:
+    """Valid work among a policy's samples against its exact probability, by data set.
+
+    Columns method, run, dataset, problems, samples, exact, sampled, z (their difference in standard
+    errors, given the problems). Samples come from the very distribution where the temperature is 1
+    and nothing is cut off: then |z| stays below about 3.
+    """
+    found = probabilities(profile).set_index(["run", *PROBLEM])["valid"]
+    rows = []
+    for method, _, run, policy in runs.evaluations(profile):
+        sampled = counts.read(run.measured / "counts.csv").set_index(PROBLEM)
+        joined = sampled.join(found.loc[policy.name].rename("p"), how="inner")
+        for dataset, group in joined.groupby("dataset", sort=False):
+            n, p = group["n"], group["p"]
+            valid = (group["valid_common"] + group["valid_rare"]).sum()
+            error = np.sqrt((n * p * (1 - p)).sum())
+            z = (valid - (n * p).sum()) / error if error > 0 else np.nan
+            share, expected = valid / n.sum(), (n * p).sum() / n.sum()
+            rows.append((method, policy.name, dataset, len(group), n.sum(), expected, share, z))
+    columns = ["method", "run", "dataset", "problems", "samples", "exact", "sampled", "z"]
+    return pd.DataFrame(rows, columns=columns)
