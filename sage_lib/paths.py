@@ -13,6 +13,7 @@ REPORTED = ROOT / "data" / "reported"
 BENCHMARKS = ROOT / "data" / "measured" / "benchmarks"
 DETECTORS = ROOT / "data" / "measured" / "detectors" / "precision.csv"
 PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
+GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 
 
 def results() -> Path:

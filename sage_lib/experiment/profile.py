@@ -8,8 +8,10 @@ Sections ``sft``, ``rl``, ``sft_lora`` and ``rl_lora`` go to SFTConfig, GRPOConf
 are; the other sections are the dataclasses below. An unknown or a missing key raises, in every
 section."""
 
+import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -116,6 +118,7 @@ class Method:
     reward: str = "accuracy"  # or "random": a coin, as a control
     dynamic_sampling: int = 0  # DAPO: fresh batches at most, to replace groups without a spread
     lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
+    seeds: tuple[int, ...] | None = None  # of its runs; None is the profile's
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,11 @@ class Profile:
     def reference(self) -> str:
         """The method that the others are compared with: the first one, or the base."""
         return next(iter(self.methods), BASE)
+
+    def seeds_of(self, method: str) -> tuple[int, ...]:
+        """The training seeds of a method."""
+        own = self.methods[method].seeds
+        return self.seeds if own is None else own
 
     def label(self, method: str) -> str:
         """The paper's name for a method key; "base" is the SFT model."""
@@ -401,9 +409,10 @@ def _build(settings: dict[str, Any], path: Path) -> Profile:
         _data(one, tasks, f"{name}: evaluation.data", path.parent) for one in evaluation["data"]
     )
     data["evaluation"] = Evaluation(**evaluation)
+    given_methods = _section_of_sections(data.get("methods"), f"{name}: methods")
     methods = {
         key: _method(value, guides, f"{name}: methods.{key}")
-        for key, value in _section_of_sections(data.get("methods"), f"{name}: methods").items()
+        for key, value in _varied(given_methods, f"{name}: methods").items()
     }
     chosen = data.get("train")
     evaluated = data["evaluation"].methods
@@ -456,6 +465,47 @@ def _data(given: Any, tasks: dict[str, dict], where: str, folder: Path) -> Data:
     return Data(**fields, settings=settings)
 
 
+def _varied(methods: dict[str, Any], where: str) -> dict[str, Any]:
+    """A method with a section ``vary`` (setting -> list of values) becomes one for each
+    combination, whose key and label name the values: grpo with ``vary: {rl.beta: [0, 0.2]}``
+    becomes grpo_beta0 ("GRPO, beta 0") and grpo_beta0.2."""
+    found: dict[str, Any] = {}
+    for key, given in methods.items():
+        if not isinstance(given, dict) or "vary" not in given:
+            variants = {key: given}
+        else:
+            variants = dict(_variants(key, given, f"{where}.{key}"))
+        for name, variant in variants.items():
+            if name in found:
+                raise SageError(f"{where}: there are two methods {name!r}: rename one")
+            found[name] = variant
+    return found
+
+
+def _variants(key: str, given: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+    """(key, method) of every combination of what its section ``vary`` lists."""
+    plain = {name: value for name, value in given.items() if name != "vary"}
+    lists = given["vary"]
+    if not isinstance(lists, dict) or not all(isinstance(v, list) and v for v in lists.values()):
+        raise SageError(
+            f"{where}: vary lists values of settings, as in {{rl.beta: [0, 0.2]}}, not {lists!r}"
+        )
+    for values in itertools.product(*lists.values()):
+        method, names = copy.deepcopy(plain), [key]
+        label = [str(plain.get("label", key))]
+        for setting, value in zip(lists, values, strict=True):
+            *sections, last = setting.split(".")
+            place = method
+            for section in sections:
+                place = place.setdefault(section, {})
+                if not isinstance(place, dict):
+                    raise SageError(f"{where}: vary names {setting}, whose {section} is no section")
+            place[last] = value
+            names.append(f"{last}{value}")
+            label.append(f"{last.replace('_', ' ')} {value}")
+        yield "_".join(names), {**method, "label": ", ".join(label)}
+
+
 def _method(given: Any, guides: dict[str, dict], where: str) -> Method:
     fields = _fields(Method, given, where)
     if fields.get("guide") is not None:
@@ -488,11 +538,13 @@ def _check(profile: Profile, name: str) -> None:
     for section, (given, needs) in sections.items():
         for key in needs if given else ():
             require(key in given, f"the section {section} lacks the key {key!r}")
-    seeds = [*profile.seeds, profile.model.seed, profile.evaluation.seed]
+    of_methods = [seed for method in profile.methods for seed in profile.seeds_of(method)]
+    seeds = [*profile.seeds, *of_methods, profile.model.seed, profile.evaluation.seed]
     for seed in [*seeds, *(given["seed"] for given, _ in sections.values() if given)]:
         whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
         require(whole, f"seeds are whole numbers of 0 or more, not {seed!r}")
-    require(len(set(profile.seeds)) == len(profile.seeds) > 0, "seeds must be given, each once")
+    for chosen in (profile.seeds, *(profile.seeds_of(method) for method in profile.methods)):
+        require(len(set(chosen)) == len(chosen) > 0, "seeds must be given, each once")
     _check_evaluation(profile, require)
     for key, least in {"threads": 1, "parallel": 1}.items():
         value = getattr(profile.compute, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -226,7 +227,7 @@ def rl_run(profile: Profile, method: str, seed: int) -> Run:
 def _learned(method: Method, beta: float) -> Method:
     """What a method trains with, beside its ``rl`` settings: of how it is shown nothing, and
     without a KL term no anchor."""
-    shown = dataclasses.replace(method, label="", family="main", rl={}, lora=True)
+    shown = dataclasses.replace(method, label="", family="main", rl={}, lora=True, seeds=None)
     return shown if beta else dataclasses.replace(shown, anchor="k3")
 
 
@@ -314,7 +315,9 @@ def effects_run(profile: Profile) -> Run:
 
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
     """(method, seed, run) of every RL run of the profile, seed by seed."""
-    return [(m, s, rl_run(profile, m, s)) for s in profile.seeds for m in profile.methods]
+    own = {method: profile.seeds_of(method) for method in profile.methods}
+    seeds = dict.fromkeys([*profile.seeds, *itertools.chain(*own.values())])
+    return [(m, s, rl_run(profile, m, s)) for s in seeds for m in own if s in own[m]]
 
 
 def policy_runs(profile: Profile) -> list[Run]:

@@ -53,6 +53,9 @@ class Settings(TaskSettings):
     limit: int = 50  # running values stay in 0..limit, each one token
     kinds: dict[str, float] = field(default_factory=lambda: {"both": 1.0})  # share of each kind
     rare_share: float | None = None  # of demonstrations that take the rare way
+    #: The same of the first half of the demonstrations; None is ``rare_share``. It teaches a way
+    #: that the second half makes rare; SFT must then read its rows in order.
+    early_rare_share: float | None = None
     #: Of the profile as a whole: the label names other numbers of digits.
     usual_fewest: int | None = field(default=None, metadata={"filled": "fewest"})
     usual_most: int | None = field(default=None, metadata={"filled": "most"})
@@ -72,8 +75,10 @@ class Settings(TaskSettings):
                 f"the shares of problem kinds must be of {', '.join(KINDS)} and sum to 1, "
                 f"not {self.kinds}"
             )
-        if self.rare_share is not None and not 0 <= self.rare_share <= 1:
-            raise SageError(f"countdown's rare_share must be in 0..1, not {self.rare_share}")
+        for name in ("rare_share", "early_rare_share"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise SageError(f"countdown's {name} must be in 0..1, not {share}")
         # One order whatever the file's, since the stream depends on it.
         ordered = {kind: float(self.kinds[kind]) for kind in KINDS if kind in self.kinds}
         object.__setattr__(self, "kinds", ordered)
@@ -134,15 +139,18 @@ def demonstrations(
     count_tokens: Callable[[str], int],
     max_seq_length: int,
 ) -> list[Demonstration]:
-    """Worked puzzles, of which a share of ``rare_share`` takes the rare way. All are short: nothing
-    is left out for its length. Raises SageError where a puzzle cannot be solved in the way drawn.
+    """Worked puzzles, of which a share of ``rare_share`` takes the rare way, or in the first half
+    ``early_rare_share``. All are short: nothing is left out for its length. Raises SageError where
+    a puzzle cannot be solved in the way drawn.
     """
-    if settings.rare_share is None:
+    late, early = settings.rare_share, settings.early_rare_share
+    if late is None:
         raise SageError("demonstrations of countdown need the setting rare_share, such as 0.03")
     rng = random.Random(seed)
     found = []
-    for problem in problems(settings, rows, seed, exclude, revision):
-        working, answer = demonstration(problem.detail, settings.rare_share, rng)
+    for number, problem in enumerate(problems(settings, rows, seed, exclude, revision)):
+        share = late if early is None or number >= rows // 2 else early
+        working, answer = demonstration(problem.detail, share, rng)
         found.append(Demonstration(problem.question, working, answer))
     return found
 
