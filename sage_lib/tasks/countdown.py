@@ -147,8 +147,12 @@ def demonstrations(
     if late is None:
         raise SageError("demonstrations of countdown need the setting rare_share, such as 0.03")
     rng = random.Random(seed)
+    drawn = problems(settings, rows, seed, exclude, revision)
+    if early is not None:
+        # Short puzzles are few and come first in a stream of distinct ones: both halves need them.
+        rng.shuffle(drawn)
     found = []
-    for number, problem in enumerate(problems(settings, rows, seed, exclude, revision)):
+    for number, problem in enumerate(drawn):
         share = late if early is None or number >= rows // 2 else early
         working, answer = demonstration(problem.detail, share, rng)
         found.append(Demonstration(problem.question, working, answer))
