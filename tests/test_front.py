@@ -124,7 +124,9 @@ def test_a_grid_orders_runs_by_block_and_seed_each_once(tmp_path):
     assert len(set(names)) == len(names)
     front = grid.block("front").order()
     assert [seed for _, _, seed in front] == sorted(seed for _, _, seed in front)
-    assert {method for _, method, _ in front[:7]} == set(grid.block("front").methods)
+    methods = grid.block("front").methods
+    assert {method for _, method, _ in front[: len(methods)]} == set(methods)
+    assert {seed for _, _, seed in front} < set(front[0][0].seeds_of("grpo"))
     (tmp_path / "own.yaml").write_text(
         "name: own\nabout: one\nblocks:\n"
         "  - {name: a, about: some, profile: smoke+rl.beta=0.2, methods: [grpo]}\n"
@@ -134,7 +136,8 @@ def test_a_grid_orders_runs_by_block_and_seed_each_once(tmp_path):
     for wrong, sentence in {
         "methods: [grop]": "has no method 'grop'",
         "families: [mian]": "has no family 'mian'",
-        "seeds: [1]": "unknown key 'seeds'",
+        "seed: [1]": "unknown key 'seed'",
+        "methods: [grpo], seeds: [1]": "no method of it has the seed 1",
     }.items():
         (tmp_path / "own.yaml").write_text(
             f"name: own\nabout: one\nblocks:\n  - {{name: a, about: b, profile: smoke, {wrong}}}\n"
