@@ -67,6 +67,12 @@ def exact(profile: Profile, ood: bool = False) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=EXACT)
 
 
+def evaluated(profile: Profile) -> set[str]:
+    """Keys of the methods with an exact evaluation, "base" among them."""
+    found = runs.evaluations(profile)
+    return {method for method, _, run, _ in found if (run.measured / "support.csv").is_file()}
+
+
 @dataclass(frozen=True)
 class Exact:
     """Exact pass@k of one method: ``values`` (seeds, problems, ks) and ``rare``, the mass of the

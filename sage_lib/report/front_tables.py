@@ -160,14 +160,16 @@ def _verdict(low: np.ndarray, high: np.ndarray) -> str:
     return "inside" if (high < 0).all() else "not separated from the front"
 
 
-def paired(profile: Profile, reference: str, methods: Sequence[str]) -> pd.DataFrame:
+def paired(
+    profile: Profile, reference: str, methods: Sequence[str], ood: bool = False
+) -> pd.DataFrame:
     """Exact pass@1, pass@256 and mass of the rare way of ``methods`` minus those of ``reference``.
 
     Columns :data:`result_tables.DIFFERENCES` and detectable, the smallest true difference that as
     many seeds and problems would find with 80 % power. Methods that were not evaluated are left
     out.
     """
-    exact = exact_tables.by_method(profile, AXES)
+    exact = exact_tables.by_method(profile, AXES, ood)
     if reference not in exact:
         known = ", ".join(exact)
         raise SageError(f"{reference!r} has no exact evaluation: choose one of {known}")
