@@ -29,9 +29,12 @@ from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import read_lines, require_space
+from sage_lib.pipeline import processes
 
 #: Seconds between two lines of progress of one run.
 SHOW_EVERY = 8
+#: What a run's own process is started as.
+COMMAND = (sys.executable, "-m", "sage_lib.pipeline.stages")
 
 
 @dataclass(frozen=True)
@@ -187,23 +190,14 @@ def start(profile: Profile, jobs: list[Job]) -> None:
                     if process.returncode or not job.run.done():
                         reason = _reason(job.run.build / "log.txt")
                         raise SageError(f"{job.label} failed: {reason}")
-    finally:
-        for _, process, _ in running.values():  # an interrupted notebook leaves no process behind
-            process.terminate()
-            process.wait()
+    finally:  # an interrupted notebook leaves no process behind
+        processes.end([process for _, process, _ in running.values()])
 
 
 def _process(profile: Profile, job: Job) -> subprocess.Popen:
     job.run.prepare()
-    words = [job.stage.name, "--run", job.run.name, "--profile", profile.spec]
-    with (job.run.build / "log.txt").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "sage_lib.pipeline.stages", *words],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment(),
-        )
+    words = [job.stage.name, "--run", job.run.name, "--profile", profile.spec, "--child"]
+    return processes.start([*COMMAND, *words], job.run.build / "log.txt", environment())
 
 
 #: Names in a line of progress, and the columns of the step log that they show.
@@ -304,10 +298,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stage", choices=STAGES, help=about)
     add_profile(parser)
     parser.add_argument("--run", help="do this run alone, in this process, such as grpo-s3407")
+    # Set by start: this process ends with the one that started it.
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 
 def do(options: argparse.Namespace) -> None:
     """A whole stage in processes of its own, or with ``--run`` one run in this one."""
+    if options.child:
+        processes.end_with_parent()
     profile = given_profile(options)
     check_machine(profile)
     if options.run is None:

@@ -1,0 +1,108 @@
+"""Processes of the stages: they end with their parent, never do a run twice, and one that fails
+does not stop the others."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+
+from sage_lib.files import read_lines
+from sage_lib.pipeline import stages
+
+FAKE_STAGES = Path(__file__).parent / "fake_stages.py"
+#: A process that runs a stage as a notebook's kernel does.
+PARENT = f"""
+import sys
+from sage_lib.experiment.profile import load_profile
+from sage_lib.pipeline import stages
+stages.COMMAND = (sys.executable, {str(FAKE_STAGES)!r})
+stages.run(load_profile("smoke"), "sft")
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Fake stages in folders of their own; a function that says what they do."""
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    monkeypatch.setattr(stages, "COMMAND", (sys.executable, str(FAKE_STAGES)))
+
+    def told(**fate):
+        monkeypatch.setenv("FAKE", json.dumps(fate))
+
+    told()
+    return told
+
+
+def calls(tmp_path):
+    return read_lines(tmp_path / "build" / "calls.jsonl")
+
+
+def wait_for(condition, seconds=30):
+    """The condition's value once it holds, within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+def is_alive(pid):
+    """Whether a process runs: a zombie that nobody has waited for does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_stage_ends_when_its_parent_is_ended(fake, tmp_path, number):
+    fake(seconds=60)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], env=stages.environment())
+    [call] = wait_for(lambda: calls(tmp_path))
+    assert is_alive(call["pid"])
+    parent.send_signal(number)
+    parent.wait()
+    wait_for(lambda: not is_alive(call["pid"]), seconds=5)
+
+
+def test_an_interrupted_parent_ends_its_stage_before_it_goes_on(fake, tmp_path):
+    """As the stop button of a notebook does."""
+    fake(seconds=60)
+    source = PARENT.replace("stages.run(", "try:\n    stages.run(")
+    source += f"except KeyboardInterrupt:\n    open({str(tmp_path / 'after')!r}, 'w')"
+    parent = subprocess.Popen([sys.executable, "-c", source], env=stages.environment())
+    [call] = wait_for(lambda: calls(tmp_path))
+    parent.send_signal(signal.SIGINT)
+    wait_for((tmp_path / "after").exists, seconds=5)
+    assert not is_alive(call["pid"])
+    assert parent.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_ended_reproduce_ends_its_kernel_and_the_kernels_stages(fake, tmp_path, number):
+    fake(seconds=60)
+    note = f"open({str(tmp_path / 'kernel')!r}, 'w').write(str(os.getpid()))"
+    cells = ["profile = 'smoke'", f"import os\n{note}", PARENT]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    notebook.cells[0].metadata["tags"] = ["parameters"]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata |= {"kernelspec": kernel, "sage": {"about": "a trial"}}
+    nbformat.write(notebook, tmp_path / "99_trial.ipynb")
+    place = f"paths.NOTEBOOKS = pathlib.Path({str(tmp_path)!r})"
+    source = f"import pathlib, sys; from sage_lib import paths; {place}; "
+    source += "from sage_lib.pipeline import cli; cli.main(['reproduce'])"
+    parent = subprocess.Popen([sys.executable, "-c", source], env=stages.environment())
+    [call] = wait_for(lambda: calls(tmp_path), seconds=60)
+    pids = [call["pid"], int((tmp_path / "kernel").read_text())]
+    assert all(is_alive(pid) for pid in pids)
+    parent.send_signal(number)
+    parent.wait()
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), seconds=8)
