@@ -12,8 +12,11 @@ import nbformat
 import psutil
 import pytest
 
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines
-from sage_lib.pipeline import stages
+from sage_lib.pipeline import reproduce, stages
 
 FAKE_STAGES = Path(__file__).parent / "fake_stages.py"
 #: A process that runs a stage as a notebook's kernel does.
@@ -106,3 +109,80 @@ def test_an_ended_reproduce_ends_its_kernel_and_the_kernels_stages(fake, tmp_pat
     parent.send_signal(number)
     parent.wait()
     wait_for(lambda: not any(is_alive(pid) for pid in pids), seconds=8)
+
+
+def starts(tmp_path):
+    return [call for call in calls(tmp_path) if call["what"] != "end"]
+
+
+def parent():
+    """A process that does a stage, its output read as it comes."""
+    return subprocess.Popen(
+        [sys.executable, "-uc", PARENT],
+        env=stages.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_two_processes_never_make_one_run(fake, tmp_path):
+    fake(seconds=4)
+    both = [parent(), parent()]
+    outputs = [one.communicate()[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], outputs
+    assert [call["what"] for call in calls(tmp_path)] == ["start at 0", "end"]
+    other = next(text for text in outputs if "another process" in text)
+    lines = [line for line in other.splitlines() if "another process" in line]
+    assert lines == [
+        "sft: another process makes it, waiting",
+        "sft: made by another process, kept",
+    ]
+
+
+def test_a_killed_holder_frees_its_run_which_goes_on_where_it_stopped(fake, tmp_path):
+    fake(seconds=8, steps=8)
+    holder = parent()
+    [first] = wait_for(lambda: calls(tmp_path))
+    second = parent()
+    assert any("another process makes it, waiting" in line for line in second.stdout)
+    wait_for(lambda: read_lines(tmp_path / "build" / "smoke" / "sft" / "steps.jsonl"))
+    holder.kill()
+    holder.communicate()
+    output = second.communicate()[0]
+    assert second.returncode == 0, output
+    assert not is_alive(first["pid"])
+    again = starts(tmp_path)[1]
+    assert again["pid"] != first["pid"] and int(again["what"].split()[-1]) > 0
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_run_by_hand_waits_for_the_one_that_makes_it(fake, tmp_path):
+    fake(seconds=3)
+    words = ["sft", "--run", "sft", "--profile", "smoke"]
+    command = [sys.executable, str(FAKE_STAGES), *words]
+    environment = stages.environment()
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    wait_for(lambda: calls(tmp_path))
+    several = subprocess.run(
+        command, env={**environment, "WORLD_SIZE": "2"}, capture_output=True, text=True
+    )
+    assert "error: another process makes sft" in several.stderr
+    second = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert second.stdout.splitlines() == [
+        "sft: another process makes it, waiting",
+        "sft: already made from the same settings, kept",
+    ]
+    assert first.wait() == 0 and len(starts(tmp_path)) == 1
+
+
+def test_a_build_folder_in_use_is_not_put_aside(fake, tmp_path, monkeypatch):
+    fake(seconds=60)
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
+    holder = parent()
+    wait_for(lambda: calls(tmp_path))
+    with pytest.raises(SageError, match=r"another process works .* share its work with --resume"):
+        reproduce.reproduce(load_profile("smoke"))
+    holder.kill()
+    holder.communicate()
+    assert (tmp_path / "build" / "smoke" / "sft").is_dir()

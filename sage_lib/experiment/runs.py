@@ -69,6 +69,16 @@ class Run:
         return self.build / "steps.jsonl"
 
     @property
+    def lock(self) -> Path:
+        """Locked by the process that does the work. Beside ``build``, which may be put aside."""
+        return self.build.with_name(f"{self.build.name}.lock")
+
+    @property
+    def log(self) -> Path:
+        """What the run's own process prints."""
+        return self.build.with_name(f"{self.build.name}.log")
+
+    @property
     def model(self) -> Path:
         return self.build / "model"
 

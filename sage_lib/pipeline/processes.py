@@ -23,6 +23,7 @@ def start(words: list[str], log: Path, environment: Mapping[str, str]) -> subpro
     It leads a process group of its own: its workers end with it, and an interrupt from the keyboard
     reaches the parent alone, which then calls :func:`end`.
     """
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         return subprocess.Popen(
             words,

@@ -13,12 +13,12 @@ import argparse
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -28,11 +28,13 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.experiment.runs import Run
-from sage_lib.files import read_lines, require_space
+from sage_lib.files import is_locked, locked, read_lines, require_space
 from sage_lib.pipeline import processes
 
 #: Seconds between two lines of progress of one run.
 SHOW_EVERY = 8
+#: Status with which a run's own process ends where another one makes the run.
+BUSY = os.EX_TEMPFAIL
 #: What a run's own process is started as.
 COMMAND = (sys.executable, "-m", "sage_lib.pipeline.stages")
 
@@ -169,35 +171,52 @@ def environment() -> dict[str, str]:
 def start(profile: Profile, jobs: list[Job]) -> None:
     """Run the jobs that are not done, some at a time, with lines of progress for each.
 
-    Raises SageError that names the first one that failed, and its reason.
+    What another process makes at that time is waited for, and kept. Raises SageError that names the
+    first one that failed, and its reason.
     """
     waiting = [job for job in jobs if not job.run.done()]
     for job in jobs:
         if job not in waiting:
             print(f"{job.label}: already made from the same settings, kept", flush=True)
     running: dict[str, tuple[Job, subprocess.Popen, Progress]] = {}
+    seen_elsewhere: set[str] = set()
     try:
         while waiting or running:
-            while waiting and len(running) < profile.compute.parallel:
-                job = waiting.pop(0)
-                running[job.run.name] = job, _process(profile, job), Progress(job)
+            for job in list(waiting):
+                if len(running) >= profile.compute.parallel:
+                    break
+                if is_locked(job.run.lock):
+                    if job.run.name not in seen_elsewhere:
+                        print(f"{job.label}: another process makes it, waiting", flush=True)
+                    seen_elsewhere.add(job.run.name)
+                    continue
+                waiting.remove(job)
+                if job.run.done():
+                    print(f"{job.label}: made by another process, kept", flush=True)
+                else:
+                    running[job.run.name] = job, launch(profile, job), Progress(job)
             time.sleep(0.5)
             for name, (job, process, progress) in list(running.items()):
                 ended = process.poll() is not None
                 progress.show(last=ended)
                 if ended:
                     del running[name]
-                    if process.returncode or not job.run.done():
-                        reason = _reason(job.run.build / "log.txt")
-                        raise SageError(f"{job.label} failed: {reason}")
+                    if process.returncode == BUSY:
+                        waiting.insert(0, job)
+                    elif process.returncode or not job.run.done():
+                        raise SageError(f"{job.label} failed: {reason(job, process.returncode)}")
     finally:  # an interrupted notebook leaves no process behind
         processes.end([process for _, process, _ in running.values()])
 
 
-def _process(profile: Profile, job: Job) -> subprocess.Popen:
-    job.run.prepare()
+def launch(profile: Profile, job: Job) -> subprocess.Popen:
+    """Start a job's own process, which ends with this one.
+
+    It ends with status 0, with :data:`BUSY` where another process does the work, or with the reason
+    of its failure as the last line of the log.
+    """
     words = [job.stage.name, "--run", job.run.name, "--profile", profile.spec, "--child"]
-    return processes.start([*COMMAND, *words], job.run.build / "log.txt", environment())
+    return processes.start([*COMMAND, *words], job.run.log, environment())
 
 
 #: Names in a line of progress, and the columns of the step log that they show.
@@ -247,11 +266,15 @@ class Progress:
         self.shown_at, self.shown_step = now, step
 
 
-def _reason(log: Path) -> str:
-    """The last line of a failed process, which holds its error, and the log's name."""
+def reason(job: Job, status: int) -> str:
+    """The signal that ended a failed process, or its last line, which holds its error; and the
+    log's name."""
+    log = job.run.log
     text = log.read_text(errors="replace") if log.is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "no output"
+    if status < 0:
+        last = f"ended by {signal.Signals(-status).name}"
     place = f"{log.parent.name}/{log.name} in the build folder"
     return f"{last.removeprefix('error: ')} (whole log: {place}; what was made is kept)"
 
@@ -312,22 +335,46 @@ def do(options: argparse.Namespace) -> None:
         run(profile, options.stage)
         return
     stage = _stage(options.stage)
+    one = _named(profile, stage, options.run)
+    if int(os.environ.get("RANK", 0)) > 0:  # the first of several processes locks and prepares
+        if one.done():
+            return
+        while not one.is_prepared():
+            time.sleep(0.1)
+        _work(profile, stage, one)
+        return
+    with locked(one.lock) as mine:
+        if mine:
+            _make(profile, stage, one)
+            return
+    if options.child:
+        sys.exit(BUSY)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise SageError(f"another process makes {one.name}: wait for its end, or end it")
+    print(f"{_label(profile, stage, one)}: another process makes it, waiting", flush=True)
+    with locked(one.lock, wait=True):
+        _make(profile, stage, _named(profile, stage, options.run))
+
+
+def _named(profile: Profile, stage: Stage, name: str) -> Run:
     chosen = {one.name: one for one in stage.runs(profile)}
-    if options.run not in chosen:
+    if name not in chosen:
         raise SageError(
-            f"the stage {stage.name} of profile {profile.name} has no run {options.run!r}: "
+            f"the stage {stage.name} of profile {profile.name} has no run {name!r}: "
             f"choose one of {', '.join(chosen) or '(it has none)'}"
         )
-    if not chosen[options.run].done():
-        _work(profile, stage, chosen[options.run])
+    return chosen[name]
+
+
+def _make(profile: Profile, stage: Stage, one: Run) -> None:
+    if one.done():
+        print(f"{_label(profile, stage, one)}: already made from the same settings, kept")
+        return
+    one.prepare()
+    _work(profile, stage, one)
 
 
 def _work(profile: Profile, stage: Stage, one: Run) -> None:
-    if int(os.environ.get("RANK", 0)) == 0:
-        one.prepare()
-    else:  # of several processes the first one makes the folder
-        while not one.is_prepared():
-            time.sleep(0.1)
     # One run's compiled code never meets another's.
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(one.build / "unsloth_cache")
     import torch
