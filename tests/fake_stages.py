@@ -8,6 +8,7 @@ line of calls.jsonl in the build folder.
 
 import json
 import os
+import signal
 import sys
 import time
 import types
@@ -45,6 +46,8 @@ def work(profile, run):
     for step in range(done, STEPS):
         time.sleep(FAKE.get("seconds", 0.2) / STEPS)
         append_line(run.live_steps, {"step": step + 1})
+    if fate == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
     tried = run.build / "tried"
     if fate == "fail" or (fate == "fail once" and not tried.exists()):
         tried.touch()

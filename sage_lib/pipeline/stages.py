@@ -136,8 +136,8 @@ class Job:
 def run(profile: Profile, *names: str) -> dict[str, dict[str, Any]]:
     """Do what is not done of some stages, one after the other, ``compute.parallel`` runs at a time.
 
-    Returns run name -> run record. Raises SageError for an unknown stage, and for the first run
-    that fails.
+    Returns run name -> run record. Raises SageError for an unknown stage, and for the runs of the
+    first stage in which some failed.
     """
     found: dict[str, dict[str, Any]] = {}
     for stage in [_stage(name) for name in names]:
@@ -171,13 +171,15 @@ def environment() -> dict[str, str]:
 def start(profile: Profile, jobs: list[Job]) -> None:
     """Run the jobs that are not done, some at a time, with lines of progress for each.
 
-    What another process makes at that time is waited for, and kept. Raises SageError that names the
-    first one that failed, and its reason.
+    What another process makes at that time is waited for, and kept. A job that fails stops no other
+    one; at the end a SageError names all that failed, and their reasons. A run that collapses does
+    not fail.
     """
-    waiting = [job for job in jobs if not job.run.done()]
+    waiting, failed = list(jobs), []
     for job in jobs:
-        if job not in waiting:
-            print(f"{job.label}: already made from the same settings, kept", flush=True)
+        if job.run.done():
+            waiting.remove(job)
+            _say(job, "already made from the same settings, kept", records.collapse(job.run.record))
     running: dict[str, tuple[Job, subprocess.Popen, Progress]] = {}
     seen_elsewhere: set[str] = set()
     try:
@@ -187,26 +189,36 @@ def start(profile: Profile, jobs: list[Job]) -> None:
                     break
                 if is_locked(job.run.lock):
                     if job.run.name not in seen_elsewhere:
-                        print(f"{job.label}: another process makes it, waiting", flush=True)
+                        _say(job, "another process makes it, waiting")
                     seen_elsewhere.add(job.run.name)
                     continue
                 waiting.remove(job)
                 if job.run.done():
-                    print(f"{job.label}: made by another process, kept", flush=True)
+                    _say(job, "made by another process, kept", records.collapse(job.run.record))
                 else:
                     running[job.run.name] = job, launch(profile, job), Progress(job)
             time.sleep(0.5)
             for name, (job, process, progress) in list(running.items()):
                 ended = process.poll() is not None
                 progress.show(last=ended)
-                if ended:
-                    del running[name]
-                    if process.returncode == BUSY:
-                        waiting.insert(0, job)
-                    elif process.returncode or not job.run.done():
-                        raise SageError(f"{job.label} failed: {reason(job, process.returncode)}")
+                if not ended:
+                    continue
+                del running[name]
+                if process.returncode == BUSY:
+                    waiting.insert(0, job)
+                elif process.returncode or not job.run.done():
+                    failed.append(f"{job.label} failed: {reason(job, process.returncode)}")
+                    print(failed[-1], flush=True)
+                elif collapse := records.collapse(job.run.record):
+                    _say(job, collapse)
     finally:  # an interrupted notebook leaves no process behind
         processes.end([process for _, process, _ in running.values()])
+    if failed:
+        raise SageError("; ".join(failed))
+
+
+def _say(job: Job, *words: str) -> None:
+    print(f"{job.label}: {'; '.join(filter(None, words))}", flush=True)
 
 
 def launch(profile: Profile, job: Job) -> subprocess.Popen:
