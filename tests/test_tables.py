@@ -187,8 +187,17 @@ def test_seeds_are_paired_by_number_whatever_their_order(profile):
         assert values.mean(axis=(1, 2)) == pytest.approx([1.5 / 8, 2.5 / 8, 3.5 / 8], abs=0.05)
     values, sets, seeds = result_tables.curves(frame, "base", (1,))
     assert seeds == [None] and values.shape == (1, len(sets), 1)
-    with pytest.raises(SageError, match=r"grpo has the seeds \[1, 2, 3\] and dapo has \[1, 2, 4\]"):
-        result_tables.require_pairs(("grpo", [1, 2, 3]), ("dapo", [1, 2, 4]))
+
+
+def test_only_common_seeds_are_compared():
+    one, other = np.arange(3.0)[:, None], np.arange(4.0)[:, None]
+    (a, b, base), seeds = result_tables.common_seeds(
+        [(one, [1, 2, 3]), (other, [4, 3, 2, 5]), (np.zeros((1, 1)), [None])]
+    )
+    assert seeds == [2, 3] and base.shape == (1, 1)
+    assert a.ravel().tolist() == [1, 2] and b.ravel().tolist() == [2, 1]
+    with pytest.raises(SageError, match=r"no seed that all have, of \[1, 2\] and of \[3, 4\]"):
+        result_tables.common_seeds([(one[:2], [1, 2]), (one[:2], [3, 4])])
 
 
 def test_with_one_seed_every_comparison_speaks_of_two_checkpoints(profile):

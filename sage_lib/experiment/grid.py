@@ -26,11 +26,13 @@ class Block:
     about: str
     profile: Profile
     methods: tuple[str, ...]  # may be none: the base alone
+    seeds: tuple[int, ...] | None = None  # those of the methods' seeds that are done; None is all
 
     def order(self) -> list[tuple[Profile, str, int]]:
         """(profile, method, seed), seed by seed: a seed's runs are compared with each other."""
         own = {method: self.profile.seeds_of(method) for method in self.methods}
-        seeds = dict.fromkeys(seed for chosen in own.values() for seed in chosen)
+        of_methods = dict.fromkeys(seed for chosen in own.values() for seed in chosen)
+        seeds = [seed for seed in of_methods if self.seeds is None or seed in self.seeds]
         return [(self.profile, m, seed) for seed in seeds for m in own if seed in own[m]]
 
 
@@ -119,7 +121,7 @@ def _section(given: Any, keys: set[str], where: str, more: frozenset[str] = froz
 def _block(given: Any, path: Path) -> Block:
     where = f"grid {path.name}, a block"
     needed = {"name", "about", "profile"}
-    block = _section(given, needed, where, frozenset({"families", "methods"}))
+    block = _section(given, needed, where, frozenset({"families", "methods", "seeds"}))
     where = f"grid {path.name}, block {block['name']}"
     own = block["profile"].split("+")[0].endswith((".yaml", ".yml"))
     profile = load_profile(str(path.parent / block["profile"]) if own else block["profile"])
@@ -132,8 +134,12 @@ def _block(given: Any, path: Path) -> Block:
         if method not in profile.methods:
             known = ", ".join(profile.methods)
             raise SageError(f"{where}: profile {profile.name} has no method {method!r}: {known}")
-    named = block.get("methods", [])
+    named, seeds = block.get("methods", []), block.get("seeds")
     by_family = [key for key, m in profile.methods.items() if m.family in block.get("families", [])]
-    return Block(
-        str(block["name"]), str(block["about"]), profile, tuple(dict.fromkeys([*named, *by_family]))
-    )
+    methods = tuple(dict.fromkeys([*named, *by_family]))
+    known_seeds = {seed for method in methods for seed in profile.seeds_of(method)}
+    for seed in seeds or ():
+        if seed not in known_seeds:
+            raise SageError(f"{where}: no method of it has the seed {seed!r}")
+    chosen = None if seeds is None else tuple(seeds)
+    return Block(str(block["name"]), str(block["about"]), profile, methods, chosen)

@@ -54,8 +54,9 @@ def mode_differences(profile: Profile, against: str = "base") -> pd.DataFrame:
             if frame[name].notna().any():
                 theirs, _, their_seeds = _shares(frame, against, name)
                 ours, _, seeds = _shares(frame, method, name)
-                result_tables.require_pairs((method, seeds), (against, their_seeds))
-                found = result_tables.difference_rows(ours, theirs, [name])
+                arms = [(ours, seeds), (theirs, their_seeds)]
+                (one, other), _ = result_tables.common_seeds(arms)
+                found = result_tables.difference_rows(one, other, [name])
                 rows += [{"method": method, "against": against, **row} for row in found]
     return pd.DataFrame(rows, columns=result_tables.DIFFERENCES)
 

@@ -5,6 +5,7 @@ by right answers with unsound work is not in it; samples say how much that is (`
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.files import read_lines
 from sage_lib.report.countdown_tables import PROBLEM, require_countdown
-from sage_lib.report.measured import of_sets, table_of
+from sage_lib.report.measured import by_seed, of_sets, table_of
 
 #: k of the exact pass@k in tables; any k costs the same.
 KS = (1, 8, 64, 256, 1024)
@@ -25,18 +26,19 @@ EXACT = ["method", "run", "dataset", *(f"pass@{k}" for k in KS), "common", "rare
 def probabilities(profile: Profile, ood: bool = False) -> pd.DataFrame:
     """Probability that one sample is valid, of every problem under every evaluated policy.
 
-    Columns method, run, dataset, problem, valid, common and rare (the mass of either way).
+    Columns method, seed (None for the base), run, dataset, problem, valid, common and rare (the
+    mass of either way).
     """
     require_countdown(profile)
     frames = []
-    for method, _, run, policy in runs.evaluations(profile):
+    for method, seed, run, policy in runs.evaluations(profile):
         table = of_sets(table_of(profile, run, "support.csv"), profile, ood)
         mass = table.assign(p=np.exp(table["logp"])).groupby([*PROBLEM, "way"], sort=False)["p"]
         by_way = mass.sum().unstack("way", fill_value=0.0).reindex(columns=["L", "R"], fill_value=0)
         by_way = by_way.rename(columns={"L": "common", "R": "rare"}).reset_index()
         valid = (by_way["common"] + by_way["rare"]).clip(upper=1.0)
-        frames.append(by_way.assign(method=method, run=policy.name, valid=valid))
-    columns = ["method", "run", *PROBLEM, "valid", "common", "rare"]
+        frames.append(by_way.assign(method=method, seed=seed, run=policy.name, valid=valid))
+    columns = ["method", "seed", "run", *PROBLEM, "valid", "common", "rare"]
     return pd.concat(frames, ignore_index=True)[columns]
 
 
@@ -63,6 +65,36 @@ def exact(profile: Profile, ood: bool = False) -> pd.DataFrame:
         sets.append({"dataset": "Avg", **average, "problems": int(table["problems"].sum())})
         rows += [{"method": method, "run": run, **row} for row in sets]
     return pd.DataFrame(rows, columns=EXACT)
+
+
+def evaluated(profile: Profile) -> set[str]:
+    """Keys of the methods with an exact evaluation, "base" among them."""
+    found = runs.evaluations(profile)
+    return {method for method, _, run, _ in found if (run.measured / "support.csv").is_file()}
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Exact pass@k of one method: ``values`` (seeds, problems, ks) and ``rare``, the mass of the
+    rare way (seeds, problems). Problems stand in the same order for every method, ``sets`` names
+    the data set of each. The base has one seed, None."""
+
+    method: str
+    values: np.ndarray
+    rare: np.ndarray
+    sets: list[str]
+    seeds: list[Any]
+
+
+def by_method(profile: Profile, ks: Sequence[int] = KS, ood: bool = False) -> dict[str, Exact]:
+    """:class:`Exact` of every evaluated method, in the profile's order."""
+    frame = probabilities(profile, ood)
+    found = {}
+    for method in dict.fromkeys(frame["method"]):
+        masses, sets, seeds = by_seed(frame, method, ["valid", "rare"])
+        values = np.stack([pass_at_k(pd.Series(one[:, 0]), ks) for one in masses])
+        found[method] = Exact(method, values, masses[:, :, 1], sets, seeds)
+    return found
 
 
 def along_training(profile: Profile) -> pd.DataFrame:

@@ -145,8 +145,8 @@ def _differences(profile: Profile, frame: pd.DataFrame, against: str) -> Iterato
         if method in (against, "base"):  # the base has no place on the left: it comes first
             continue
         ours, _, our_seeds = curves(frame, method, ks)
-        require_pairs((method, our_seeds), (against, their_seeds))
-        for row in difference_rows(ours, theirs, [f"pass@{k}" for k in ks], sets):
+        (one, other), _ = common_seeds([(ours, our_seeds), (theirs, their_seeds)])
+        for row in difference_rows(one, other, [f"pass@{k}" for k in ks], sets):
             yield {"method": method, "against": against, **row}
 
 
@@ -175,14 +175,28 @@ def difference_rows(
         }
 
 
-def require_pairs(one: tuple[str, list[Any]], other: tuple[str, list[Any]]) -> None:
-    """Refuse a comparison of other seeds; a single checkpoint, such as the base, goes with all."""
-    (method, seeds), (against, their_seeds) = one, other
-    if seeds != their_seeds and min(len(seeds), len(their_seeds)) > 1:
+def common_seeds(
+    arms: Sequence[tuple[np.ndarray, list[Any]]],
+) -> tuple[list[np.ndarray], list[Any]]:
+    """The values of several methods for the seeds that all of them have, and these seeds.
+
+    An arm is (values, seeds), with the seeds along the first axis; a single checkpoint, such as the
+    base, goes with all seeds and stays as it is. Raises SageError where there is no common seed.
+    """
+    several = [seeds for _, seeds in arms if len(seeds) > 1]
+    if not several:
+        return [values for values, _ in arms], list(arms[0][1])
+    common = [seed for seed in several[0] if all(seed in seeds for seeds in several)]
+    if not common:
         raise SageError(
-            f"{method} has the seeds {seeds} and {against} has {their_seeds}: "
+            f"there is no seed that all have, of {' and of '.join(map(str, several))}: "
             "a comparison needs the same ones, so evaluate both for the same seeds"
         )
+    kept = [
+        values if len(seeds) == 1 else values[[seeds.index(seed) for seed in common]]
+        for values, seeds in arms
+    ]
+    return kept, common
 
 
 def holds_for(seeds: int) -> str:
@@ -229,12 +243,12 @@ def crossings(profile: Profile) -> pd.DataFrame:
         if method == against:
             continue
         ours, _, our_seeds = curves(frame, method, ks)
-        require_pairs((method, our_seeds), (against, their_seeds))
-        crossing = metrics.crossing_interval(theirs, ours, ks, sets)
-        effect = metrics.minimum_detectable_effect(ours - theirs, sets)
+        (one, other), _ = common_seeds([(ours, our_seeds), (theirs, their_seeds)])
+        crossing = metrics.crossing_interval(other, one, ks, sets)
+        effect = metrics.minimum_detectable_effect(one - other, sets)
         row = {"method": method, "against": against, **crossing}
         row |= {smallest: effect[0], largest: effect[-1], "problems": len(sets)}
-        seeds = max(len(ours), len(theirs))
+        seeds = max(len(one), len(other))
         rows.append({**row, "seeds": seeds, "holds_for": holds_for(seeds)})
     columns = [*CROSSINGS, smallest, largest, "problems", "seeds", "holds_for"]
     return pd.DataFrame(rows, columns=list(dict.fromkeys(columns)))

@@ -56,6 +56,9 @@ class Settings(TaskSettings):
     #: The same of the first half of the demonstrations; None is ``rare_share``. It teaches a way
     #: that the second half makes rare; SFT must then read its rows in order.
     early_rare_share: float | None = None
+    #: Distinct puzzles that demonstrations are made of; None is one for each row. Short puzzles are
+    #: few: with fewer distinct ones, each shown several times, they make up more of the rows.
+    distinct: int | None = None
     #: Of the profile as a whole: the label names other numbers of digits.
     usual_fewest: int | None = field(default=None, metadata={"filled": "fewest"})
     usual_most: int | None = field(default=None, metadata={"filled": "most"})
@@ -75,6 +78,8 @@ class Settings(TaskSettings):
                 f"the shares of problem kinds must be of {', '.join(KINDS)} and sum to 1, "
                 f"not {self.kinds}"
             )
+        if self.distinct is not None and self.distinct < 1:
+            raise SageError(f"countdown's distinct puzzles must be 1 or more, not {self.distinct}")
         for name in ("rare_share", "early_rare_share"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
@@ -147,8 +152,13 @@ def demonstrations(
     if late is None:
         raise SageError("demonstrations of countdown need the setting rare_share, such as 0.03")
     rng = random.Random(seed)
+    drawn = problems(settings, min(rows, settings.distinct or rows), seed, exclude, revision)
+    shown: list[Problem] = []
+    while len(shown) < rows:
+        # Short puzzles come first in a stream of distinct ones: every part needs some.
+        shown += rng.sample(drawn, len(drawn))
     found = []
-    for number, problem in enumerate(problems(settings, rows, seed, exclude, revision)):
+    for number, problem in enumerate(shown[:rows]):
         share = late if early is None or number >= rows // 2 else early
         working, answer = demonstration(problem.detail, share, rng)
         found.append(Demonstration(problem.question, working, answer))

@@ -1,0 +1,119 @@
+"""Figures of GRPO's front over beta and of the methods beside it; exact, seeds the only noise."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sage_lib.evaluation import metrics
+from sage_lib.experiment.profile import BASE, Profile
+from sage_lib.report import exact_tables, front_tables
+from sage_lib.report.panels import intervals
+from sage_lib.report.style import STYLE, WIDE, count, look, points
+
+#: Looks of the fronts of the anchors, in the order of their names here.
+FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
+
+
+def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
+    """pass@1 against pass@256: GRPO's front over beta with each seed, and methods as points.
+
+    ``methods``: keys of the points beside the front; None is all that lie on no front. Bars are
+    95 % intervals of each mean over seeds and problems; they are wider than what tells methods
+    apart, which is paired (:func:`excess`).
+    """
+    exact = exact_tables.by_method(profile, front_tables.AXES)
+    table = front_tables.points(profile).set_index("method")
+    fronts = {anchor: _on_front(profile, anchor, exact) for anchor in FRONTS}
+    fronts = {anchor: keys for anchor, keys in fronts.items() if len(keys) > 1}
+    on_front = {key for keys in fronts.values() for key in keys}
+    if methods is None:
+        methods = [key for key in table.index if key not in on_front]
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(WIDE, 4.6))
+        for anchor, keys in fronts.items():
+            _draw_front(axis, profile, anchor, [exact[key] for key in keys])
+        for key in methods:
+            row = table.loc[key]
+            axis.plot(
+                row["pass@1"],
+                row["pass@256"],
+                label=f"{profile.label(key)} ({_seeds_of(row)})",
+                **points(look(key)),
+            )
+        axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
+        axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7)
+        problems = count(int(table["problems"].iloc[0]), "problem")
+        axis.set_title(f"{profile.name}: {problems}, no sampling; thin lines: single seeds")
+    return figure
+
+
+def _seeds_of(row: pd.Series) -> str:
+    return count(int(row["seeds"]), "seed")
+
+
+def _on_front(profile: Profile, anchor: str, exact: dict[str, Any]) -> list[str]:
+    return [key for key in front_tables.front_methods(profile, anchor) if key in exact]
+
+
+def _draw_front(
+    axis: Axes, profile: Profile, anchor: str, of_front: list[exact_tables.Exact]
+) -> None:
+    """A front with its betas, and thin lines for the seeds that all its points have."""
+    chosen = look(FRONTS[anchor])
+    means = [metrics.mean_over_sets(one.values.mean(axis=0), one.sets) for one in of_front]
+    line = np.array(means)
+    name = "GRPO" if anchor == "k3" else f"GRPO, {anchor.replace('_', ' ')}"
+    axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta", **chosen)
+    for one, (x, y) in zip(of_front, line, strict=True):
+        beta = front_tables.beta_of(profile, one.method)
+        axis.annotate(f"{beta:g}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=6)
+    common = set.intersection(*(set(one.seeds) for one in of_front))
+    for seed in sorted(common) if len(common) > 1 else ():
+        of_seed = [
+            metrics.mean_over_sets(one.values[one.seeds.index(seed)], one.sets) for one in of_front
+        ]
+        path = np.array(of_seed)
+        thin = {**chosen, "marker": "", "linewidth": 0.5, "alpha": 0.5}
+        axis.plot(path[:, 0], path[:, 1], **thin)
+
+
+def excess(profile: Profile, anchor: str = "k3") -> Figure:
+    """Paired differences of each method to the nearest point of GRPO's front, with 95 % intervals.
+
+    Right of 0 in both panels is outside the front.
+    """
+    table = front_tables.outside(profile, anchor)
+    with plt.rc_context(STYLE):
+        height = max(1.9, 0.9 + 0.22 * len(table))
+        figure, axes = plt.subplots(1, 2, figsize=(WIDE, height), sharey=True)
+        for axis, name in zip(axes, ("pass@1", "pass@256"), strict=True):
+            columns = (f"{name} difference", f"{name} low", f"{name} high")
+            intervals(axis, profile, table, columns)
+            axis.axvline(0, color="black", linewidth=0.6)
+            axis.set_xlabel(f"{name} minus GRPO's nearest point")
+        seeds = sorted(set(table["seeds"]))
+        shown = count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+        figure.suptitle(f"{profile.name}: against the front over beta; {shown}, paired")
+    return figure
+
+
+def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
+    """Paired differences of exact pass@1, pass@256 and the rare way's mass to one method."""
+    table = front_tables.paired(profile, reference, methods)
+    with plt.rc_context(STYLE):
+        names = list(dict.fromkeys(table["metric"]))
+        height = max(1.9, 0.9 + 0.22 * len(methods))
+        figure, axes = plt.subplots(1, len(names), figsize=(WIDE, height), sharey=True)
+        for axis, name in zip(axes, names, strict=True):
+            rows = table[table["metric"] == name]
+            intervals(axis, profile, rows, ("difference", "low", "high"))
+            axis.axvline(0, color="black", linewidth=0.6)
+            axis.set_xlabel(name)
+        label = BASE if reference == BASE else profile.label(reference)
+        figure.suptitle(f"{profile.name}: minus {label}, paired by seed and problem")
+    return figure

@@ -1,0 +1,315 @@
+"""Claim by claim and prediction by prediction: what was said, what was measured, whether it agrees.
+
+A claim is a list of comparisons, each with what the claim expects of it. Outcomes are computed from
+the measured files alone: no sentence here states a result. What counts as a difference that
+matters was fixed before the runs (:data:`MARGINS`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t
+
+from sage_lib.errors import SageError
+from sage_lib.experiment.profile import BASE, Profile
+from sage_lib.report import exact_tables, measured, reported
+from sage_lib.report.front_tables import AXES, paired
+
+#: The smallest difference that matters, by metric, in its own unit. The base's rare mass is 0.009.
+MARGINS = {"pass@1": 0.005, "pass@256": 0.005, "rare mass": 0.0005, "gradient norm": 0.002}
+#: Fewer training seeds than this decide nothing.
+FEWEST_SEEDS = 3
+AGREES, DISAGREES, OPEN, MISSING = "agrees", "disagrees", "cannot tell", "not run"
+COMPARISONS = [
+    *("claim", "method", "against", "metric", "expects", "difference", "low", "high", "detectable"),
+    *("seeds", "reported", "outcome"),
+]
+CLAIMS_TABLE = ["claim", "source", "statement", "outcome", "comparisons", "settles"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``method`` minus ``against``; ``expects``: above, below, equal, not above or not below 0."""
+
+    method: str
+    against: str
+    metric: str
+    expects: str
+    ood: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a source says, and the comparisons that would all have to come out so."""
+
+    name: str
+    source: str
+    statement: str
+    comparisons: tuple[Comparison, ...]
+    settles: str  # what would settle it, where it cannot be told here
+    table: str | None = None  # reported table with the same comparison, by labels
+
+
+def _both(method: str, against: str, expects: str) -> tuple[Comparison, ...]:
+    return tuple(Comparison(method, against, f"pass@{k}", expects) for k in AXES)
+
+
+#: The paper's claims, then the predictions of notebook 03.
+CLAIMS = (
+    Claim(
+        "both rise",
+        "Table 1",
+        "GRPO + Branch raises pass@1 and pass@k together, over GRPO",
+        _both("grpo_branch", "grpo", "above"),
+        "more seeds, or an anchor at which the guide changes more",
+        "sage_table1",
+    ),
+    Claim(
+        "both rise, strong guide",
+        "Table 1",
+        "the same with a guide that acts on a fifth of the tokens",
+        _both("branch_strong", "grpo", "above"),
+        "more seeds",
+    ),
+    Claim(
+        "overfits without KL",
+        "Figure 2, Table 1",
+        "without KL, GRPO loses at pass@k",
+        (Comparison("grpo_no_kl", "grpo", "pass@256", "below"),),
+        "more steps",
+        "sage_table1",
+    ),
+    Claim(
+        "forward KL at high k only",
+        "Table 1, Appendix A.4",
+        "GRPO + Forward KL gains at pass@k and not at pass@1",
+        (
+            Comparison("grpo_forward_kl", "grpo", "pass@256", "above"),
+            Comparison("grpo_forward_kl", "grpo", "pass@1", "not above"),
+        ),
+        "more seeds",
+        "sage_table1",
+    ),
+    Claim(
+        "Branch beats Random and Token",
+        "Table 1",
+        "the structure of the guide matters",
+        (
+            *_both("grpo_branch", "grpo_random", "above"),
+            *_both("grpo_branch", "grpo_token", "above"),
+        ),
+        "a task on which the three guides differ by more",
+        "sage_table1",
+    ),
+    Claim(
+        "smaller gradients without KL",
+        "Table 5",
+        "gradient norms are smaller without KL",
+        (Comparison("grpo_no_kl", "grpo", "gradient norm", "below"),),
+        "more seeds",
+    ),
+    Claim(
+        "repairs BNPO",
+        "Table 3",
+        "Branch raises pass@1 and pass@k of BNPO without KL",
+        _both("bnpo_branch", "bnpo_no_kl", "above"),
+        "more seeds",
+        "sage_table3",
+    ),
+    Claim(
+        "repairs DAPO",
+        "Table 3",
+        "Branch raises pass@1 and pass@k of DAPO without KL",
+        _both("dapo_branch", "dapo_no_kl", "above"),
+        "more seeds",
+        "sage_table3",
+    ),
+    Claim(
+        "out of distribution",
+        "Figure 4, Table 9",
+        "GRPO + Branch keeps its gain out of distribution",
+        tuple(Comparison("grpo_branch", "grpo", f"pass@{k}", "above", ood=True) for k in AXES),
+        "more seeds, or another task",
+        "sage_table9",
+    ),
+    Claim(
+        "contradiction patterns",
+        "Table 2",
+        "GRPO + Branch reasons by contradiction more often",
+        (),
+        "a policy that writes text: this task's work has no words",
+    ),
+    Claim(
+        "perplexity tails",
+        "Figure 7",
+        "GRPO + Branch's samples have a heavier tail of perplexity under the base",
+        (),
+        "more samples of longer text; notebook 11 shows what was measured",
+    ),
+    Claim(
+        "P1",
+        "notebook 03",
+        "under k3 Branch lies on GRPO's front, between beta and 1.4 beta",
+        (
+            Comparison("branch_strong", "grpo", "pass@256", "not below"),
+            Comparison("branch_strong", "grpo_front_beta1.4", "pass@256", "not above"),
+        ),
+        "more seeds",
+    ),
+    Claim(
+        "P2",
+        "notebook 03",
+        "under the corrected k3 Branch changes nothing",
+        _both("branch_corrected", "corrected_beta1.0", "equal"),
+        "more seeds",
+    ),
+    Claim(
+        "P3",
+        "notebook 03",
+        "shuffled Branch equals Branch",
+        _both("shuffled_branch", "branch_strong", "equal"),
+        "more seeds",
+    ),
+    Claim(
+        "P4",
+        "notebook 03",
+        "GRPO (k3) and GRPO + exact forward KL are the same",
+        _both("grpo_forward_kl", "grpo", "equal"),
+        "more seeds",
+    ),
+    Claim(
+        "P5",
+        "notebook 03",
+        "under the sequence-level anchor Branch moves mass to rare correct completions",
+        (Comparison("branch_sequence", "sequence_beta0.2", "rare mass", "above"),),
+        "more seeds",
+    ),
+    Claim(
+        "P6",
+        "notebook 03",
+        "a random reward brings nothing at pass@1",
+        (Comparison("random_reward", BASE, "pass@1", "not above"),),
+        "more seeds",
+    ),
+)
+
+
+def outcome(expects: str, low: float, high: float, margin: float) -> str:
+    """What an interval says of an expectation; ``margin`` is the smallest difference that matters.
+
+    "above" agrees where the whole interval is above 0, and disagrees where no gain of the margin is
+    left in it. "equal" agrees where the interval lies within the margin on both sides, and
+    disagrees where it lies beyond it. "not above" agrees below the margin, and disagrees above 0.
+    """
+    if np.isnan(low):
+        return OPEN
+    if expects in ("below", "not below"):
+        expects = expects.replace("below", "above")
+        low, high = -high, -low
+    if expects == "above":
+        return AGREES if low > 0 else DISAGREES if high < margin else OPEN
+    if expects == "not above":
+        return AGREES if high < margin else DISAGREES if low > 0 else OPEN
+    if expects == "equal":
+        within, beyond = -margin < low and high < margin, low > margin or high < -margin
+        return AGREES if within else DISAGREES if beyond else OPEN
+    raise SageError(f"a comparison expects above, below or equal, not {expects!r}")
+
+
+def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
+    """Every comparison of every claim: columns :data:`COMPARISONS`.
+
+    Differences are paired by seed and problem with 95 % intervals over both; of the gradient norm,
+    by seed alone. ``reported`` is the same difference in the paper's own table, where it has one.
+    """
+    rows = []
+    for claim in claims:
+        for one in claim.comparisons:
+            found = _measured(profile, one)
+            row: dict[str, Any] = {
+                "claim": claim.name,
+                "method": one.method,
+                "against": one.against,
+            }
+            row |= {"metric": one.metric + (", ood" if one.ood else ""), "expects": one.expects}
+            row["reported"] = _reported(profile, claim.table, one)
+            if found is None:
+                rows.append({**row, "seeds": 0, "outcome": MISSING})
+                continue
+            enough = found["seeds"] >= FEWEST_SEEDS
+            judged = outcome(one.expects, found["low"], found["high"], MARGINS[one.metric])
+            rows.append({**row, **found, "outcome": judged if enough else OPEN})
+    return pd.DataFrame(rows, columns=COMPARISONS)
+
+
+def claims(profile: Profile, chosen: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
+    """Each claim with its outcome: columns :data:`CLAIMS_TABLE`.
+
+    It agrees where all its comparisons agree, disagrees where one disagrees, and is "not run" where
+    one is missing; without comparisons it cannot be told here.
+    """
+    table = comparisons(profile, chosen)
+    rows = []
+    for claim in chosen:
+        of_claim = list(table.loc[table["claim"] == claim.name, "outcome"])
+        if DISAGREES in of_claim:
+            found = DISAGREES
+        elif MISSING in of_claim:
+            found = MISSING
+        else:
+            found = AGREES if of_claim and set(of_claim) == {AGREES} else OPEN
+        how = f"{of_claim.count(AGREES)} of {len(of_claim)} agree" if of_claim else "none here"
+        settles = claim.settles if found in (OPEN, MISSING) else ""
+        rows.append((claim.name, claim.source, claim.statement, found, how, settles))
+    return pd.DataFrame(rows, columns=CLAIMS_TABLE)
+
+
+def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
+    """difference, low, high, detectable, seeds; None where an arm was not run."""
+    present = exact_tables.evaluated(profile)
+    if not {one.method, one.against} <= present:
+        return None
+    if one.metric == "gradient norm":
+        return _gradient_norms(profile, one)
+    table = paired(profile, one.against, [one.method], one.ood).set_index("metric")
+    row = table.loc[one.metric]
+    return {key: row[key] for key in ("difference", "low", "high", "detectable", "seeds")}
+
+
+def _gradient_norms(profile: Profile, one: Comparison) -> dict[str, Any] | None:
+    """Mean gradient norm over all steps, before clipping: a t interval over paired seeds."""
+    frame = measured.training(profile)
+    means = frame.groupby(["method", "seed"])["grad_norm"].mean()
+    arms = [means[key] for key in (one.method, one.against) if key in means]
+    if len(arms) < 2:
+        return None
+    difference = (arms[0] - arms[1]).dropna().to_numpy()
+    seeds = len(difference)
+    error = difference.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else np.nan
+    half = t.ppf(0.975, seeds - 1) * error if seeds > 1 else np.nan
+    mean = float(difference.mean())
+    return {"difference": mean, "low": mean - half, "high": mean + half, "seeds": seeds}
+
+
+def _reported(profile: Profile, table: str | None, one: Comparison) -> float:
+    """The paper's own difference of the same labels, of its average or its only data set; NaN."""
+    if table is None:
+        return float("nan")
+    frame = reported.load(table)
+    average = frame[(frame["dataset"] == "Avg") & (frame["metric"] == one.metric)]
+    if average.empty:
+        average = frame[frame["metric"] == one.metric]
+    means = pd.Series(
+        pd.to_numeric(average["mean"]).to_numpy(), index=average["row"].to_numpy(), dtype=float
+    )
+    labels = [profile.label(key) for key in (one.method, one.against) if _known(profile, key)]
+    if len(labels) < 2 or not set(labels) <= set(means.index):
+        return float("nan")
+    return float(means[labels[0]] - means[labels[1]])
+
+
+def _known(profile: Profile, key: str) -> bool:
+    return key == BASE or key in profile.methods

@@ -1,0 +1,148 @@
+"""The front over beta against planted points, and variants of methods and grids of runs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+
+from sage_lib.errors import SageError
+from sage_lib.experiment.grid import load_grid
+from sage_lib.experiment.profile import load_profile
+from sage_lib.report import exact_tables, front_tables
+
+SEEDS = [1, 2, 3, 4, 5]
+#: pass@1 and pass@256 of GRPO by beta, and of a method.
+GRPO = {0.0: (0.50, 0.60), 0.2: (0.48, 0.70), 1.0: (0.40, 0.80)}
+
+
+def planted(method, point, seeds=SEEDS, spread=0.002):
+    """Exact values whose mean over seeds and problems is ``point``."""
+    rng = np.random.default_rng(sum(map(ord, method)))
+    shape = (len(seeds), 40, 2)
+    noise = rng.normal(0, spread, shape) + np.random.default_rng(0).normal(0, 0.1, (1, 40, 1))
+    values = np.asarray(point) + noise - noise.mean(axis=(0, 1))
+    return exact_tables.Exact(method, values, np.full(shape[:2], 0.03), ["both"] * 40, list(seeds))
+
+
+@pytest.fixture
+def profile(monkeypatch):
+    """GRPO at three betas and one guided method, whose place the test gives."""
+    countdown = load_profile("countdown")
+    names = {0.0: "grpo_no_kl", 0.2: "grpo_front_beta0.2", 1.0: "grpo"}
+    keys = [*names.values(), "grpo_branch"]
+    chosen = {key: countdown.methods[key] for key in keys}
+
+    def place(point, seeds=SEEDS):
+        found = {names[beta]: planted(names[beta], at) for beta, at in GRPO.items()}
+        found["grpo_branch"] = planted("grpo_branch", point, seeds)
+        monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
+        return dataclasses.replace(countdown, methods=chosen)
+
+    return place
+
+
+def test_the_front_is_grpo_at_every_beta_and_nothing_else():
+    countdown = load_profile("countdown")
+    front = front_tables.front_methods(countdown)
+    betas = [front_tables.beta_of(countdown, key) for key in front]
+    assert betas == [0, 0.05, 0.2, 0.5, 1, 1.4, 2] and front[0] == "grpo_no_kl"
+    assert "grpo" in front and "choice_learning_rate0.002" not in front
+    sequence = front_tables.front_methods(countdown, "sequence")
+    assert [front_tables.beta_of(countdown, key) for key in sequence] == [0, 0.05, 0.2, 0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("point", "verdict"),
+    [((0.46, 0.78), "outside"), ((0.42, 0.70), "inside"), ((0.44, 0.75), None)],
+)
+def test_the_excess_is_the_smallest_distance_over_the_whole_line(profile, point, verdict):
+    row = front_tables.outside(profile(point)).iloc[0]
+
+    def larger(t):
+        """Of a place on the line, 0 to 2 from corner to corner."""
+        corners = np.array(list(GRPO.values()))
+        left = min(int(t), 1)
+        at = corners[left] + (t - left) * (corners[left + 1] - corners[left])
+        return (np.asarray(point) - at).max()
+
+    parts = [minimize_scalar(larger, bounds=(i, i + 1), method="bounded").fun for i in (0, 1)]
+    assert row["excess"] == pytest.approx(min(parts), abs=1e-3)
+    assert row["pass@1 low"] < row["pass@1 difference"] < row["pass@1 high"]
+    if verdict is None:  # on the line itself
+        assert abs(row["excess"]) < 1e-3 and row["verdict"] == "not separated from the front"
+    else:
+        assert row["verdict"] == verdict
+
+
+def test_only_seeds_that_both_have_are_paired(profile):
+    assert front_tables.outside(profile((0.45, 0.79), [2, 3, 9])).iloc[0]["seeds"] == 2
+    with pytest.raises(SageError, match="no seed that all have"):
+        front_tables.outside(profile((0.45, 0.79), [8, 9]))
+
+
+def test_paired_differences_are_found_and_say_what_they_could_have_seen(profile):
+    table = front_tables.paired(profile((0.41, 0.80)), "grpo", ["grpo_branch", "grpo_random"])
+    assert set(table["method"]) == {"grpo_branch"}
+    by_metric = table.set_index("metric")
+    assert by_metric.loc["pass@1", "difference"] == pytest.approx(0.01)
+    assert by_metric.loc["pass@1", "low"] > 0 and by_metric.loc["pass@256", "low"] < 0
+    assert 0 < by_metric.loc["pass@1", "detectable"] < 0.01
+    assert np.isnan(by_metric.loc["rare mass", "low"])
+
+
+def test_vary_makes_a_method_for_each_combination(tmp_path):
+    text = """
+name: mine
+extends: laptop
+methods:
+  swept:
+    label: Swept
+    vary: {rl.beta: [0.1, 1], guide.threshold: [1.0]}
+    guide: {name: branch, threshold_quantile: null, clamp_quantile: null, ratio: 0.3}
+  twice: {label: Twice, seeds: [5, 6]}
+"""
+    (tmp_path / "mine.yaml").write_text(text)
+    mine = load_profile(tmp_path / "mine.yaml")
+    assert [key for key in mine.methods if key.startswith("swept")] == [
+        "swept_beta0.1_threshold1.0",
+        "swept_beta1_threshold1.0",
+    ]
+    one = mine.methods["swept_beta1_threshold1.0"]
+    assert one.label == "Swept, beta 1, threshold 1.0"
+    assert one.rl == {"beta": 1} and one.guide["threshold"] == 1.0
+    assert mine.seeds_of("twice") == (5, 6) and mine.seeds_of("grpo") == mine.seeds
+    (tmp_path / "mine.yaml").write_text(text.replace("[0.1, 1]", "0.1"))
+    with pytest.raises(SageError, match="vary lists values of settings"):
+        load_profile(tmp_path / "mine.yaml")
+
+
+def test_a_grid_orders_runs_by_block_and_seed_each_once(tmp_path):
+    grid = load_grid("countdown")
+    order = grid.order()
+    names = [(profile.name, method, seed) for profile, method, seed in order]
+    assert len(set(names)) == len(names)
+    front = grid.block("front").order()
+    assert [seed for _, _, seed in front] == sorted(seed for _, _, seed in front)
+    methods = grid.block("front").methods
+    assert {method for _, method, _ in front[: len(methods)]} == set(methods)
+    assert {seed for _, _, seed in front} < set(front[0][0].seeds_of("grpo"))
+    (tmp_path / "own.yaml").write_text(
+        "name: own\nabout: one\nblocks:\n"
+        "  - {name: a, about: some, profile: smoke+rl.beta=0.2, methods: [grpo]}\n"
+    )
+    own = load_grid(tmp_path / "own.yaml")
+    assert [(p.rl["beta"], m, s) for p, m, s in own.order()] == [(0.2, "grpo", 3407)]
+    for wrong, sentence in {
+        "methods: [grop]": "has no method 'grop'",
+        "families: [mian]": "has no family 'mian'",
+        "seed: [1]": "unknown key 'seed'",
+        "methods: [grpo], seeds: [1]": "no method of it has the seed 1",
+    }.items():
+        (tmp_path / "own.yaml").write_text(
+            f"name: own\nabout: one\nblocks:\n  - {{name: a, about: b, profile: smoke, {wrong}}}\n"
+        )
+        with pytest.raises(SageError, match=sentence):
+            load_grid(tmp_path / "own.yaml")
+    with pytest.raises(SageError, match="there is no grid 'coutndown'"):
+        load_grid("coutndown")

@@ -1,0 +1,122 @@
+"""Outcomes of claims from planted intervals and planted runs."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sage_lib.errors import SageError
+from sage_lib.experiment.profile import BASE, load_profile
+from sage_lib.report import exact_tables, measured, reported, verdict
+from sage_lib.report.verdict import AGREES, DISAGREES, MISSING, OPEN, Claim, Comparison
+
+
+@pytest.mark.parametrize(
+    ("expects", "low", "high", "expected"),
+    [
+        ("above", 0.001, 0.02, AGREES),
+        ("above", -0.01, 0.004, DISAGREES),
+        ("above", -0.01, 0.02, OPEN),
+        ("below", -0.02, -0.001, AGREES),
+        ("below", -0.004, 0.01, DISAGREES),
+        ("equal", -0.004, 0.004, AGREES),
+        ("equal", 0.006, 0.02, DISAGREES),
+        ("equal", 0.001, 0.02, OPEN),
+        ("not above", -0.02, 0.004, AGREES),
+        ("not above", 0.001, 0.02, DISAGREES),
+        ("not above", -0.001, 0.02, OPEN),
+        ("not below", -0.004, 0.02, AGREES),
+        ("not below", -0.02, -0.001, DISAGREES),
+        ("above", np.nan, np.nan, OPEN),
+    ],
+)
+def test_what_an_interval_says_of_an_expectation(expects, low, high, expected):
+    assert verdict.outcome(expects, low, high, margin=0.005) == expected
+
+
+def test_an_unknown_expectation_is_refused():
+    with pytest.raises(SageError, match="above, below or equal, not 'higher'"):
+        verdict.outcome("higher", 0, 1, 0.005)
+
+
+@pytest.fixture
+def countdown(monkeypatch):
+    """Profile countdown whose exact evaluations are planted: mean pass@1 and pass@256 by method."""
+
+    def plant(points, seeds=(1, 2, 3, 4)):
+        found = {}
+        for method, point in points.items():
+            own = [None] if method == BASE else list(seeds)
+            rng = np.random.default_rng(sum(map(ord, method)))
+            noise = rng.normal(0, 0.001, (len(own), 30, 2))
+            values = np.asarray(point) + noise - noise.mean(axis=(0, 1))
+            rare = np.full((len(own), 30), 0.01) + noise[..., 0]
+            found[method] = exact_tables.Exact(method, values, rare, ["both"] * 30, own)
+        monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
+        monkeypatch.setattr(exact_tables, "evaluated", lambda profile: set(found))
+        return load_profile("countdown")
+
+    return plant
+
+
+def test_a_claim_agrees_only_where_all_its_comparisons_do(countdown):
+    both = verdict.CLAIMS[0]
+    for point, expected in {
+        (0.32, 0.84): AGREES,
+        (0.32, 0.79): DISAGREES,
+        (0.28, 0.84): DISAGREES,
+    }.items():
+        profile = countdown({BASE: (0.3, 0.85), "grpo": (0.31, 0.80), "grpo_branch": point})
+        assert verdict.claims(profile, [both])["outcome"].tolist() == [expected]
+    assert verdict.claims(countdown({"grpo": (0.3, 0.8)}), [both])["outcome"].tolist() == [MISSING]
+
+
+def test_few_seeds_decide_nothing(countdown):
+    profile = countdown({"grpo": (0.3, 0.8), "grpo_branch": (0.4, 0.9)}, seeds=(1, 2))
+    assert verdict.claims(profile, verdict.CLAIMS[:1])["outcome"].tolist() == [OPEN]
+
+
+def test_a_claim_without_comparisons_is_open_and_says_what_would_settle_it(countdown):
+    claim = Claim("words", "Table 2", "more words", (), "a policy that writes")
+    row = verdict.claims(countdown({"grpo": (0.3, 0.8)}), [claim]).iloc[0]
+    assert (row["outcome"], row["settles"]) == (OPEN, "a policy that writes")
+
+
+def test_the_papers_own_difference_stands_beside_the_measured_one(countdown):
+    profile = countdown({"grpo": (0.3, 0.8), "grpo_branch": (0.3, 0.8)})
+    table = verdict.comparisons(profile, verdict.CLAIMS[:1]).set_index("metric")
+    printed = reported.load("sage_table1")
+    average = (
+        printed[printed["dataset"] == "Avg"].set_index(["row", "metric"])["mean"].astype(float)
+    )
+    for metric in ("pass@1", "pass@256"):
+        expected = average["GRPO + Branch", metric] - average["GRPO", metric]
+        assert table.loc[metric, "reported"] == pytest.approx(expected)
+
+
+def test_gradient_norms_are_paired_by_seed(countdown, monkeypatch):
+    profile = countdown({"grpo": (0.3, 0.8), "grpo_no_kl": (0.3, 0.8)})
+    rows = [
+        {"method": method, "seed": seed, "step": step, "grad_norm": seed + gap + 0.001 * seed}
+        for method, gap in (("grpo", 0.5), ("grpo_no_kl", 0.0))
+        for seed in (1, 2, 3)
+        for step in (1, 2)
+    ]
+    monkeypatch.setattr(measured, "training", lambda profile: pd.DataFrame(rows))
+    one = Claim(
+        "g", "", "", (Comparison("grpo_no_kl", "grpo", "gradient norm", "below"),), "", None
+    )
+    row = verdict.comparisons(profile, [one]).iloc[0]
+    assert row["difference"] == pytest.approx(-0.5) and row["seeds"] == 3
+
+
+def test_every_comparison_names_methods_of_the_profile_countdown():
+    profile = load_profile("countdown")
+    known = {BASE, *profile.methods}
+    for claim in verdict.CLAIMS:
+        for one in claim.comparisons:
+            assert {one.method, one.against} <= known, claim.name
+            assert one.metric in verdict.MARGINS, claim.name
+            own = dataclasses.asdict(one)
+            assert own["expects"] in ("above", "below", "equal", "not above", "not below")
