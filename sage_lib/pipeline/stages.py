@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from sage_lib.pipeline import processes
 
 #: Seconds between two lines of progress of one run.
 SHOW_EVERY = 8
-#: Status with which a run's own process ends where another one makes the run.
+#: Status with which a run's own process ends where another one makes the run, or made it just now.
 BUSY = os.EX_TEMPFAIL
 #: What a run's own process is started as.
 COMMAND = (sys.executable, "-m", "sage_lib.pipeline.stages")
@@ -227,8 +227,13 @@ def launch(profile: Profile, job: Job) -> subprocess.Popen:
     It ends with status 0, with :data:`BUSY` where another process does the work, or with the reason
     of its failure as the last line of the log.
     """
+    return processes.start(command(profile, job), job.run.log, environment())
+
+
+def command(profile: Profile, job: Job) -> list[str]:
+    """The words of a job's own process."""
     words = [job.stage.name, "--run", job.run.name, "--profile", profile.spec, "--child"]
-    return processes.start([*COMMAND, *words], job.run.log, environment())
+    return [*COMMAND, *words]
 
 
 #: Names in a line of progress, and the columns of the step log that they show.
@@ -310,6 +315,11 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", default="smoke", help="a profile's name, or the path of a .yaml file"
     )
+    add_changes(parser)
+
+
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """The words of a command line that :func:`changed` reads."""
     parser.add_argument(
         "--set",
         action="append",
@@ -321,10 +331,15 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 def given_profile(options: argparse.Namespace) -> Profile:
     """The profile that a command line names, with its changed settings."""
-    for change in options.set:
+    return changed(options.profile, options.set)
+
+
+def changed(spec: str, changes: Sequence[str]) -> Profile:
+    """The variant of a profile with the settings of ``--set``."""
+    for change in changes:
         if not re.match(r"[A-Za-z_][\w.-]*=", change):
             raise SageError(f"--set {change}: a change is KEY=VALUE, as in --set rl.beta=0.2")
-    return load_profile("+".join([options.profile, *options.set]))
+    return load_profile("+".join([spec, *changes]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -356,11 +371,11 @@ def do(options: argparse.Namespace) -> None:
         _work(profile, stage, one)
         return
     with locked(one.lock) as mine:
+        if options.child and (not mine or one.done()):
+            sys.exit(BUSY)
         if mine:
             _make(profile, stage, one)
             return
-    if options.child:
-        sys.exit(BUSY)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise SageError(f"another process makes {one.name}: wait for its end, or end it")
     print(f"{_label(profile, stage, one)}: another process makes it, waiting", flush=True)
