@@ -1,10 +1,12 @@
 """Writing so that nothing already made is lost: whole files appear at once, logs grow a line at a
 time."""
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,37 @@ def read_lines(path: Path, repair: bool = False) -> list[dict]:
 def rewrite_lines(path: Path, rows: Iterable[dict]) -> None:
     """Replace a JSONL file at once."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock that the file ``path`` stands for: True, or False where another process does.
+
+    With ``wait`` until that one lets go. The kernel frees the lock when its holder ends, killed or
+    not, and no process that the holder started keeps it. On a network's file system, too, as far
+    as that knows record locks (``lockf``). A process must not ask for a lock that it holds.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = True
+        except (BlockingIOError, PermissionError):
+            mine = False
+        except OSError as error:
+            raise SageError(
+                f"{path.name} cannot be locked ({error.strerror}): set SAGE_BUILD to a folder on a "
+                "disk that knows locks"
+            ) from error
+        yield mine
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds a lock of :func:`locked`."""
+    if not path.is_file():
+        return False
+    with locked(path) as mine:
+        return not mine
 
 
 def require_space(folder: Path, gigabytes: float, what: str) -> None:

@@ -27,6 +27,11 @@ def measured(profile: str) -> Path:
     return results() / "data" / "measured" / profile
 
 
+def published(grid: str) -> Path:
+    """Folder of the committed results of a grid (data/published/<grid>), a folder per profile."""
+    return ROOT / "data" / "published" / grid
+
+
 def figures(profile: str) -> Path:
     """Folder of the figures drawn from the measured numbers of ``profile`` (figures/<profile>)."""
     return results() / "figures" / profile

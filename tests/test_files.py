@@ -68,7 +68,7 @@ def test_a_record_holds_what_made_the_result_and_no_path(tmp_path):
 
 def a_run(folder, fingerprint, stamp=None, makes=()):
     build, measured = folder / "sft", folder / "measured"
-    return runs.Run("sft", "sft", build, measured, fingerprint, stamp or fingerprint, makes)
+    return runs.Run("sft", "sft", build, measured, fingerprint, stamp or fingerprint, "", makes)
 
 
 def test_other_settings_put_earlier_work_aside(tmp_path):

@@ -32,6 +32,7 @@ DOORS = {
     "math_verify": {"tasks.verifier", "pipeline.bench"},  # which measures the library itself
     "pebble": {"tasks.verifier"},
     "papermill": {"pipeline.reproduce"},
+    "submitit": {"pipeline.grid"},
     "reasoning_gym": {"tasks.knights_knaves", "tasks.word_problems"},
     "matplotlib_venn": {"report.exploration_figures"},
     "seaborn": {"report.style"},

@@ -22,7 +22,7 @@ from sage_lib.paths import ROOT
 from sage_lib.training import callbacks
 
 #: Smoke, two orders of magnitude down. An untrained policy earns nothing, and a run of equal
-#: rewards stops after 50 steps: 24 steps stay below that.
+#: rewards collapses after 50 steps: 24 steps stay below that.
 TINY = """
 name: tiny
 extends: smoke
@@ -134,6 +134,28 @@ def test_a_run_killed_at_random_points_ends_at_the_very_same_weights(tiny, base,
 def copy_base(profile, base, folder):
     shutil.copytree(base.build, folder / "build" / profile.name / "sft")
     shutil.copytree(base.measured, folder / "data" / "measured" / profile.name / "sft")
+
+
+def test_a_run_of_equal_rewards_collapses_and_its_policy_is_evaluated(tiny, base):
+    """At the 50th step, also when it was killed on the way; the record says so."""
+    longer = load_profile(f"{tiny.spec}+rl.max_steps=60")
+    shutil.copytree(base.build, runs.sft_run(longer).build)
+    shutil.copytree(base.measured, runs.sft_run(longer).measured)
+    run = runs.rl_run(longer, "grpo", 3407)
+    process = start(longer, "rl", run.name)
+    while len(files.read_lines(run.live_steps)) < 30:
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    finish(longer, "rl", run.name)
+    reason = "every group of the last 50 steps earned one and the same reward"
+    assert run.done() and records.load(run.record)["collapsed"] == {"step": 50, "reason": reason}
+    assert records.collapse(run.record) == f"collapsed at step 50: {reason}"
+    steps = [row["step"] for row in files.read_lines(run.measured / "steps.jsonl")]
+    assert steps == list(range(1, 51))
+    finish(longer, "evaluate", f"eval-{run.name}")
+    assert runs.evaluation_run(longer, run).done()
 
 
 def test_a_half_written_checkpoint_is_passed_over(tmp_path):

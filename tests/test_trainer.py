@@ -4,6 +4,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
+from transformers import TrainerCallback
 
 from sage_lib.algorithm.anchors import BesideTrl, ForwardKL, Sequence, Shaped, build_anchor
 from sage_lib.algorithm.guides import (
@@ -15,8 +16,10 @@ from sage_lib.algorithm.guides import (
     TokenGuide,
 )
 from sage_lib.errors import SageError
+from sage_lib.files import read_lines
 from sage_lib.policy import tiny_qwen
 from sage_lib.tasks import prompts
+from sage_lib.training.callbacks import Collapse, StepLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -815,3 +818,23 @@ def test_an_evaluation_keeps_no_hidden_states(make):
     assert trainer._hidden is None
     trainer.train()
     assert len(losses(trainer)) == 2
+
+
+def test_a_divergence_is_a_collapse_that_leaves_the_weights_as_they_were(make, tmp_path):
+    """A gradient of which one part is not a number, from the second step on."""
+    trainer, factor = make(guide=None), torch.ones(())
+
+    class Diverge(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            factor.fill_(torch.nan)
+            self.kept = weights(trainer)
+
+    diverge = Diverge()
+    trainer.add_callback(diverge)
+    trainer.add_callback(StepLog(tmp_path / "steps.jsonl"))
+    last = [p for p in trainer.model.parameters() if p.requires_grad][-1]
+    last.register_hook(lambda gradient: gradient * factor)
+    with pytest.raises(Collapse, match="collapsed at step 2: the gradient is not finite") as found:
+        trainer.train()
+    assert found.value.step == 2 and len(read_lines(tmp_path / "steps.jsonl")) == 1
+    assert torch.equal(weights(trainer), diverge.kept) and diverge.kept.isfinite().all()

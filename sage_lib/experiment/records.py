@@ -149,6 +149,12 @@ def load(path: Path) -> dict[str, Any]:
     return record
 
 
+def collapse(path: Path) -> str:
+    """What the record of a run that collapsed says of that; "" of every other run."""
+    found = load(path).get("collapsed")
+    return f"collapsed at step {found['step']}: {found['reason']}" if found else ""
+
+
 def done(path: Path, fingerprint: str) -> bool:
     """True when ``path`` holds the record of a finished stage made from the same settings."""
     return path.is_file() and load(path)["fingerprint"] == fingerprint

@@ -54,6 +54,7 @@ class Run:
     measured: Path
     fingerprint: str
     stamp: str
+    recipe: str  # of the settings alone, whichever weights another machine made by them
     makes: tuple[str, ...] = ()  # what must lie in ``build`` for the stage to be done
     method: str = BASE
     seed: int | None = None
@@ -67,6 +68,16 @@ class Run:
     def live_steps(self) -> Path:
         """The step log while the stage runs."""
         return self.build / "steps.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that does the work. Beside ``build``, which may be put aside."""
+        return self.build.with_name(f"{self.build.name}.lock")
+
+    @property
+    def log(self) -> Path:
+        """What the run's own process prints."""
+        return self.build.with_name(f"{self.build.name}.log")
 
     @property
     def model(self) -> Path:
@@ -104,7 +115,7 @@ class Run:
     def finish(self, record: records.Record, **extra: Any) -> dict[str, Any]:
         """Write the record, and last of all the mark that makes the stage done; returns the
         record."""
-        written = record.finish(self.record, **extra)
+        written = record.finish(self.record, recipe=self.recipe, **extra)
         write_text(self.build / "done", self.fingerprint)
         return written
 
@@ -135,14 +146,27 @@ def put_aside(folder: Path) -> Path:
     return old
 
 
-def _run(profile: Profile, stage: str, folder: str, name: str, made_from: Any, **more: Any) -> Run:
+#: What a run is made from that earlier runs made; the rest is settings.
+_MADE_BEFORE = ("policy", "entropies", "base")
+
+
+def _settings(made_from: dict[str, Any]) -> dict[str, Any]:
+    chosen = {key: value for key, value in made_from.items() if key not in _MADE_BEFORE}
+    return {k: _settings(v) if k == "sampled" else v for k, v in chosen.items()}
+
+
+def _run(
+    profile: Profile, stage: str, folder: str, name: str, made_from: dict[str, Any], **more: Any
+) -> Run:
     fingerprint = digest(made_from)
+    policy: Run | None = more.get("policy")
+    recipe = digest([policy.recipe if policy else "", _settings(made_from)])
     return Run(
         stage=stage,
         name=name,
         build=paths.build(profile.name) / folder,
         measured=paths.measured(profile.name) / folder,
-        **{"fingerprint": fingerprint, "stamp": fingerprint, **more},
+        **{"fingerprint": fingerprint, "stamp": fingerprint, "recipe": recipe, **more},
     )
 
 

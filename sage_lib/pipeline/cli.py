@@ -2,6 +2,7 @@
 
 sage-companion reproduce --profile smoke    every notebook, headless, from nothing
 sage-companion stage rl --profile laptop    one stage; what is finished is kept
+sage-companion grid countdown --dry-run     all runs of a grid, some at a time; resumable
 sage-companion dry-run --profile paper      settings, data, plan, memory; trains nothing
 sage-companion bench verifier               measure a benchmark again
 """
@@ -11,7 +12,7 @@ import sys
 
 import sage_lib
 from sage_lib.errors import SageError
-from sage_lib.pipeline import bench, reproduce, stages
+from sage_lib.pipeline import bench, grid, reproduce, stages
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -32,6 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     staging = commands.add_parser("stage", help="do one stage of a profile")
     stages.add_arguments(staging)
     staging.set_defaults(do=stages.do)
+    gridding = commands.add_parser("grid", help="do all runs of a grid")
+    grid.add_arguments(gridding)
+    gridding.set_defaults(do=grid.do)
     dry = commands.add_parser("dry-run", help="print what a profile would do")
     stages.add_profile(dry)
     dry.set_defaults(do=reproduce.dry_run)

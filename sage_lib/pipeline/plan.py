@@ -169,18 +169,19 @@ def notebook_map(profile: Profile) -> pd.DataFrame:
 
 
 def measured_times(profile: Profile) -> pd.DataFrame:
-    """Seconds and peak memory (GB) of every run that was done: columns stage, run, seconds, peak
-    GB, processor, cores, finished."""
+    """Seconds and peak memory (GB) of every run that was done, and whether it collapsed: columns
+    stage, run, seconds, peak GB, processor, cores, finished, collapsed."""
     rows: list[tuple] = []
     for stage in stages.STAGES.values():
         for run in stage.runs(profile):
             if not run.record.is_file():
-                rows.append((stage.name, run.name, float("nan"), float("nan"), "-", "-", "-"))
+                rows.append((stage.name, run.name, float("nan"), float("nan"), "-", "-", "-", "-"))
                 continue
             record = records.load(run.record)
             machine = record["machine"]
             costs = (record["seconds"], record["peak_memory_gb"])
             where = (machine["processor"], machine["cores"], record["finished"])
-            rows.append((stage.name, run.name, *costs, *where))
-    columns = ["stage", "run", "seconds", "peak GB", "processor", "cores", "finished"]
-    return pd.DataFrame(rows, columns=columns)
+            collapsed = records.collapse(run.record) or "-"
+            rows.append((stage.name, run.name, *costs, *where, collapsed))
+    columns = ["seconds", "peak GB", "processor", "cores", "finished", "collapsed"]
+    return pd.DataFrame(rows, columns=["stage", "run", *columns])

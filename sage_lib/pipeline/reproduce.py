@@ -16,6 +16,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import put_aside
+from sage_lib.files import is_locked
 from sage_lib.pipeline import notebooks, plan, stages
 from sage_lib.pipeline.notebooks import Notebook
 
@@ -89,6 +90,11 @@ def _start_afresh(profile: Profile) -> None:
     """Without --resume a run starts from nothing; what an earlier one built is kept, not
     deleted."""
     folder = paths.build(profile.name)
+    if any(is_locked(lock) for pattern in ("*.lock", "*/*.lock") for lock in folder.glob(pattern)):
+        raise SageError(
+            f"another process works in the build folder of {profile.name}: "
+            "end it first, or share its work with --resume"
+        )
     if folder.is_dir() and any(folder.iterdir()):
         old = put_aside(folder)
         print(

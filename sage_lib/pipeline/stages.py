@@ -13,12 +13,12 @@ import argparse
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -28,10 +28,15 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.experiment.runs import Run
-from sage_lib.files import read_lines, require_space
+from sage_lib.files import is_locked, locked, read_lines, require_space
+from sage_lib.pipeline import processes
 
 #: Seconds between two lines of progress of one run.
 SHOW_EVERY = 8
+#: Status with which a run's own process ends where another one makes the run, or made it just now.
+BUSY = os.EX_TEMPFAIL
+#: What a run's own process is started as.
+COMMAND = (sys.executable, "-m", "sage_lib.pipeline.stages")
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,8 @@ class Job:
 def run(profile: Profile, *names: str) -> dict[str, dict[str, Any]]:
     """Do what is not done of some stages, one after the other, ``compute.parallel`` runs at a time.
 
-    Returns run name -> run record. Raises SageError for an unknown stage, and for the first run
-    that fails.
+    Returns run name -> run record. Raises SageError for an unknown stage, and for the runs of the
+    first stage in which some failed.
     """
     found: dict[str, dict[str, Any]] = {}
     for stage in [_stage(name) for name in names]:
@@ -166,44 +171,69 @@ def environment() -> dict[str, str]:
 def start(profile: Profile, jobs: list[Job]) -> None:
     """Run the jobs that are not done, some at a time, with lines of progress for each.
 
-    Raises SageError that names the first one that failed, and its reason.
+    What another process makes at that time is waited for, and kept. A job that fails stops no other
+    one; at the end a SageError names all that failed, and their reasons. A run that collapses does
+    not fail.
     """
-    waiting = [job for job in jobs if not job.run.done()]
+    waiting, failed = list(jobs), []
     for job in jobs:
-        if job not in waiting:
-            print(f"{job.label}: already made from the same settings, kept", flush=True)
+        if job.run.done():
+            waiting.remove(job)
+            _say(job, "already made from the same settings, kept", records.collapse(job.run.record))
     running: dict[str, tuple[Job, subprocess.Popen, Progress]] = {}
+    seen_elsewhere: set[str] = set()
     try:
         while waiting or running:
-            while waiting and len(running) < profile.compute.parallel:
-                job = waiting.pop(0)
-                running[job.run.name] = job, _process(profile, job), Progress(job)
+            for job in list(waiting):
+                if len(running) >= profile.compute.parallel:
+                    break
+                if is_locked(job.run.lock):
+                    if job.run.name not in seen_elsewhere:
+                        _say(job, "another process makes it, waiting")
+                    seen_elsewhere.add(job.run.name)
+                    continue
+                waiting.remove(job)
+                if job.run.done():
+                    _say(job, "made by another process, kept", records.collapse(job.run.record))
+                else:
+                    running[job.run.name] = job, launch(profile, job), Progress(job)
             time.sleep(0.5)
             for name, (job, process, progress) in list(running.items()):
                 ended = process.poll() is not None
                 progress.show(last=ended)
-                if ended:
-                    del running[name]
-                    if process.returncode or not job.run.done():
-                        reason = _reason(job.run.build / "log.txt")
-                        raise SageError(f"{job.label} failed: {reason}")
-    finally:
-        for _, process, _ in running.values():  # an interrupted notebook leaves no process behind
-            process.terminate()
-            process.wait()
+                if not ended:
+                    continue
+                del running[name]
+                if process.returncode == BUSY:
+                    waiting.insert(0, job)
+                elif process.returncode or not job.run.done():
+                    failed.append(f"{job.label} failed: {reason(job, process.returncode)}")
+                    print(failed[-1], flush=True)
+                elif collapse := records.collapse(job.run.record):
+                    _say(job, collapse)
+    finally:  # an interrupted notebook leaves no process behind
+        processes.end([process for _, process, _ in running.values()])
+    if failed:
+        raise SageError("; ".join(failed))
 
 
-def _process(profile: Profile, job: Job) -> subprocess.Popen:
-    job.run.prepare()
-    words = [job.stage.name, "--run", job.run.name, "--profile", profile.spec]
-    with (job.run.build / "log.txt").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "sage_lib.pipeline.stages", *words],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment(),
-        )
+def _say(job: Job, *words: str) -> None:
+    print(f"{job.label}: {'; '.join(filter(None, words))}", flush=True)
+
+
+def launch(profile: Profile, job: Job) -> subprocess.Popen:
+    """Start a job's own process, which ends with this one.
+
+    It ends with status 0, with :data:`BUSY` where another process does the work, or with the reason
+    of its failure as the last line of the log.
+    """
+    return processes.start(command(profile, job), job.run.log, environment())
+
+
+def command(profile: Profile, job: Job) -> list[str]:
+    """The words of a job's own process."""
+    words = [job.stage.name, "--run", job.run.name, "--profile", profile.spec, "--child"]
+    return [*COMMAND, *words]
 
 
 #: Names in a line of progress, and the columns of the step log that they show.
@@ -253,11 +283,15 @@ class Progress:
         self.shown_at, self.shown_step = now, step
 
 
-def _reason(log: Path) -> str:
-    """The last line of a failed process, which holds its error, and the log's name."""
+def reason(job: Job, status: int) -> str:
+    """The signal that ended a failed process, or its last line, which holds its error; and the
+    log's name."""
+    log = job.run.log
     text = log.read_text(errors="replace") if log.is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "no output"
+    if status < 0:
+        last = f"ended by {signal.Signals(-status).name}"
     place = f"{log.parent.name}/{log.name} in the build folder"
     return f"{last.removeprefix('error: ')} (whole log: {place}; what was made is kept)"
 
@@ -281,6 +315,11 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", default="smoke", help="a profile's name, or the path of a .yaml file"
     )
+    add_changes(parser)
+
+
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """The words of a command line that :func:`changed` reads."""
     parser.add_argument(
         "--set",
         action="append",
@@ -292,10 +331,15 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 def given_profile(options: argparse.Namespace) -> Profile:
     """The profile that a command line names, with its changed settings."""
-    for change in options.set:
+    return changed(options.profile, options.set)
+
+
+def changed(spec: str, changes: Sequence[str]) -> Profile:
+    """The variant of a profile with the settings of ``--set``."""
+    for change in changes:
         if not re.match(r"[A-Za-z_][\w.-]*=", change):
             raise SageError(f"--set {change}: a change is KEY=VALUE, as in --set rl.beta=0.2")
-    return load_profile("+".join([options.profile, *options.set]))
+    return load_profile("+".join([spec, *changes]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -304,32 +348,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stage", choices=STAGES, help=about)
     add_profile(parser)
     parser.add_argument("--run", help="do this run alone, in this process, such as grpo-s3407")
+    # Set by start: this process ends with the one that started it.
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 
 def do(options: argparse.Namespace) -> None:
     """A whole stage in processes of its own, or with ``--run`` one run in this one."""
+    if options.child:
+        processes.end_with_parent()
     profile = given_profile(options)
     check_machine(profile)
     if options.run is None:
         run(profile, options.stage)
         return
     stage = _stage(options.stage)
+    one = _named(profile, stage, options.run)
+    if int(os.environ.get("RANK", 0)) > 0:  # the first of several processes locks and prepares
+        if one.done():
+            return
+        while not one.is_prepared():
+            time.sleep(0.1)
+        _work(profile, stage, one)
+        return
+    with locked(one.lock) as mine:
+        if options.child and (not mine or one.done()):
+            sys.exit(BUSY)
+        if mine:
+            _make(profile, stage, one)
+            return
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise SageError(f"another process makes {one.name}: wait for its end, or end it")
+    print(f"{_label(profile, stage, one)}: another process makes it, waiting", flush=True)
+    with locked(one.lock, wait=True):
+        _make(profile, stage, _named(profile, stage, options.run))
+
+
+def _named(profile: Profile, stage: Stage, name: str) -> Run:
     chosen = {one.name: one for one in stage.runs(profile)}
-    if options.run not in chosen:
+    if name not in chosen:
         raise SageError(
-            f"the stage {stage.name} of profile {profile.name} has no run {options.run!r}: "
+            f"the stage {stage.name} of profile {profile.name} has no run {name!r}: "
             f"choose one of {', '.join(chosen) or '(it has none)'}"
         )
-    if not chosen[options.run].done():
-        _work(profile, stage, chosen[options.run])
+    return chosen[name]
+
+
+def _make(profile: Profile, stage: Stage, one: Run) -> None:
+    if one.done():
+        print(f"{_label(profile, stage, one)}: already made from the same settings, kept")
+        return
+    one.prepare()
+    _work(profile, stage, one)
 
 
 def _work(profile: Profile, stage: Stage, one: Run) -> None:
-    if int(os.environ.get("RANK", 0)) == 0:
-        one.prepare()
-    else:  # of several processes the first one makes the folder
-        while not one.is_prepared():
-            time.sleep(0.1)
     # One run's compiled code never meets another's.
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(one.build / "unsloth_cache")
     import torch

@@ -23,8 +23,8 @@ from sage_lib.files import append_line, read_lines, rewrite_lines
 from sage_lib.policy.scoring import exact_summary, valid_probabilities
 from sage_lib.tasks.problem import Problem
 
-#: Stop a run whose every group earns one and the same reward for this many steps: it trains nothing
-#: and says nothing.
+#: A run whose every group earned one and the same reward for this many steps has collapsed: it
+#: trains nothing any more.
 FLAT_STEPS = 50
 #: File that marks a checkpoint as whole; written last.
 WHOLE = "whole"
@@ -70,9 +70,21 @@ def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
         ) from error
 
 
+class Collapse(SageError):
+    """Training came to its end before its last step. Of RL that is a result, not an error."""
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(f"collapsed at step {step}: {reason}")
+        self.step, self.reason = step, reason
+
+
 class StepLog(TrainerCallback):
     """Appends every logged step to a JSONL file; after a resume, steps past the checkpoint are
-    taken back first."""
+    taken back first.
+
+    Raises :class:`Collapse` where nothing is left to learn from, and before a gradient that is not
+    finite destroys the weights.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -84,10 +96,14 @@ class StepLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        rewrite_lines(
-            self.path, [row for row in read_lines(self.path) if row["step"] <= state.global_step]
-        )
+        rows = [row for row in read_lines(self.path) if row["step"] <= state.global_step]
+        rewrite_lines(self.path, rows)
         self.flat, self.clock = 0, time.perf_counter()
+        for row in rows:
+            self._count_flat(row)
+
+    def _count_flat(self, row: dict[str, Any]) -> None:
+        self.flat = self.flat + 1 if row.get("frac_reward_zero_std") == 1 else 0
 
     def on_save(
         self,
@@ -116,12 +132,25 @@ class StepLog(TrainerCallback):
         }
         self.clock = now
         append_line(self.path, row)
-        self.flat = self.flat + 1 if row.get("frac_reward_zero_std") == 1 else 0
+        self._count_flat(row)
         if self.flat >= FLAT_STEPS:
-            raise SageError(
-                f"every group of the last {FLAT_STEPS} steps earned one and the same reward, so "
-                "nothing is learned: check the verifier, the length limit and the base's pass@1"
+            raise Collapse(
+                state.global_step,
+                f"every group of the last {FLAT_STEPS} steps earned one and the same reward",
             )
+
+    def on_pre_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if args.fp16:  # whose scaler meets such gradients now and then, and leaves the step out
+            return
+        gradients = [p.grad for p in kwargs["model"].parameters() if p.grad is not None]
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            raise Collapse(state.global_step + 1, "the gradient is not finite")
 
 
 class ExactLog(TrainerCallback):

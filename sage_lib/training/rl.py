@@ -27,12 +27,23 @@ from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
-from sage_lib.training.callbacks import ExactLog, StepLog, arguments, last_checkpoint, weights_hash
+from sage_lib.training.callbacks import (
+    Collapse,
+    ExactLog,
+    StepLog,
+    arguments,
+    last_checkpoint,
+    weights_hash,
+)
 from sage_lib.training.sft import add_lora, load_model, merged
 
 
 def train(profile: Profile, run: Run) -> dict:
-    """Train one method from the SFT model; save the merged policy; returns the run record."""
+    """Train one method from the SFT model; save the merged policy; returns the run record.
+
+    A run that collapses is a result: its policy is kept as it stood, and the record says at which
+    step and why (``collapsed``, null otherwise).
+    """
     reference = runs.sft_run(profile)
     if not reference.done():
         raise SageError(
@@ -70,7 +81,16 @@ def train(profile: Profile, run: Run) -> dict:
         args=arguments(GRPOConfig, {"report_to": "none", **settings}, **fixed),
         callbacks=[StepLog(run.live_steps), *exact],
     )
-    trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+    collapsed = None
+    try:
+        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+    except Collapse as found:
+        collapsed = {"step": found.step, "reason": found.reason}
+    except RuntimeError as error:  # torch.multinomial's
+        if "probability tensor contains" not in str(error):
+            raise
+        reason = "the policy's probabilities are not finite"
+        collapsed = {"step": trainer.state.global_step + 1, "reason": reason}
     merged(trainer.model).save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
     run.publish_steps()
@@ -81,6 +101,7 @@ def train(profile: Profile, run: Run) -> dict:
         data=digest(asked),
         reference=weights_hash(reference.model),
         weights=weights_hash(run.model),
+        collapsed=collapsed,
     )
     shutil.rmtree(checkpoints, ignore_errors=True)
     return written

@@ -1,0 +1,64 @@
+"""Processes that end with the one that started them, in whatever way that one ends.
+
+The parent holds the writing end of a pipe that is the child's standard input. The kernel closes it
+when the parent ends, killed or not, and a thread of the child sees that. (Linux can send a signal
+instead, but when the parent's *thread* ends, and there alone.)
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+#: Seconds that a process has to end by itself before it is killed.
+GRACE = 10
+
+
+def start(words: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+    """Start a command whose program calls :func:`end_with_parent`; its output is added to ``log``.
+
+    It leads a process group of its own: its workers end with it, and an interrupt from the keyboard
+    reaches the parent alone, which then calls :func:`end`.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+
+def end_with_parent() -> None:
+    """Have this process and its group killed as soon as the one that started it is gone."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def end(processes: Collection[subprocess.Popen]) -> None:
+    """End processes of :func:`start` with all that they started, and wait until they are gone."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        _signal(process, signal.SIGTERM)
+    for process in running:
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

@@ -1,0 +1,65 @@
+"""The stages with work that only sleeps and writes, as processes of their own: for tests of what
+starts them.
+
+``FAKE`` in the environment is a JSON object: "seconds" a run takes (in "steps" logged steps), and
+by a run's name what it does: "fail", "fail once", "collapse", "crash". Every start and end is a
+line of calls.jsonl in the build folder.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import types
+
+# torch takes seconds to import, and fake work has no use for it.
+sys.modules["torch"] = types.SimpleNamespace(
+    set_num_threads=lambda threads: None,
+    cuda=types.SimpleNamespace(is_available=lambda: False),
+)
+
+import dataclasses  # noqa: E402
+
+from sage_lib import paths  # noqa: E402
+from sage_lib.errors import SageError  # noqa: E402
+from sage_lib.experiment.records import Record  # noqa: E402
+from sage_lib.files import append_line, read_lines  # noqa: E402
+from sage_lib.pipeline import stages  # noqa: E402
+
+FAKE = json.loads(os.environ.get("FAKE", "{}"))
+STEPS = FAKE.get("steps", 4)
+
+
+def note(profile, run, what):
+    calls = paths.build(profile.name).parent / "calls.jsonl"
+    place = {"profile": profile.name, "run": run.name, "pid": os.getpid()}
+    append_line(calls, {"what": what, **place, "time": time.time()})
+
+
+def work(profile, run):
+    """What every stage does here: steps that go on where they stopped, then what it makes."""
+    record = Record(run.stage, profile.name, run.fingerprint, 0, {})
+    done = len(read_lines(run.live_steps))
+    note(profile, run, f"start at {done}")
+    fate = FAKE.get(run.name, "")
+    for step in range(done, STEPS):
+        time.sleep(FAKE.get("seconds", 0.2) / STEPS)
+        append_line(run.live_steps, {"step": step + 1})
+    if fate == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    tried = run.build / "tried"
+    if fate == "fail" or (fate == "fail once" and not tried.exists()):
+        tried.touch()
+        raise SageError("the fake work was told to fail")
+    for name in run.makes:
+        (run.build / name).mkdir(exist_ok=True)
+    more = {"collapsed": {"step": STEPS, "reason": "told to"}} if fate == "collapse" else {}
+    run.finish(record, weights="w", **more)
+    note(profile, run, "end")
+
+
+if __name__ == "__main__":
+    for name, stage in stages.STAGES.items():
+        stages.STAGES[name] = dataclasses.replace(stage, work="__main__:work")
+    stages.main()

@@ -1,0 +1,212 @@
+"""Processes of the stages: they end with their parent, never do a run twice, and one that fails
+does not stop the others."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile
+from sage_lib.files import read_lines
+from sage_lib.pipeline import reproduce, stages
+
+FAKE_STAGES = Path(__file__).parent / "fake_stages.py"
+#: A process that runs a stage as a notebook's kernel does.
+PARENT = f"""
+import sys
+from sage_lib.experiment.profile import load_profile
+from sage_lib.pipeline import stages
+stages.COMMAND = (sys.executable, {str(FAKE_STAGES)!r})
+stages.run(load_profile("smoke"), "sft")
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Fake stages in folders of their own; a function that says what they do."""
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    monkeypatch.setattr(stages, "COMMAND", (sys.executable, str(FAKE_STAGES)))
+
+    def told(**fate):
+        monkeypatch.setenv("FAKE", json.dumps(fate))
+
+    told()
+    return told
+
+
+def calls(tmp_path):
+    return read_lines(tmp_path / "build" / "calls.jsonl")
+
+
+def wait_for(condition, seconds=30):
+    """The condition's value once it holds, within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+def is_alive(pid):
+    """Whether a process runs: a zombie that nobody has waited for does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_stage_ends_when_its_parent_is_ended(fake, tmp_path, number):
+    fake(seconds=60)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], env=stages.environment())
+    [call] = wait_for(lambda: calls(tmp_path))
+    assert is_alive(call["pid"])
+    parent.send_signal(number)
+    parent.wait()
+    wait_for(lambda: not is_alive(call["pid"]), seconds=5)
+
+
+def test_an_interrupted_parent_ends_its_stage_before_it_goes_on(fake, tmp_path):
+    """As the stop button of a notebook does."""
+    fake(seconds=60)
+    source = PARENT.replace("stages.run(", "try:\n    stages.run(")
+    source += f"except KeyboardInterrupt:\n    open({str(tmp_path / 'after')!r}, 'w')"
+    parent = subprocess.Popen([sys.executable, "-c", source], env=stages.environment())
+    [call] = wait_for(lambda: calls(tmp_path))
+    parent.send_signal(signal.SIGINT)
+    wait_for((tmp_path / "after").exists, seconds=5)
+    assert not is_alive(call["pid"])
+    assert parent.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_ended_reproduce_ends_its_kernel_and_the_kernels_stages(fake, tmp_path, number):
+    fake(seconds=60)
+    note = f"open({str(tmp_path / 'kernel')!r}, 'w').write(str(os.getpid()))"
+    cells = ["profile = 'smoke'", f"import os\n{note}", PARENT]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    notebook.cells[0].metadata["tags"] = ["parameters"]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata |= {"kernelspec": kernel, "sage": {"about": "a trial"}}
+    nbformat.write(notebook, tmp_path / "99_trial.ipynb")
+    place = f"paths.NOTEBOOKS = pathlib.Path({str(tmp_path)!r})"
+    source = f"import pathlib, sys; from sage_lib import paths; {place}; "
+    source += "from sage_lib.pipeline import cli; cli.main(['reproduce'])"
+    parent = subprocess.Popen([sys.executable, "-c", source], env=stages.environment())
+    [call] = wait_for(lambda: calls(tmp_path), seconds=60)
+    pids = [call["pid"], int((tmp_path / "kernel").read_text())]
+    assert all(is_alive(pid) for pid in pids)
+    parent.send_signal(number)
+    parent.wait()
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), seconds=8)
+
+
+def starts(tmp_path):
+    return [call for call in calls(tmp_path) if call["what"] != "end"]
+
+
+def parent():
+    """A process that does a stage, its output read as it comes."""
+    return subprocess.Popen(
+        [sys.executable, "-uc", PARENT],
+        env=stages.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_two_processes_never_make_one_run(fake, tmp_path):
+    fake(seconds=4)
+    both = [parent(), parent()]
+    outputs = [one.communicate()[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], outputs
+    assert [call["what"] for call in calls(tmp_path)] == ["start at 0", "end"]
+    other = next(text for text in outputs if "another process" in text)
+    lines = [line for line in other.splitlines() if "another process" in line]
+    assert lines == [
+        "sft: another process makes it, waiting",
+        "sft: made by another process, kept",
+    ]
+
+
+def test_a_killed_holder_frees_its_run_which_goes_on_where_it_stopped(fake, tmp_path):
+    fake(seconds=8, steps=8)
+    holder = parent()
+    [first] = wait_for(lambda: calls(tmp_path))
+    second = parent()
+    assert any("another process makes it, waiting" in line for line in second.stdout)
+    wait_for(lambda: read_lines(tmp_path / "build" / "smoke" / "sft" / "steps.jsonl"))
+    holder.kill()
+    holder.communicate()
+    output = second.communicate()[0]
+    assert second.returncode == 0, output
+    assert not is_alive(first["pid"])
+    again = starts(tmp_path)[1]
+    assert again["pid"] != first["pid"] and int(again["what"].split()[-1]) > 0
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_run_by_hand_waits_for_the_one_that_makes_it(fake, tmp_path):
+    fake(seconds=3)
+    words = ["sft", "--run", "sft", "--profile", "smoke"]
+    command = [sys.executable, str(FAKE_STAGES), *words]
+    environment = stages.environment()
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    wait_for(lambda: calls(tmp_path))
+    several = subprocess.run(
+        command, env={**environment, "WORLD_SIZE": "2"}, capture_output=True, text=True
+    )
+    assert "error: another process makes sft" in several.stderr
+    second = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert second.stdout.splitlines() == [
+        "sft: another process makes it, waiting",
+        "sft: already made from the same settings, kept",
+    ]
+    assert first.wait() == 0 and len(starts(tmp_path)) == 1
+
+
+def test_a_build_folder_in_use_is_not_put_aside(fake, tmp_path, monkeypatch):
+    fake(seconds=60)
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
+    holder = parent()
+    wait_for(lambda: calls(tmp_path))
+    with pytest.raises(SageError, match=r"another process works .* share its work with --resume"):
+        reproduce.reproduce(load_profile("smoke"))
+    holder.kill()
+    holder.communicate()
+    assert (tmp_path / "build" / "smoke" / "sft").is_dir()
+
+
+def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
+    """The first fails, the second is killed, the third collapses, the fourth goes on."""
+    methods = ["grpo", "grpo_no_kl", "grpo_random", "grpo_token"]
+    profile = load_profile(f"smoke+train=[{', '.join(methods)}]")
+    first, second, third, fourth = names = [f"{method}-s3407" for method in methods]
+    fake(**{first: "fail", second: "crash", third: "collapse"})
+    with pytest.raises(SageError) as error:
+        stages.run(profile, "rl")
+    sentence = str(error.value)
+    assert sentence.startswith("GRPO, seed 3407 failed: the fake work was told to fail (whole log:")
+    assert "; GRPO w/o KL, seed 3407 failed: ended by SIGKILL (whole log: rl/" in sentence
+    assert "Random" not in sentence and "Token" not in sentence
+    assert {call["run"] for call in calls(tmp_path) if call["what"] == "end"} == {third, fourth}
+    collapsed = "GRPO + Random, seed 3407: collapsed at step 4: told to"
+    assert collapsed in capsys.readouterr().out
+    assert {call["run"] for call in starts(tmp_path)} == set(names)
+
+    fake()
+    found = stages.run(profile, "rl")
+    assert found[third]["collapsed"] == {"step": 4, "reason": "told to"}
+    assert len(starts(tmp_path)) == 6, "what is done, the collapsed run too, is kept"
+    assert "kept; collapsed at step 4: told to" in capsys.readouterr().out
