@@ -77,8 +77,7 @@ def planned_runs(profile: Profile) -> pd.DataFrame:
     """Every run of every stage with its size: columns stage, run, size."""
     sizes = {"sft": _sft_size(profile), "rl": _rl_size(profile)}
     evaluation = profile.evaluation
-    held_out = sum(data.rows for data in evaluation.data)
-    sizes["evaluate"] = f"{held_out} problems x {evaluation.samples} samples"
+    sizes["evaluate"] = f"{evaluation.asked} problems x {evaluation.samples} samples"
     for name in ("entropies", "trace"):
         sizes[name] = f"{evaluation.traced} problems x 8 completions"
     rows = [
