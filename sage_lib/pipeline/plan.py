@@ -168,18 +168,24 @@ def notebook_map(profile: Profile) -> pd.DataFrame:
 
 
 def measured_times(profile: Profile) -> pd.DataFrame:
-    """Seconds and peak memory (GB) of every run that was done: columns stage, run, seconds, peak
-    GB, processor, cores, finished."""
+    """Seconds and peak memory (GB) of every run that was done: columns stage, run, seconds, exact
+    problems, exact seconds, peak GB, processor, cores, finished.
+
+    The exact columns are of evaluations: how many problems have exact probabilities, and which part
+    of the seconds these took.
+    """
     rows: list[tuple] = []
     for stage in stages.STAGES.values():
         for run in stage.runs(profile):
             if not run.record.is_file():
-                rows.append((stage.name, run.name, float("nan"), float("nan"), "-", "-", "-"))
+                rows.append((stage.name, run.name, *[float("nan")] * 4, "-", "-", "-"))
                 continue
             record = records.load(run.record)
-            machine = record["machine"]
-            costs = (record["seconds"], record["peak_memory_gb"])
+            machine, exact = record["machine"], record.get("exact") or {}
+            parts = (exact.get(name, float("nan")) for name in ("problems", "seconds"))
+            costs = (record["seconds"], *parts, record["peak_memory_gb"])
             where = (machine["processor"], machine["cores"], record["finished"])
             rows.append((stage.name, run.name, *costs, *where))
-    columns = ["stage", "run", "seconds", "peak GB", "processor", "cores", "finished"]
+    costs = ["seconds", "exact problems", "exact seconds", "peak GB"]
+    columns = ["stage", "run", *costs, "processor", "cores", "finished"]
     return pd.DataFrame(rows, columns=columns)
