@@ -146,6 +146,12 @@ class Evaluation:
     every: int = 0  # RL steps between two exact evaluations of a policy in training; 0 is none
     methods: tuple[str, ...] | None = None  # which methods are evaluated; None is all of them
 
+    @property
+    def asked(self) -> int:
+        """How many problems are sampled, over all data sets."""
+        limit = self.sampled
+        return sum(data.rows if limit is None else min(data.rows, limit) for data in self.data)
+
 
 @dataclass(frozen=True)
 class Compute:

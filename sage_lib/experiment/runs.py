@@ -314,7 +314,7 @@ def trace_run(profile: Profile) -> Run:
     made_from = {
         "policy": (policy.fingerprint, policy.weights),
         "data": [(data.label, _content(data)) for data in settings.data],
-        "problems": settings.traced,
+        "problems": (settings.traced, settings.sampled),
         "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
         "guides": guides,
         "entropies": [_entropy_digest(profile, guide) for guide in guides],

@@ -16,7 +16,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import put_aside
-from sage_lib.files import is_locked
+from sage_lib.files import is_locked, write_text
 from sage_lib.pipeline import notebooks, plan, stages
 from sage_lib.pipeline.notebooks import Notebook
 
@@ -24,6 +24,9 @@ from sage_lib.pipeline.notebooks import Notebook
 #: with this very Python.
 KERNEL = "python3"
 
+
+#: nbconvert's page hides what of a line of code is wider than the window, and prints it cut.
+WRAPPED = "<style>.jp-InputArea-editor pre {white-space: pre-wrap; overflow-wrap: anywhere}</style>"
 
 #: State of a notebook that needs what the profile does not have.
 LEFT_OUT = "left out"
@@ -75,6 +78,16 @@ def run_notebook(path: Path, output: Path, parameters: dict[str, object]) -> flo
             f"executed copy: {output}"
         ) from error
     return time.perf_counter() - started
+
+
+def write_page(executed: Path) -> Path:
+    """An executed notebook as a page to read without Jupyter, beside it; long lines wrap."""
+    from nbconvert import HTMLExporter
+
+    text, _ = HTMLExporter().from_filename(str(executed))
+    page = executed.with_suffix(".html")
+    write_text(page, text.replace("</head>", f"{WRAPPED}</head>", 1))
+    return page
 
 
 def _select(only: list[str] | None) -> list[Notebook]:
@@ -137,6 +150,7 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     state = "ok"
     try:
         run_notebook(notebook.path, output, given)
+        write_page(output)
         for file in notebook.artefacts(profile):
             drawn = file.suffix in (".pdf", ".png")
             if not file.is_file() or (drawn and file.stat().st_mtime < wall):
