@@ -1,10 +1,10 @@
 """The notebooks, as they say of themselves: what each is about and what it makes.
 
 A notebook's own metadata holds it, under "sage": "about" (a line), "figures" and "measured" (what
-it leaves in figures/<profile> and data/measured/<profile>; "training_{family}" stands for a figure
-of every family of methods), and where there is need "theory" (with figures that depend on no
-profile), by the name of a task what it makes only where a profile evaluates that task, and "needs"
-(names of :data:`NEEDS`: a profile without it leaves the notebook out).
+it leaves in the folders that paths.figures and paths.measured name; "training_{family}" stands for
+a figure of every family of methods), and where there is need "theory" (with figures that depend on
+no profile), by the name of a task what it makes only where a profile evaluates that task, and
+"needs" (names of :data:`NEEDS`: a profile without it leaves the notebook out).
 
     python -m sage_lib.pipeline.notebooks       writes the README's table anew
 """
@@ -74,12 +74,14 @@ class Notebook:
     def artefacts(self, profile: Profile) -> list[Path]:
         """The files that must be there after it ran for this profile."""
         made, theory = self.made(profile), self.by_part.get(THEORY, Makes())
-        drawn = [paths.figures(profile.name) / name for name in made.figures]
-        drawn += [paths.figures(THEORY) / name for name in theory.figures]
+        published = profile.published
+        drawn = [paths.figures(profile.name, published) / name for name in made.figures]
+        drawn += [paths.figures(THEORY, published) / name for name in theory.figures]
         figures = [
             path.with_name(f"{path.name}{end}") for path in drawn for end in (".pdf", ".png")
         ]
-        return [*figures, *(paths.measured(profile.name) / name for name in made.measured)]
+        measured = paths.measured(profile.name, published)
+        return [*figures, *(measured / name for name in made.measured)]
 
     def lacks(self, profile: Profile) -> str | None:
         """What the notebook needs and this profile does not have; None where it has all."""
