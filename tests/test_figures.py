@@ -257,11 +257,10 @@ def test_a_family_is_drawn_with_what_it_is_compared_with():
     assert families(dataclasses.replace(profile, methods={}), ["base"]) == {"base": ("base",)}
 
 
-def test_saving_leaves_a_record(tmp_path, monkeypatch):
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+def test_saving_leaves_a_record(tmp_path):
     figure = guide_figures.schedules()
-    made = style.save_figure(figure, "schedules", "theory")
-    folder = tmp_path / "figures" / "theory"
+    made = style.save_figure(figure, "schedules", tmp_path / "theory")
+    folder = tmp_path / "theory"
     assert made == [folder / "schedules.pdf", folder / "schedules.png"]
     assert all(path.stat().st_size > 1000 for path in made)
     record = json.loads((folder / "schedules.json").read_text())
