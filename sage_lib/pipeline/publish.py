@@ -49,10 +49,10 @@ def publish(
     finished = [run for run in every if run.done()]
     rest = [run for run in every if run not in finished]
     if rest and not (finished_only and finished):
+        others = ", and --finished-only publishes the others" if finished else ""
         raise SageError(
             f"{len(rest)} of {len(every)} runs of {profile.name} are not finished, {rest[0].name} "
-            f"first: {runs.command(profile, rest[0])} does it, and --finished-only publishes the "
-            "others"
+            f"first: {runs.command(profile, rest[0])} does it{others}"
         )
     target = paths.measured(profile.name, published=True)
     if _aside(target).is_dir() and not target.is_dir():  # killed between two renames
