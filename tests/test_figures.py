@@ -266,3 +266,17 @@ def test_saving_leaves_a_record(tmp_path):
     record = json.loads((folder / "schedules.json").read_text())
     assert record["figure"] == "schedules" and record["revision"]
     plt.close(figure)
+
+
+def test_a_figure_that_is_drawn_again_leaves_its_files_as_they_are(tmp_path):
+    figure = guide_figures.schedules()
+    made = style.save_figure(figure, "schedules", tmp_path)
+    about = tmp_path / "schedules.json"
+    about.write_text("{}")  # of the revision that drew it first
+    before = [path.read_bytes() for path in made]
+    assert style.save_figure(guide_figures.schedules(), "schedules", tmp_path) == made
+    assert [path.read_bytes() for path in made] == before and about.read_text() == "{}"
+    figure.axes[0].set_title("another")
+    style.save_figure(figure, "schedules", tmp_path)
+    assert json.loads(about.read_text())["figure"] == "schedules"
+    plt.close("all")
