@@ -358,10 +358,15 @@ def test_other_weights_are_told(own):
     assert row["verdict"] == "differs" and row["where"] == "2 of 2 models, sft first"
 
 
-def test_without_anything_published_the_comparison_says_so(places, capsys):
-    cli.main(["compare", "--profile", "smoke"])
-    printed = capsys.readouterr().out
-    assert "nothing is published for smoke to compare with: there is nothing yet" in printed
+def test_without_anything_to_compare_with_the_comparison_says_so(own):
+    words = "nothing is published for smoke to compare with: there is nothing yet"
+    with pytest.raises(SystemExit, match=words):
+        cli.main(["compare", "--profile", "smoke"])
+    publish.publish(own)
+    record = runs.sft_run(load_profile(SPEC, "published")).record
+    files.write_json(record, json.loads(record.read_text()) | {"fingerprint": "0"})
+    with pytest.raises(SageError, match="are not those of its settings"):
+        compare.compare(own)
 
 
 # --- drawing --------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ def compare(profile: Profile) -> pd.DataFrame:
     A cell is within its interval where the own value lies between the low and the high that the
     published table gives for it. Words, and numbers without an interval, must be the same. The
     largest difference is own minus published, of the cells that are not within their interval where
-    there are such. Raises SageError where nothing is published for the profile.
+    there are such. Raises SageError where nothing is published for the profile, or what is belongs
+    to other settings.
     """
     names = published_specs()
     if profile.name not in names:
@@ -39,8 +40,10 @@ def compare(profile: Profile) -> pd.DataFrame:
         raise SageError(
             f"nothing is published for {profile.name} to compare with: there is {known}"
         )
+    theirs = load_profile(profile.spec, "published")
+    runs.require_current(theirs)
     own, published = paths.measured(profile.name), paths.measured(profile.name, published=True)
-    rows = [_weights(profile)]
+    rows = [_weights(profile, theirs)]
     for path in sorted(published.glob("*.csv")):
         if (own / path.name).is_file():
             found = compare_tables(pd.read_csv(own / path.name), pd.read_csv(path))
@@ -50,12 +53,11 @@ def compare(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _weights(profile: Profile) -> tuple[str, str, float, str]:
+def _weights(profile: Profile, published: Profile) -> tuple[str, str, float, str]:
     """Of how many trained models the weights are bit for bit the published ones."""
-    theirs = runs.policy_runs(load_profile(profile.spec, "published"))
     pairs = [
         (one.name, records.load(one.record)["weights"], records.load(other.record)["weights"])
-        for one, other in zip(runs.policy_runs(profile), theirs, strict=True)
+        for one, other in zip(runs.policy_runs(profile), runs.policy_runs(published), strict=True)
         if one.record.is_file() and other.record.is_file()
     ]
     if not pairs:
@@ -137,12 +139,8 @@ def intervals(columns: list[str]) -> tuple[dict[str, tuple[str, str]], set[str]]
 
 
 def show(profile: Profile) -> None:
-    """Print the comparison, and keep it in results/compared; or say that nothing is published."""
-    try:
-        found = compare(profile)
-    except SageError as error:
-        print(f"\n{error}", flush=True)
-        return
+    """Print the comparison, and keep it in results/compared."""
+    found = compare(profile)
     path = paths.results() / "compared" / f"{profile.name}.csv"
     write_text(path, found.to_csv(index=False, float_format="%.4g"))
     shown = found.assign(**{COLUMNS[2]: [_number(value) for value in found[COLUMNS[2]]]})

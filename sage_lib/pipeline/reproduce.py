@@ -120,7 +120,10 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     outcomes += [Outcome(notebook.name) for notebook in chosen[len(outcomes) :]]
     _print_closing_table(outcomes, ok)
     if ok:
-        compare.show(profile)
+        try:
+            compare.show(profile)
+        except SageError as error:  # there is nothing to compare with
+            print(f"\n{error}", flush=True)
     return ok
 
 
