@@ -3,6 +3,7 @@ again to the same files, and compared with what a user measured."""
 
 import dataclasses
 import json
+import shutil
 
 import nbformat
 import numpy as np
@@ -14,7 +15,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile, published_specs
 from sage_lib.experiment.records import Record
-from sage_lib.pipeline import cli, compare, draw, publish, stages
+from sage_lib.pipeline import cli, compare, draw, notebooks, publish, stages
 from sage_lib.report import measured, page, training_figures, training_tables
 
 #: Published profiles whose settings have changed since, until they are measured again: why. Must be
@@ -408,3 +409,35 @@ Page(load_profile(profile, results)).keep(pd.DataFrame({"a": [1 / 3]}), "trial")
     assert draw.redraw([theirs]) and "trace is not published" in capsys.readouterr().out
     old = dataclasses.replace(theirs, rl={**theirs.rl, "max_steps": 5})
     assert not draw.redraw([old]) and "rl.max_steps was 4 and is 5" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """The published results of smoke in a place of their own, as if made from today's settings."""
+    folder = tmp_path_factory.mktemp("smoke")
+    shutil.copytree(paths.PUBLISHED / "smoke", folder / "published" / "smoke")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAGE_RESULTS", str(folder / "own"))
+        patch.setenv("SAGE_BUILD", str(folder / "build"))
+        patch.setattr(paths, "PUBLISHED", folder / "published")
+        patch.setattr(paths, "FIGURES", folder / "figures")
+        profile = load_profile("smoke", "published")
+        for number in range(len(runs.every_run(profile))):
+            run = runs.every_run(profile)[number]
+            record = json.loads(run.record.read_text())
+            files.write_json(run.record, record | {"fingerprint": run.fingerprint})
+        yield profile
+
+
+@pytest.mark.parametrize("entry", notebooks.found(), ids=lambda entry: entry.name)
+def test_a_notebook_draws_what_it_makes_from_published_results(entry, smoke):
+    """As it opens, without training; those of the theory draw nothing that is published."""
+    if "profile" not in notebooks.parameters(entry.path):
+        assert 'results = "own"' in entry.path.read_text().replace("\\", "")
+        return
+    assert 'results = "published"' in entry.path.read_text().replace("\\", "")
+    if "smoke" in OLD and "ood" in entry.needs:
+        pytest.skip(f"the data outside of training is another one: {OLD['smoke']}")
+    draw.run_cells(entry.path, {})
+    assert [file for file in entry.artefacts(smoke) if not file.is_file()] == []
+    assert not paths.build("smoke").exists() and not paths.results().exists()
