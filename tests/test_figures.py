@@ -293,13 +293,26 @@ def test_a_family_is_drawn_with_what_it_is_compared_with():
     assert families(dataclasses.replace(profile, methods={}), ["base"]) == {"base": ("base",)}
 
 
-def test_saving_leaves_a_record(tmp_path, monkeypatch):
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+def test_saving_leaves_a_record(tmp_path):
     figure = guide_figures.schedules()
-    made = style.save_figure(figure, "schedules", "theory")
-    folder = tmp_path / "figures" / "theory"
+    made = style.save_figure(figure, "schedules", tmp_path / "theory")
+    folder = tmp_path / "theory"
     assert made == [folder / "schedules.pdf", folder / "schedules.png"]
     assert all(path.stat().st_size > 1000 for path in made)
     record = json.loads((folder / "schedules.json").read_text())
     assert record["figure"] == "schedules" and record["revision"]
     plt.close(figure)
+
+
+def test_a_figure_that_is_drawn_again_leaves_its_files_as_they_are(tmp_path):
+    figure = guide_figures.schedules()
+    made = style.save_figure(figure, "schedules", tmp_path)
+    about = tmp_path / "schedules.json"
+    about.write_text("{}")  # of the revision that drew it first
+    before = [path.read_bytes() for path in made]
+    assert style.save_figure(guide_figures.schedules(), "schedules", tmp_path) == made
+    assert [path.read_bytes() for path in made] == before and about.read_text() == "{}"
+    figure.axes[0].set_title("another")
+    style.save_figure(figure, "schedules", tmp_path)
+    assert json.loads(about.read_text())["figure"] == "schedules"
+    plt.close("all")

@@ -173,7 +173,7 @@ def test_a_notebook_that_does_not_make_its_artefact_fails_the_run(sandbox, capsy
 
 
 def test_an_earlier_build_is_put_aside_unless_resumed(sandbox):
-    folder = "p = pathlib.Path('data/measured/smoke'); p.mkdir(parents=True, exist_ok=True)"
+    folder = "p = pathlib.Path('measured/smoke'); p.mkdir(parents=True, exist_ok=True)"
     source = f"import pathlib; {folder}; (p / 'made.csv').write_text('1')"
     notebook(sandbox, "profile = 'smoke'", source, sage=MAKES)
     (sandbox / "build" / "smoke").mkdir(parents=True)

@@ -1,10 +1,10 @@
 """The notebooks, as they say of themselves: what each is about and what it makes.
 
 A notebook's own metadata holds it, under "sage": "about" (a line), "figures" and "measured" (what
-it leaves in figures/<profile> and data/measured/<profile>; "training_{family}" stands for a figure
-of every family of methods), and where there is need "theory" (with figures that depend on no
-profile), by the name of a task what it makes only where a profile evaluates that task, and "needs"
-(names of :data:`NEEDS`: a profile without it leaves the notebook out).
+it leaves in the folders that paths.figures and paths.measured name; "training_{family}" stands for
+a figure of every family of methods), and where there is need "theory" (with figures that depend on
+no profile), by the name of a task what it makes only where a profile evaluates that task, and
+"needs" (names of :data:`NEEDS`: a profile without it leaves the notebook out).
 
     python -m sage_lib.pipeline.notebooks       writes the README's table anew
 """
@@ -19,6 +19,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.files import write_text
+from sage_lib.report.front_tables import front_methods
 from sage_lib.report.measured import families
 from sage_lib.tasks.table import TASKS
 
@@ -26,6 +27,7 @@ from sage_lib.tasks.table import TASKS
 NEEDS: dict[str, Callable[[Profile], bool]] = {
     "rl": lambda profile: bool(profile.rl) and profile.rl_data is not None,
     "ood": lambda profile: any(data.ood for data in profile.evaluation.data),
+    "front": lambda profile: "countdown" in profile.tasks and len(front_methods(profile)) > 1,
 }
 #: The part of the metadata whose figures are drawn once, in figures/theory.
 THEORY = "theory"
@@ -74,12 +76,14 @@ class Notebook:
     def artefacts(self, profile: Profile) -> list[Path]:
         """The files that must be there after it ran for this profile."""
         made, theory = self.made(profile), self.by_part.get(THEORY, Makes())
-        drawn = [paths.figures(profile.name) / name for name in made.figures]
-        drawn += [paths.figures(THEORY) / name for name in theory.figures]
+        published = profile.published
+        drawn = [paths.figures(profile.name, published) / name for name in made.figures]
+        drawn += [paths.figures(THEORY, published) / name for name in theory.figures]
         figures = [
             path.with_name(f"{path.name}{end}") for path in drawn for end in (".pdf", ".png")
         ]
-        return [*figures, *(paths.measured(profile.name) / name for name in made.measured)]
+        measured = paths.measured(profile.name, published)
+        return [*figures, *(measured / name for name in made.measured)]
 
     def lacks(self, profile: Profile) -> str | None:
         """What the notebook needs and this profile does not have; None where it has all."""

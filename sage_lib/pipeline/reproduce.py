@@ -17,7 +17,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import put_aside
 from sage_lib.files import is_locked, write_text
-from sage_lib.pipeline import notebooks, plan, stages
+from sage_lib.pipeline import compare, notebooks, plan, stages
 from sage_lib.pipeline.notebooks import Notebook
 
 #: The kernel of the interpreter that runs this: ipykernel brings it, and jupyter_client starts it
@@ -117,8 +117,8 @@ def _start_afresh(profile: Profile) -> None:
 
 
 def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = False) -> bool:
-    """Run the notebooks and print the closing table; True when all are ok. Stops at the first that
-    fails."""
+    """Run the notebooks, print the closing table, and where something is published the comparison
+    with it; True when all are ok. Stops at the first that fails."""
     chosen = _select(only)
     stages.check_machine(profile)
     if not resume and not only:
@@ -138,15 +138,20 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)
     outcomes += [Outcome(notebook.name) for notebook in chosen[len(outcomes) :]]
     _print_closing_table(outcomes, ok)
+    if ok:
+        try:
+            compare.show(profile)
+        except SageError as error:  # there is nothing to compare with
+            print(f"\n{error}", flush=True)
     return ok
 
 
 def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     output = paths.build(profile.name) / "notebooks" / f"{notebook.name}.ipynb"
     started, wall = time.perf_counter(), time.time()
-    given: dict[str, object] = {}
-    if "profile" in notebooks.parameters(notebook.path):
-        given["profile"] = profile.spec
+    parameters = notebooks.parameters(notebook.path)
+    words = {"profile": profile.spec, "results": "own"}
+    given: dict[str, object] = {name: value for name, value in words.items() if name in parameters}
     state = "ok"
     try:
         run_notebook(notebook.path, output, given)
