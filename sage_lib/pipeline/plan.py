@@ -186,6 +186,6 @@ def measured_times(profile: Profile) -> pd.DataFrame:
             costs = (record["seconds"], *parts, record["peak_memory_gb"])
             where = (machine["processor"], machine["cores"], record["finished"])
             rows.append((stage.name, run.name, *costs, *where))
-    costs = ["seconds", "exact problems", "exact seconds", "peak GB"]
-    columns = ["stage", "run", *costs, "processor", "cores", "finished"]
+    columns = ["stage", "run", "seconds", "exact problems", "exact seconds", "peak GB"]
+    columns += ["processor", "cores", "finished"]
     return pd.DataFrame(rows, columns=columns)
