@@ -204,18 +204,46 @@ def test_unfinished_runs_are_refused_or_follow_later(places):
     assert not paths.PUBLISHED.exists(), "nothing was published"
     publish.publish(profile, finished_only=True, command="sage-companion grid front")
     theirs = load_profile(SPEC, "published")
-    assert draw.missing(theirs) == ["grpo-s3407", "trace", "effects", "eval-sft", "eval-grpo-s3407"]
+    assert draw.missing(theirs) == ["trace", "effects", "eval-sft"]
+    assert not theirs.methods, "those that are published"
     assert runs.published_command(theirs) == "sage-companion grid front"
     finish(profile, 2)
     publish.publish(profile, finished_only=True)
-    assert "grpo-s3407" not in draw.missing(theirs)
+    assert "grpo-s3407" in {path.parent.name for path in paths.PUBLISHED.rglob("record.json")}
 
 
-def test_a_part_does_not_join_results_of_another_base(own, places):
-    publish.publish(own)
-    finish(own, 0, weights="bb")
-    with pytest.raises(SageError, match="starts from another base model"):
-        publish.publish(own, finished_only=True)
+def finish_named(profile, *names, weights="aa"):
+    for name in names:
+        numbers = {run.name: number for number, run in enumerate(runs.every_run(profile))}
+        finish(profile, numbers[name], weights)
+
+
+def test_runs_of_another_base_join_with_seeds_of_their_own_alone(places):
+    """Machines round differently; what is compared, a seed's runs, starts from one base."""
+    profile = load_profile(f"{SPEC.replace('[grpo]', '[grpo, grpo_no_kl]')}+seeds=[3407, 3408]")
+    finish_named(profile, "sft", "entropies", "grpo-s3407")
+    publish.publish(profile, finished_only=True)
+    kept = tree(paths.PUBLISHED)
+    finish_named(profile, "sft", "entropies", "grpo_no_kl-s3407", weights="bb")
+    with pytest.raises(SageError, match="starts from another base than grpo-s3407"):
+        publish.publish(profile, finished_only=True)
+    [other] = [run for run in runs.every_run(profile) if run.name == "grpo_no_kl-s3407"]
+    other.record.unlink()
+    finish_named(profile, "grpo_no_kl-s3408", weights="bb")
+    publish.publish(profile, finished_only=True)
+    now = tree(paths.PUBLISHED)
+    assert {name: now[name] for name in kept} == kept, "the base that was there stays"
+    assert any("grpo_no_kl-s3408" in name for name in now)
+
+
+def test_a_profile_of_which_a_part_is_published_has_that_part(places):
+    profile = load_profile(f"{SPEC}+seeds=[3407, 3408]")
+    finish_named(profile, "sft", "entropies", "grpo-s3408", "eval-sft", "eval-grpo-s3408")
+    publish.publish(profile, finished_only=True)
+    theirs = load_profile(profile.spec, "published")
+    assert [(method, seed) for method, seed, _ in runs.rl_runs(theirs)] == [("grpo", 3408)]
+    assert [seed for _, seed, _ in runs.rl_runs(profile)] == [3407, 3408]
+    runs.require_current(theirs)
 
 
 def test_a_kill_between_two_renames_loses_nothing(own):

@@ -1,7 +1,6 @@
 """Figures 2 to 4 of the paper and the modes: tables of counts in, a matplotlib Figure out."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -55,13 +54,8 @@ def _seed_dots(axis: Axes, frame: pd.DataFrame, methods: Sequence[str]) -> bool:
         if len(seeds_of_method) > 1:
             several = True
             values = [metrics.mean_over_sets(one, sets)[0] for one in by_seed]
-            dots: dict[str, Any] = {
-                "linestyle": "none",
-                "marker": ".",
-                "markersize": 3,
-                "gid": "seeds",
-            }
-            axis.plot(values, [position + 0.3] * len(values), color=look(method)["color"], **dots)
+            lower = [position + 0.3] * len(values)
+            axis.plot(values, lower, ".", markersize=3, color=look(method)["color"], gid="seeds")
     return several
 
 
