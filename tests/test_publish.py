@@ -143,7 +143,7 @@ def test_of_changed_settings_the_names_are_told(own):
     record = runs.sft_run(profile).record
     old = json.loads(record.read_text())
     files.write_json(record, {**old, "fingerprint": "0", "made_from": None})
-    del old["made_from"]
+    del old["made_from"], old["recipe"]
     files.write_json(record, {**old, "fingerprint": "0"})
     with pytest.raises(SageError, match="sft: its record is too old to tell what has changed"):
         runs.require_current(profile)
@@ -466,6 +466,6 @@ def test_a_notebook_draws_what_it_makes_from_published_results(entry, smoke):
     assert 'results = "published"' in entry.path.read_text().replace("\\", "")
     if "smoke" in OLD and "ood" in entry.needs:
         pytest.skip(f"the data outside of training is another one: {OLD['smoke']}")
-    draw.run_cells(entry.path, {})
+    draw.run_cells(entry.path, {"profile": "smoke"})
     assert [file for file in entry.artefacts(smoke) if not file.is_file()] == []
     assert not paths.build("smoke").exists() and not paths.results().exists()
