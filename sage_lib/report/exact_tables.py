@@ -73,7 +73,7 @@ def exact(profile: Profile, ood: bool = False) -> pd.DataFrame:
 def evaluated(profile: Profile) -> set[str]:
     """Keys of the methods with an exact evaluation, "base" among them."""
     found = runs.evaluations(profile)
-    return {method for method, _, run, _ in found if (run.measured / "support.csv").is_file()}
+    return {method for method, _, run, _ in found if run.record.is_file()}
 
 
 @dataclass(frozen=True)

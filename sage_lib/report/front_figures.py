@@ -32,7 +32,7 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     fronts = {anchor: keys for anchor, keys in fronts.items() if len(keys) > 1}
     on_front = {key for keys in fronts.values() for key in keys}
     if methods is None:
-        methods = [key for key in table.index if key not in on_front]
+        methods = [key for key in table.index if key not in on_front and _is_arm(profile, key)]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(WIDE, 4.6))
         for anchor, keys in fronts.items():
@@ -50,6 +50,10 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         problems = count(int(table["problems"].iloc[0]), "problem")
         axis.set_title(f"{profile.name}: {problems}, no sampling; thin lines: single seeds")
     return figure
+
+
+def _is_arm(profile: Profile, method: str) -> bool:
+    return method == BASE or profile.methods[method].family != front_tables.TRIED
 
 
 def _seeds_of(row: pd.Series) -> str:
