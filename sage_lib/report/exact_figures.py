@@ -33,6 +33,7 @@ def exact_pass_at_k(profile: Profile) -> Figure:
                     if len(by_run) > 1:
                         band(axis, KS, np.min(by_run, axis=0), np.max(by_run, axis=0), **chosen)
                 axis.set_xscale("log", base=2)
+                axis.set_xticks(KS[::2], [str(k) for k in KS[::2]])
                 problems = count(of_set["problem"].nunique(), "problem")
                 axis.set(xlabel="k", ylim=(-0.02, 1.02), title=f"{dataset}\n{problems}")
             axes.flat[0].set_ylabel("exact pass@k")
