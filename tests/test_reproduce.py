@@ -56,7 +56,7 @@ def test_what_a_notebook_shows_and_keeps_is_what_it_says_that_it_makes():
 
 def test_the_readme_has_the_table_of_the_notebooks_metadata():
     readme = (paths.ROOT / "README.md").read_text()
-    assert notebooks.with_table(readme) == readme, "python -m sage_lib.pipeline.notebooks"
+    assert notebooks.with_parts(readme) == readme, "python -m sage_lib.pipeline.notebooks"
 
 
 @pytest.mark.parametrize(

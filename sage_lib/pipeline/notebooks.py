@@ -6,7 +6,7 @@ a figure of every family of methods), and where there is need "theory" (with fig
 no profile), by the name of a task what it makes only where a profile evaluates that task, and
 "needs" (names of :data:`NEEDS`: a profile without it leaves the notebook out).
 
-    python -m sage_lib.pipeline.notebooks       writes the README's table anew
+    python -m sage_lib.pipeline.notebooks       writes the README's generated parts anew
 """
 
 import ast
@@ -17,8 +17,9 @@ from typing import Any
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.files import write_text
+from sage_lib.report import verdict
 from sage_lib.report.front_tables import front_methods
 from sage_lib.report.measured import families
 from sage_lib.tasks.table import TASKS
@@ -31,8 +32,11 @@ NEEDS: dict[str, Callable[[Profile], bool]] = {
 }
 #: The part of the metadata whose figures are drawn once, in figures/theory.
 THEORY = "theory"
-#: Where the README's table of notebooks begins and ends.
-BEGIN, END = "<!-- notebooks: begin -->", "<!-- notebooks: end -->"
+#: Where the README's generated parts begin and end.
+RESULT = ("<!-- result: begin -->", "<!-- result: end -->")
+TABLE = ("<!-- notebooks: begin -->", "<!-- notebooks: end -->")
+#: The profile whose published results the README opens with.
+EVIDENCE = "countdown"
 
 
 @dataclass(frozen=True)
@@ -152,16 +156,23 @@ def readme_table() -> str:
     return "\n".join(lines)
 
 
-def with_table(readme: str) -> str:
-    """A README's text with the table as it should be."""
-    if BEGIN not in readme or END not in readme:
-        raise SageError(
-            f"README.md lacks the lines {BEGIN} and {END} around its table of notebooks"
-        )
-    before, after = readme.split(BEGIN)[0], readme.split(END)[1]
-    return f"{before}{BEGIN}\n{readme_table()}\n{END}{after}"
+def readme_result() -> str:
+    """The README's opening: the published front, and what it says, in Markdown."""
+    profile = load_profile(EVIDENCE, "published")
+    picture = f"![GRPO's front over beta](figures/{EVIDENCE}/front.png)"
+    return "\n".join([picture, "", *(f"- {line}" for line in verdict.summary(profile))])
+
+
+def with_parts(readme: str) -> str:
+    """A README's text with its generated parts as they should be."""
+    for (begin, end), made in {RESULT: readme_result, TABLE: readme_table}.items():
+        if begin not in readme or end not in readme:
+            raise SageError(f"README.md lacks the lines {begin} and {end} around a generated part")
+        before, after = readme.split(begin)[0], readme.split(end)[1]
+        readme = f"{before}{begin}\n{made()}\n{end}{after}"
+    return readme
 
 
 if __name__ == "__main__":
     file = paths.ROOT / "README.md"
-    write_text(file, with_table(file.read_text()))
+    write_text(file, with_parts(file.read_text()))
