@@ -48,6 +48,7 @@ def test_the_front_is_grpo_at_every_beta_and_nothing_else():
     betas = [front_tables.beta_of(countdown, key) for key in front]
     assert betas == [0, 0.05, 0.2, 0.5, 1, 1.4, 2] and front[0] == "grpo_no_kl"
     assert "grpo" in front and "choice_learning_rate0.002" not in front
+    assert front_tables.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
     sequence = front_tables.front_methods(countdown, "sequence")
     assert [front_tables.beta_of(countdown, key) for key in sequence] == [0, 0.05, 0.2, 0.5, 1]
 

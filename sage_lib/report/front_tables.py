@@ -47,20 +47,25 @@ def beta_of(profile: Profile, method: str) -> float:
 def front_methods(profile: Profile, anchor: str = "k3") -> list[str]:
     """Keys of the methods that differ from GRPO in beta alone, by rising beta; at ``anchor``.
 
-    Without KL no anchor matters, so beta 0 belongs to the front of each. The first of several
-    methods of the same beta counts.
+    GRPO is the profile's reference, whose other settings count. Without KL no anchor matters, so
+    beta 0 belongs to the front of each. The first of several methods of the same beta counts.
     """
-    plain = Method("")
+    if not profile.methods:
+        return []
+    plain = _without_beta(profile, profile.reference)
     found: dict[float, str] = {}
     for key, method in profile.methods.items():
-        rl = {k: v for k, v in method.rl.items() if k != "beta"}
-        rest = dataclasses.replace(
-            method, label="", family=plain.family, seeds=None, rl=rl, anchor=plain.anchor
-        )
         beta = beta_of(profile, key)
-        if rest == plain and (method.anchor == anchor or beta == 0):
+        if _without_beta(profile, key) == plain and (method.anchor == anchor or beta == 0):
             found.setdefault(beta, key)
     return [found[beta] for beta in sorted(found)]
+
+
+def _without_beta(profile: Profile, key: str) -> Method:
+    """A method with all its RL settings but beta, its anchor and how it is shown."""
+    method = profile.methods[key]
+    rl = {k: v for k, v in {**profile.rl, **method.rl}.items() if k != "beta"}
+    return dataclasses.replace(method, label="", family="", seeds=None, rl=rl, anchor="")
 
 
 def points(profile: Profile, ks: Sequence[int] = AXES) -> pd.DataFrame:
