@@ -12,7 +12,7 @@ extra    = $$($(RUN) -c 'import tomllib; \
 	print(*project["optional-dependencies"]["$(1)"])')
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-gpu test-slow lint format hooks bench reproduce lab lock gpu smollm clean
+.PHONY: help test test-gpu test-slow lint format hooks bench reproduce figures lab lock gpu smollm clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
@@ -22,15 +22,17 @@ help:
 	@echo "make lint                      format and rules (ruff), types (mypy); changes nothing"
 	@echo "make format                    put code, notebooks and the README's examples into form"
 	@echo "make hooks                     have git run make lint's tools before each commit"
-	@echo "make bench                     measure again what data/measured/benchmarks holds"
+	@echo "make bench                     measure again what data/published/benchmarks holds"
 	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order"
 	@echo "                               (RESUME=1 goes on where a run stopped)"
+	@echo "make figures                   draw every published figure and table again, from"
+	@echo "                               data/published; git stays clean"
 	@echo "make lab                       open JupyterLab on the notebooks"
 	@echo "make gpu                       add what Unsloth wants on a GPU"
 	@echo "make smollm                    add the weights that the profile smollm trains (98 MB)"
 	@echo "make lock                      write requirements.lock and environment.yml anew from"
 	@echo "                               what is installed"
-	@echo "make clean                     remove .venv (build/ and data/ stay)"
+	@echo "make clean                     remove .venv (build/ and results/ stay)"
 
 # torch first and with its dependencies, so that a GPU machine gets the CUDA build; then the full
 # lock, which needs no resolving; then the project itself, editable. The stamp makes a second call
@@ -76,6 +78,9 @@ bench: $(VENV)/installed
 
 reproduce: $(VENV)/installed
 	$(RUN) -m sage_lib.pipeline.reproduce --profile $(PROFILE) $(if $(RESUME),--resume)
+
+figures: $(VENV)/installed
+	$(RUN) -m sage_lib.pipeline.cli figures
 
 lab: $(VENV)/installed
 	$(VENV)/bin/jupyter lab --notebook-dir=notebooks

@@ -10,31 +10,32 @@ NOTEBOOKS = ROOT / "notebooks"
 #: Numbers copied from the papers. Never written by a run.
 REPORTED = ROOT / "data" / "reported"
 #: Results of sage-companion bench, kept with the code that made them.
-BENCHMARKS = ROOT / "data" / "measured" / "benchmarks"
-DETECTORS = ROOT / "data" / "measured" / "detectors" / "precision.csv"
+BENCHMARKS = ROOT / "data" / "published" / "benchmarks"
+DETECTORS = ROOT / "data" / "published" / "detectors" / "precision.csv"
+#: Published results and their figures, which come with the companion: a folder per profile. Written
+#: by sage-companion publish alone.
+PUBLISHED = ROOT / "data" / "published"
+FIGURES = ROOT / "figures"
 PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
 GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 
 
 def results() -> Path:
-    """Where data/measured and figures are kept: the checkout, unless the environment variable
-    ``SAGE_RESULTS`` moves them."""
-    return Path(os.environ.get("SAGE_RESULTS", ROOT)).expanduser().resolve()
+    """Where a user's own runs keep what they measure and draw, never committed: results/, unless
+    the environment variable ``SAGE_RESULTS`` moves it."""
+    return Path(os.environ.get("SAGE_RESULTS", ROOT / "results")).expanduser().resolve()
 
 
-def measured(profile: str) -> Path:
-    """Folder of the numbers that runs of ``profile`` measured (data/measured/<profile>)."""
-    return results() / "data" / "measured" / profile
+def measured(profile: str, published: bool = False) -> Path:
+    """Folder of the numbers that runs of ``profile`` measured: results/measured/<profile>, or
+    data/published/<profile>."""
+    return (PUBLISHED if published else results() / "measured") / profile
 
 
-def published(grid: str) -> Path:
-    """Folder of the committed results of a grid (data/published/<grid>), a folder per profile."""
-    return ROOT / "data" / "published" / grid
-
-
-def figures(profile: str) -> Path:
-    """Folder of the figures drawn from the measured numbers of ``profile`` (figures/<profile>)."""
-    return results() / "figures" / profile
+def figures(profile: str, published: bool = False) -> Path:
+    """Folder of the figures drawn from the numbers of ``profile``: results/figures/<profile>, or
+    figures/<profile>."""
+    return (FIGURES if published else results() / "figures") / profile
 
 
 def build(profile: str) -> Path:

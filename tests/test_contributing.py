@@ -24,7 +24,7 @@ from sage_lib.paths import ROOT
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 #: What an example needs of the project, and of its results.
 COPIED = ("sage_lib", "notebooks", "data/reported", "README.md", "pyproject.toml")
-MEASURED = "data/measured/smoke"
+PUBLISHED = "data/published/smoke"
 IGNORED = shutil.ignore_patterns("__pycache__", ".*")
 PROFILES = "sage_lib/experiment/profiles/*.yaml"
 #: By row of the table: the files that a change may touch, and how many of each.
@@ -114,7 +114,7 @@ class Copy:
         self.bin, self.script = folder / "bin", folder / "try_it.py"
         for name in COPIED:
             copied(ROOT / name, self.root / name)
-        copied(ROOT / MEASURED, self.results / MEASURED)
+        copied(ROOT / PUBLISHED, self.results / "measured" / "smoke")
         self.bin.mkdir()
         for command, words in {"python": "", "sage-companion": "-m sage_lib.pipeline.cli"}.items():
             shim = self.bin / command

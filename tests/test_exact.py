@@ -1,6 +1,9 @@
 """Exact pass@k against enumeration, against sampling, and along training."""
 
+import copy
 import itertools
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,9 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import append_line, read_lines
-from sage_lib.policy import loading, scoring, tiny_qwen
+from sage_lib.pipeline import plan, stages
+from sage_lib.policy import loading, sampling, scoring, tiny_qwen
 from sage_lib.report import exact_tables
 from sage_lib.tasks import countdown
 from sage_lib.training.callbacks import ExactLog
@@ -43,11 +48,11 @@ def test_pass_at_k_is_the_chance_of_one_success_by_enumeration():
 
 
 def test_a_batch_of_problems_has_the_probabilities_of_each_alone(model, tokenizer, monkeypatch):
-    problems = countdown.problems(SETTINGS, 6, 1)
-    together = scoring.valid_probabilities(model, tokenizer, problems)
-    assert len({len(problem.detail.digits) for problem in problems}) > 1, "of unequal length"
+    asked = countdown.problems(SETTINGS, 6, 1)
+    together = scoring.valid_probabilities(model, tokenizer, asked)
+    assert len({len(problem.detail.digits) for problem in asked}) > 1, "of unequal length"
     monkeypatch.setattr(scoring, "LOGITS", 1)
-    alone = scoring.valid_probabilities(model, tokenizer, problems)
+    alone = scoring.valid_probabilities(model, tokenizer, asked)
     pd.testing.assert_frame_equal(together, alone, rtol=1e-5)
 
 
@@ -76,8 +81,8 @@ class State:
 def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mode(
     model, tokenizer, tmp_path
 ):
-    problems = countdown.problems(SETTINGS, 3, 1)
-    log = ExactLog(tmp_path / "exact.jsonl", tokenizer, problems, every=2)
+    asked = countdown.problems(SETTINGS, 3, 1)
+    log = ExactLog(tmp_path / "exact.jsonl", tokenizer, asked, every=2)
     model.train()
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -91,16 +96,86 @@ def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mo
     assert [row["step"] for row in read_lines(log.path)] == [0, 2, 4], "a resume takes steps back"
     model.eval()
     [direct] = scoring.exact_summary(
-        scoring.valid_probabilities(model, tokenizer, problems), ExactLog.KS
+        scoring.valid_probabilities(model, tokenizer, asked), ExactLog.KS
     )
     assert read_lines(log.path)[0] == pytest.approx({"step": 0, **direct}, nan_ok=True)
 
 
 def test_a_part_of_the_problems_is_sampled_and_all_are_exact():
-    from sage_lib.experiment import problems
-
     profile = load_profile("smoke+evaluation.sampled=2")
     sampled, listed = problems.sampled_problems(profile), problems.listed_problems(profile)
-    assert len(sampled) == 2 * len(profile.evaluation.data)
-    assert len(listed) == sum(data.rows for data in profile.evaluation.data)
+    sizes = [data.rows for data in profile.evaluation.data]
+    assert sum(sizes[:3]) >= 600, "of Table 1's data"
+    assert len(sampled) == 2 * len(sizes) and len(listed) == sum(sizes)
     assert {problem.id for problem in sampled} <= {problem.id for problem in listed}
+    assert Counter(problem.dataset for problem in sampled).most_common(1)[0][1] == 2
+    # What is planned, and what progress counts to, are samples that are drawn.
+    plans = plan.planned_runs(profile).set_index("stage")["size"]
+    assert set(plans["evaluate"]) == {"8 problems x 32 samples"}
+    assert stages.STAGES["evaluate"].steps(profile) == 8 * 32
+    everything = load_profile("smoke+evaluation.sampled=null")
+    assert stages.STAGES["evaluate"].steps(everything) == sum(sizes) * 32
+
+
+@pytest.mark.parametrize("name", ["smoke", "laptop"])
+def test_every_valid_completion_fits_the_length_limits(name, tokenizer):
+    profile = load_profile(name)
+    lengths = {}
+    for problem in problems.evaluation_problems(profile):
+        prompt = len(loading.encode(tokenizer, problem.question))
+        for _, working, answer in countdown.completions(problem):
+            whole = scoring._conversation(tokenizer, problem.question, working, answer)
+            assert len(whole) <= profile.model.max_seq_length
+            lengths.setdefault(len(problem.detail.digits), set()).add(len(whole) - prompt)
+    assert lengths == {3: {23}, 4: {33}, 5: {43}, 6: {53}}, "one length for each number of digits"
+    assert profile.evaluation.max_new_tokens >= 53
+    assert profile.rl["max_completion_length"] >= 43
+
+
+def learned(model, tokenizer, problem):
+    """A copy that has half learned the valid completions of one problem, in one way more so."""
+    learner = copy.deepcopy(model).train()
+    optimiser = torch.optim.Adam(learner.parameters(), 0.01)
+    start = len(loading.encode(tokenizer, problem.question))
+    turns = [
+        scoring._conversation(tokenizer, problem.question, working, answer)
+        for way, working, answer in countdown.completions(problem)
+        for _ in range(3 if way == "L" else 1)
+    ]
+    ids = torch.tensor(turns)
+    labels = ids.clone()
+    labels[:, :start] = -100
+    for _ in range(200):
+        loss = learner(input_ids=ids, labels=labels).loss
+        if loss.item() < 0.06:
+            break
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    return learner.eval()
+
+
+def test_exact_probabilities_are_the_frequencies_of_samples(model, tokenizer):
+    """Two ways that share no code: listed completions scored in one pass, against 20,000 samples
+    at temperature 1, token by token, read by the step checker."""
+    [problem] = countdown.problems(countdown.Settings(fewest=3, most=3, limit=50), 1, 1)
+    learner = learned(model, tokenizer, problem)
+    table = scoring.valid_probabilities(learner, tokenizer, [problem])
+    exact = np.exp(table["logp"]).groupby(table["way"]).sum()
+    assert ((exact > 0.02) & (exact < 0.9)).all() and len(exact) == 2, "something to count"
+    samples = 20_000
+    chosen = SimpleNamespace(
+        temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=24, seed=5,
+        samples=samples, batch_size=samples // 4,
+    )  # fmt: skip
+    engine = sampling.transformers_engine(learner, tokenizer, [problem], chosen)
+    found = Counter()
+    for batch in range(4):
+        numbers = range(batch * chosen.batch_size, (batch + 1) * chosen.batch_size)
+        for ids, finished in engine.draw([(0, number) for number in numbers]):
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            checked = countdown.check(problem.detail, text)
+            found[checked.way] += finished and checked.valid
+    for way, p in exact.items():
+        z = (found[way] - samples * p) / np.sqrt(samples * p * (1 - p))
+        assert abs(z) < 4, f"{way}: {found[way] / samples:.4f} of the samples, exactly {p:.4f}"

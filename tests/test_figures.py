@@ -16,9 +16,11 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Method, load_profile, profile_names
 from sage_lib.files import write_json, write_text
 from sage_lib.report import (
+    exact_figures,
     exploration_figures,
     guide_figures,
     result_figures,
+    result_tables,
     style,
     training_figures,
 )
@@ -113,6 +115,13 @@ def _measure(profile, equal=False):
             columns.append("kl_ref")
         steps = [{"step": step + 1, **{c: value() for c in columns}} for step in range(STEPS)]
         write_text(run.measured / "steps.jsonl", "".join(json.dumps(s) + "\n" for s in steps))
+        exact = [
+            {"step": step, "dataset": name, "problems": 3}
+            | {name: value() for name in ("pass@1", "pass@256", "common", "rare")}
+            for step in (0, 2, 4)
+            for name in ("both", "forward")
+        ]
+        write_text(run.measured / "exact.jsonl", "".join(json.dumps(s) + "\n" for s in exact))
     histogram = {"counts": [8, 1, 0, 1], "edges": [0.0, 0.5, 1.0, 1.5, 2.0]}
     distribution = {
         "tokens": 10,
@@ -164,6 +173,7 @@ def compared(profile):
     yield "figure2", result_figures.figure2(profile)
     yield "figure3", result_figures.figure3(profile)
     yield "figure4", result_figures.figure3(profile, ood=True)
+    yield "exact_pass_at_k", exact_figures.exact_pass_at_k(profile)
     yield "mode_shares", result_figures.mode_shares(profile)
     yield "figure7", exploration_figures.figure7(profile, methods)
     yield "exploration", exploration_figures.exploration(profile, methods)
@@ -187,6 +197,32 @@ def test_training_curves_show_every_method_of_their_family(profile):
         assert own <= set(methods)
         shown = words(training_figures.training_curves(profile, methods))
         assert {profile.label(method) for method in methods} <= shown
+
+
+def test_exact_training_shows_every_trained_method(profile):
+    shown = words(exact_figures.exact_training(profile))
+    assert {profile.label(method) for method in profile.methods} <= shown
+    if not profile.methods:
+        assert any("no exact evaluation" in text for text in shown)
+
+
+def test_figure_2_shows_every_seed_as_a_dot(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    several = _profile(CASES["two"])
+    _measure(several)
+    one = dataclasses.replace(several, seeds=(1,))
+    for profile, dots in ((several, 2), (one, 0)):
+        figure = result_figures.figure2(profile)
+        right = figure.subfigs[0].axes[1]
+        drawn = [line for line in right.lines if line.get_gid() == "seeds"]
+        assert [len(line.get_xdata()) for line in drawn] == [dots] * 2 * bool(dots)
+        table = result_tables.table1(profile)
+        means = table[(table["dataset"] == "Avg") & (table["metric"] == "pass@1")]
+        for line, mean in zip(drawn, means["mean"].iloc[1:], strict=False):
+            assert np.mean(line.get_xdata()) == pytest.approx(mean)
+        assert ("one seed" in right.get_title()) == (dots == 0)
+    plt.close("all")
 
 
 def test_figures_of_stages_are_drawn(profile):
@@ -257,13 +293,26 @@ def test_a_family_is_drawn_with_what_it_is_compared_with():
     assert families(dataclasses.replace(profile, methods={}), ["base"]) == {"base": ("base",)}
 
 
-def test_saving_leaves_a_record(tmp_path, monkeypatch):
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+def test_saving_leaves_a_record(tmp_path):
     figure = guide_figures.schedules()
-    made = style.save_figure(figure, "schedules", "theory")
-    folder = tmp_path / "figures" / "theory"
+    made = style.save_figure(figure, "schedules", tmp_path / "theory")
+    folder = tmp_path / "theory"
     assert made == [folder / "schedules.pdf", folder / "schedules.png"]
     assert all(path.stat().st_size > 1000 for path in made)
     record = json.loads((folder / "schedules.json").read_text())
     assert record["figure"] == "schedules" and record["revision"]
     plt.close(figure)
+
+
+def test_a_figure_that_is_drawn_again_leaves_its_files_as_they_are(tmp_path):
+    figure = guide_figures.schedules()
+    made = style.save_figure(figure, "schedules", tmp_path)
+    about = tmp_path / "schedules.json"
+    about.write_text("{}")  # of the revision that drew it first
+    before = [path.read_bytes() for path in made]
+    assert style.save_figure(guide_figures.schedules(), "schedules", tmp_path) == made
+    assert [path.read_bytes() for path in made] == before and about.read_text() == "{}"
+    figure.axes[0].set_title("another")
+    style.save_figure(figure, "schedules", tmp_path)
+    assert json.loads(about.read_text())["figure"] == "schedules"
+    plt.close("all")

@@ -188,12 +188,12 @@ def test_runs_never_use_more_than_the_cores(trial, monkeypatch):
 
 def test_what_is_published_is_not_done_again(trial, tmp_path, monkeypatch, capsys):
     """By the settings alone: the weights that made it lie elsewhere."""
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "PUBLISHED", tmp_path / "published")
     loaded, profile = load_grid(trial), load_profile(tmp_path / "little.yaml")
 
     def publish(run, **changes):
         fields = dict.fromkeys(records.KEYS, "") | {"recipe": run.recipe} | changes
-        folder = paths.published("trial") / "little" / run.place
+        folder = paths.measured("little", published=True) / run.place
         write_json(folder / "record.json", fields)
 
     policy = runs.rl_run(profile, "grpo", 1)
@@ -203,7 +203,7 @@ def test_what_is_published_is_not_done_again(trial, tmp_path, monkeypatch, capsy
     publish(other)  # without its evaluation, which needs its weights
     publish(runs.rl_run(profile, "grpo_token", 2), recipe="of other settings")
     every = grid.tasks(loaded, ["second"], [])
-    left = [task.run().name for task in grid.without_published(loaded, every)]
+    left = [task.run().name for task in grid.without_published(every)]
     assert left == [
         *("sft", "entropies", "eval-sft", "grpo_token-s1", "eval-grpo_token-s1"),
         *("grpo-s2", "eval-grpo-s2", "grpo_token-s2", "eval-grpo_token-s2"),

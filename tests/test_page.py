@@ -25,16 +25,17 @@ FRAME = pd.DataFrame(
 
 def test_a_kept_table_has_keys_in_its_file_and_labels_below_the_cell(tmp_path, shown):
     assert Page(load_profile("smoke")).keep(FRAME, "table1") is None
-    path = tmp_path / "data" / "measured" / "smoke" / "table1.csv"
+    path = tmp_path / "measured" / "smoke" / "table1.csv"
     assert pd.read_csv(path).equals(FRAME.reset_index(drop=True))
-    [html] = [style.to_html() for style in shown]
+    [style, _] = shown
+    html = style.to_html()
     assert "Base Model" in html and ">0.123<" in html and ">grpo<" not in html
     assert ">5<" not in html, "no row numbers"
 
 
 def test_a_layout_may_be_shown_instead_of_the_table_that_is_kept(tmp_path, shown):
     Page(load_profile("smoke")).keep(FRAME, "table1", shown=FRAME.head(1))
-    kept = pd.read_csv(tmp_path / "data" / "measured" / "smoke" / "table1.csv")
+    kept = pd.read_csv(tmp_path / "measured" / "smoke" / "table1.csv")
     assert len(kept) == 2 and len(shown[0].data) == 1
 
 
@@ -51,10 +52,10 @@ def test_a_column_without_any_value_is_left_out_of_the_display_alone(tmp_path, s
     Page(load_profile("smoke")).keep(frame, "table1", std="{:.1f}")
     html = shown[0].to_html()
     assert ">std<" not in html and "nan" not in html and ">share<" in html
-    kept = pd.read_csv(tmp_path / "data" / "measured" / "smoke" / "table1.csv")
+    kept = pd.read_csv(tmp_path / "measured" / "smoke" / "table1.csv")
     assert list(kept) == [*FRAME, "std"]
     theory_page().table(frame.head(0))
-    assert ">std<" in shown[1].to_html(), "a table without rows keeps its head"
+    assert ">std<" in shown[-1].to_html(), "a table without rows keeps its head"
 
 
 def test_a_table_may_have_two_rows_of_column_names(shown):
@@ -85,3 +86,34 @@ def test_a_figure_without_a_name_is_shown_and_not_saved(tmp_path, shown):
 def test_a_page_of_theory_shows_what_it_is_given(shown):
     theory_page().table(FRAME)
     assert ">grpo<" in shown[0].to_html()
+
+
+def test_below_a_table_stand_the_commands_that_make_its_rows(shown):
+    page = Page(load_profile("smoke"))
+    page.table(FRAME)
+    text = shown[1]
+    assert text.startswith("<details>") and page_module.AGAIN in text
+    lines = page_module.commands(page.profile, FRAME)
+    stage = "sage-companion stage"
+    assert lines == [
+        f"{stage} sft --profile smoke --run sft",
+        f"{stage} evaluate --profile smoke --run eval-sft",
+        f"{stage} rl --profile smoke --run grpo-s3407",
+        f"{stage} evaluate --profile smoke --run eval-grpo-s3407",
+    ]
+    assert all(line in text for line in lines)
+    page.table(FRAME[["share"]])
+    theory_page().table(FRAME)
+    assert not any(isinstance(one, str) for one in shown[2:]), "no methods, no commands"
+    of_both = pd.DataFrame({"method": ["dapo_branch", "base"]})
+    commands = page_module.commands(load_profile("smoke+seeds=[1, 2]"), of_both)
+    assert commands[2] == f"{stage} rl --profile 'smoke+seeds=[1, 2]' --run dapo_branch-s1"
+    assert len(commands) == 4, "dapo_branch is trained for two seeds and not evaluated at smoke"
+
+
+def test_the_folder_of_published_results_is_that_of_a_published_page(tmp_path, shown, monkeypatch):
+    monkeypatch.setattr(page_module.paths, "FIGURES", tmp_path / "published")
+    figure, _ = plt.subplots()
+    theory_page("published").show(figure, "figure2")
+    assert (tmp_path / "published" / "theory" / "figure2.pdf").is_file()
+    assert not (tmp_path / "figures").exists()

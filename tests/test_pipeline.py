@@ -133,7 +133,7 @@ def test_a_run_killed_at_random_points_ends_at_the_very_same_weights(tiny, base,
 
 def copy_base(profile, base, folder):
     shutil.copytree(base.build, folder / "build" / profile.name / "sft")
-    shutil.copytree(base.measured, folder / "data" / "measured" / profile.name / "sft")
+    shutil.copytree(base.measured, folder / "measured" / profile.name / "sft")
 
 
 def test_a_run_of_equal_rewards_collapses_and_its_policy_is_evaluated(tiny, base):

@@ -56,7 +56,7 @@ def test_what_a_notebook_shows_and_keeps_is_what_it_says_that_it_makes():
 
 def test_the_readme_has_the_table_of_the_notebooks_metadata():
     readme = (paths.ROOT / "README.md").read_text()
-    assert notebooks.with_table(readme) == readme, "python -m sage_lib.pipeline.notebooks"
+    assert notebooks.with_parts(readme) == readme, "python -m sage_lib.pipeline.notebooks"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,20 @@ def test_a_kernel_runs_the_sage_lib_of_the_process_that_started_it(tmp_path, mon
     assert (tmp_path / "where.txt").read_text() == str(paths.ROOT / "sage_lib" / "__init__.py")
 
 
+def test_an_executed_notebook_becomes_a_page_whose_long_lines_wrap(sandbox):
+    """What a review found: nbconvert's own page cuts a line that is wider than the window."""
+    words = "a long line " * 25
+    notebook(sandbox, "profile = 'smoke'", f"print({words!r})")
+    assert reproduce.reproduce(load_profile("smoke"))
+    page = (sandbox / "build" / "smoke" / "notebooks" / "99_trial.html").read_text()
+    head, body = page.split("</head>", 1)
+    assert words in body and 'jp-InputArea-editor"' in body and "<pre>" in body, (
+        "what the rule names"
+    )
+    rule = head.rsplit("<style", 1)[1]
+    assert ".jp-InputArea-editor pre" in rule and "white-space: pre-wrap" in rule, "the last rule"
+
+
 def test_a_failing_cell_names_notebook_cell_and_copy(tmp_path):
     path = notebook(tmp_path, "profile = 'smoke'", "1 / 0")
     words = r"99_trial failed in cell \d+ \(ZeroDivisionError.*executed copy: .*copy\.ipynb"
@@ -159,7 +173,7 @@ def test_a_notebook_that_does_not_make_its_artefact_fails_the_run(sandbox, capsy
 
 
 def test_an_earlier_build_is_put_aside_unless_resumed(sandbox):
-    folder = "p = pathlib.Path('data/measured/smoke'); p.mkdir(parents=True, exist_ok=True)"
+    folder = "p = pathlib.Path('measured/smoke'); p.mkdir(parents=True, exist_ok=True)"
     source = f"import pathlib; {folder}; (p / 'made.csv').write_text('1')"
     notebook(sandbox, "profile = 'smoke'", source, sage=MAKES)
     (sandbox / "build" / "smoke").mkdir(parents=True)

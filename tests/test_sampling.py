@@ -1,5 +1,7 @@
 """Samples: their distribution, and that batch, process and interruption change none of them."""
 
+import copy
+import dataclasses
 import json
 import random
 import sys
@@ -89,8 +91,9 @@ def test_a_sample_keeps_the_ids_that_were_drawn(model, tmp_path):
     """Also where its text hides one: decoding leaves special tokens out."""
     _, tokenizer = model
     pad, end, seven = tokenizer.pad_token_id, tokenizer.eos_token_id, 20
+    three = [([seven, pad, seven], True), ([], True), ([seven], False)]
     sampling.sample(
-        lambda batch: [([seven, pad, seven], True), ([], True), ([seven], False)],
+        sampling.Engine(lambda batch: three, ("by hand",)),
         tokenizer,
         ["one question"],
         settings(samples=3),
@@ -130,7 +133,7 @@ def test_a_prompt_can_be_taken_as_written(model, tmp_path):
     engine = sampling.transformers_engine(network, tokenizer, prompts, chosen, encode)
     assert asked == prompts
     assert len(sampling.as_written(tokenizer, prompts[0])) == 4, "no system prompt, no marker"
-    assert len(engine([(0, 0), (1, 1)])) == 2
+    assert len(engine.draw([(0, 0), (1, 1)])) == 2
 
 
 def test_every_sample_is_dealt_once():
@@ -195,12 +198,14 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
         "ids": [],
         "tokens": 1,
         "finished": True,
+        "made_from": "x",
     }
     for change, words in (
         ({"number": 10}, "sample 10 of both/a, which these settings do not ask for"),
         ({"problem": "z"}, "both/z, which these settings"),
         ({"number": None}, "without 'number'"),
         ({"ids": None}, "without 'ids'"),
+        ({"made_from": None}, "without 'made_from'"),
     ):
         bad = {k: v for k, v in {**row, **change}.items() if v is not None}
         (tmp_path / "bad").write_text(json.dumps(bad) + "\n")
@@ -209,6 +214,53 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
     (tmp_path / "few").write_text(json.dumps(row) + "\n")
     with pytest.raises(SageError, match="1 of 10 samples"):
         sampling.collect([tmp_path / "few"], PROBLEMS, 10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 0.5},
+        {"top_p": 0.9},
+        {"top_k": 3},
+        {"min_p": 0.1},
+        {"max_new_tokens": 11},
+        {"seed": 12},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_samples_of_other_settings_are_refused_and_not_returned(model, tmp_path, change):
+    """What a review found: after the temperature changed, the old samples came back."""
+    draw(model, tmp_path / "s", settings())
+    before = (tmp_path / "s").read_bytes()
+    with pytest.raises(SageError, match="of both/a that were drawn otherwise"):
+        draw(model, tmp_path / "s", settings(**change))
+    with pytest.raises(SageError, match="drawn otherwise"):
+        draw(model, tmp_path / "new", settings(**change), beside=[tmp_path / "s"])
+    assert (tmp_path / "s").read_bytes() == before
+
+
+def test_samples_of_other_weights_or_prompts_are_refused(model, tmp_path):
+    network, tokenizer = model
+    whole = drawn(model, tmp_path / "s", settings())
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight += 1e-3
+    with pytest.raises(SageError, match="drawn otherwise"):
+        draw((other, tokenizer), tmp_path / "s", settings())
+    reworded = [dataclasses.replace(PROBLEMS[0], question="reach 9 from 1 2 4"), *PROBLEMS[1:]]
+    with pytest.raises(SageError, match="of both/a that were drawn otherwise"):
+        draw(model, tmp_path / "s", settings(), reworded)
+    same = copy.deepcopy(network)  # the very weights, another batch size, more samples: goes on
+    assert drawn((same, tokenizer), tmp_path / "s", settings(batch_size=3)) == whole
+    more = drawn(model, tmp_path / "s", settings(samples=12))
+    assert [row["ids"][:10] for row in more] == [row["ids"] for row in whole]
+
+
+def test_a_file_with_samples_of_two_makings_is_not_read_as_one(model, tmp_path):
+    for name, chosen in (("a", settings()), ("b", settings(temperature=0.5))):
+        draw(model, tmp_path / name, chosen)
+    with pytest.raises(SageError, match="drawn otherwise"):
+        sampling.collect([tmp_path / "a", tmp_path / "b"], PROBLEMS, 10)
 
 
 class StandInForVllm:

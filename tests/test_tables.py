@@ -16,6 +16,7 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Data, Method, load_profile
 from sage_lib.report import (
     countdown_tables,
+    exact_tables,
     measured,
     reported,
     result_tables,
@@ -238,6 +239,30 @@ def test_modes_are_compared_over_seeds_and_problems(profile):
     assert found.loc["grpo", "low"] < 0, "its seeds are at 1, 2 and 3 of 8: t with 2 degrees"
 
 
+def test_samples_are_held_against_the_exact_numbers_of_their_own_problems(profile):
+    """8 samples of the first 4 problems of 10; 2 of 10 valid are expected, and 1 in 8 was drawn."""
+    inside = tuple(data for data in profile.evaluation.data if data.label == "both")
+    one = with_evaluation(profile, data=inside, methods=())
+    write(one, lambda *_: 1)
+    write_support(one, "both", 10)
+    for _, _, run, _ in runs.evaluations(one):
+        table = counts.read(run.measured / "counts.csv")
+        table["valid_common"] = 1
+        table.to_csv(run.measured / "counts.csv", index=False)
+        support = pd.read_csv(run.measured / "support.csv")
+        support.loc[4:, "logp"] = np.log(0.9)  # of problems that nobody sampled
+        support.to_csv(run.measured / "support.csv", index=False)
+    [row] = exact_tables.checked_by_samples(one).to_dict("records")
+    assert (row["problems"], row["samples"]) == (4, 32)
+    assert row["exact"] == pytest.approx(0.2) and row["sampled"] == pytest.approx(1 / 8)
+    assert row["z"] == pytest.approx((4 - 32 * 0.2) / np.sqrt(32 * 0.2 * 0.8))
+    whole = exact_tables.exact(one).set_index("dataset").loc["both"]
+    assert whole["problems"] == 10, "and the exact table stands on all of them"
+    assert whole["pass@1"] == pytest.approx((4 * 0.2 + 6 * 0.9) / 10)
+    assert whole["pass@8"] == pytest.approx((4 * (1 - 0.8**8) + 6 * (1 - 0.1**8)) / 10)
+    assert whole["common"] == pytest.approx(whole["pass@1"]) and whole["rare"] == 0
+
+
 def reachable(seeds, total, squares, most):
     """Whether ``seeds`` whole numbers from 0 to ``most`` have this sum and this sum of squares."""
     if seeds == 0:
@@ -387,13 +412,14 @@ def test_the_base_alone_gets_every_table(profile, trained):
     for table in (
         countdown_tables.modes(alone),
         countdown_tables.support(alone, epsilons=(0.1,)),
-        countdown_tables.sampled_against_exact(alone),
         sample_tables.tails(alone),
         sample_tables.patterns(alone),
         sample_tables.token_categories(alone),
         sample_tables.side_by_side(alone, ["base"]),
     ):
         assert table["method"].tolist() == ["base"]
+    assert set(exact_tables.exact(alone)["method"]) == {"base"}
+    assert exact_tables.along_training(alone).empty
     votes, bounds = sample_tables.votes(alone), {"avg": (0, 1), "distinct": (0, SAMPLES)}
     assert len(result_tables.means_with_intervals(alone, votes, bounds)) == 2
     assert list(result_tables.unsolvable(alone, ["base"])) == ["base"]
@@ -428,14 +454,16 @@ def test_ways_are_counted_of_countdown_alone(profile):
     write(mixed, lambda *_: 1)
     write_support(mixed, "both", 4)
     assert (countdown_tables.modes(mixed)["samples"] // SAMPLES).tolist() == [24, 72, 72]
-    exact = countdown_tables.sampled_against_exact(mixed)
+    exact = exact_tables.checked_by_samples(mixed)
+    assert set(exact["dataset"]) == {"both"} and (exact["problems"] == 4).all()
     assert exact["exact"].tolist() == pytest.approx([0.2] * 7)
     assert (exact["sampled"] == 0).all()
     other = with_evaluation(mixed, data=(puzzles,))
     for table in (
         countdown_tables.modes,
         countdown_tables.support,
-        countdown_tables.sampled_against_exact,
+        exact_tables.exact,
+        exact_tables.checked_by_samples,
     ):
         with pytest.raises(SageError, match="no data of the task countdown"):
             table(other)

@@ -55,6 +55,8 @@ def countdown(monkeypatch):
             found[method] = exact_tables.Exact(method, values, rare, ["both"] * 30, own)
         monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
         monkeypatch.setattr(exact_tables, "evaluated", lambda profile: set(found))
+        no_logs = pd.DataFrame(columns=["method", "seed", "grad_norm"])
+        monkeypatch.setattr(measured, "training", lambda profile: no_logs)
         return load_profile("countdown")
 
     return plant
@@ -120,3 +122,20 @@ def test_every_comparison_names_methods_of_the_profile_countdown():
             assert one.metric in verdict.MARGINS, claim.name
             own = dataclasses.asdict(one)
             assert own["expects"] in ("above", "below", "equal", "not above", "not below")
+
+
+def test_the_summary_says_what_the_planted_files_say(countdown):
+    profile = countdown(
+        {
+            BASE: (0.30, 0.86),
+            "grpo_no_kl": (0.32, 0.78),
+            "grpo": (0.31, 0.84),
+            "grpo_branch": (0.33, 0.85),
+        }
+    )
+    first, second, third = verdict.summary(profile)
+    assert "beta from 0 to 1: exact pass@1 0.310 to 0.320 (base 0.300)" in first
+    assert "pass@256 0.780 to 0.840 (base 0.860); 30 problems, 4 seeds or more" in first
+    assert "GRPO + Branch minus GRPO at the same beta: pass@1 +0.020" in second
+    assert second.endswith("holds for the methods (4 seeds); outside.")
+    assert third.startswith(f"Of {len(verdict.CLAIMS)} claims and predictions: ")

@@ -1,4 +1,5 @@
-"""Stage 3: n samples per problem of one model, in three steps: drawn, judged, scored.
+"""Stage 3: n samples per problem of one model, in three steps: drawn, judged, scored; and the exact
+probabilities of valid completions, where they can be listed.
 
 Drawing appends to samples.jsonl and goes on where it stopped. Judging and scoring read those
 samples, and can be done again without drawing any."""
@@ -31,8 +32,9 @@ from sage_lib.tasks.verifier import Verifier
 
 
 def evaluate(profile: Profile, run: Run) -> dict:
-    """Sample the model of ``run.policy`` and write counts.csv, samples.jsonl.gz, scores.csv and,
-    where all valid completions can be listed, support.csv; returns the run record.
+    """Sample the model of ``run.policy`` and write counts.csv, samples.jsonl.gz and scores.csv, of
+    the problems that are sampled, and support.csv, of all whose valid completions can be listed
+    (``exact`` in the record: how many problems, and the seconds these took); returns the record.
 
     Under ``accelerate launch`` the processes share the drawing; the main one judges, scores and
     writes."""

@@ -98,7 +98,7 @@ def measure(profile: Profile, run: Run) -> dict:
     generator = torch.Generator().manual_seed(seed)
     totals = Totals()
     shown: tuple[tuple[bool, float], dict[str, Any]] | None = None
-    asked = problems.evaluation_problems(profile, ood=False)[: profile.evaluation.traced]
+    asked = problems.sampled_problems(profile, ood=False)[: profile.evaluation.traced]
     for number, problem in enumerate(asked):
         group = _draw(profile, model, reference, tokenizer, problem, seed, verifier)
         inputs = GuideInputs(

@@ -1,7 +1,6 @@
 """The problems of a profile: what is trained on, what is held out, and that the two never meet."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +14,20 @@ from sage_lib.tasks.table import task_of
 _HELD_OUT: dict[str, frozenset[str]] = {}
 
 
-def evaluation_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:
+def evaluation_problems(
+    profile: Profile, ood: bool | None = None, limit: int | None = None
+) -> list[Problem]:
     """The held-out problems, data set after data set; ids are unique within a data set.
 
-    With ``ood``, only the data sets that are so marked, or only the others. A data set that is
-    marked optional and does not load is left out, with a line that says why."""
+    With ``ood``, only the data sets that are so marked, or only the others; with ``limit``, only
+    the first so many of each. A data set that is marked optional and does not load is left out,
+    with a line that says why."""
     found: list[Problem] = []
     for data in profile.evaluation.data:
         if ood is not None and data.ood != ood:
             continue
         try:
-            found += load(data)
+            found += load(data)[:limit]
         except SageError as error:
             if not data.optional:
                 raise
@@ -40,14 +42,7 @@ def evaluation_problems(profile: Profile, ood: bool | None = None) -> list[Probl
 
 def sampled_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:
     """The held-out problems that are sampled: of each data set the first ``evaluation.sampled``."""
-    taken: Counter[str] = Counter()
-    chosen = []
-    limit = profile.evaluation.sampled
-    for problem in evaluation_problems(profile, ood):
-        taken[problem.dataset] += 1
-        if limit is None or taken[problem.dataset] <= limit:
-            chosen.append(problem)
-    return chosen
+    return evaluation_problems(profile, ood, profile.evaluation.sampled)
 
 
 def listed_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:

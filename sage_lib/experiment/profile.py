@@ -26,9 +26,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
+from sage_lib import paths
 from sage_lib.algorithm.anchors import check_anchor
 from sage_lib.algorithm.guides import GUIDES, check_choice, needs_entropies
 from sage_lib.errors import SageError
+from sage_lib.files import read_json
 from sage_lib.paths import PROFILES
 from sage_lib.tasks.table import TASKS, check_settings, task_of
 
@@ -36,6 +38,8 @@ from sage_lib.tasks.table import TASKS, check_settings, task_of
 BASE, BASE_LABEL = "base", "Base Model"
 REWARDS = ("accuracy", "random")
 ENGINES = ("transformers", "vllm")
+#: Whose results a profile reads: those of one's own runs, or those that come with the companion.
+RESULTS = ("own", "published")
 #: What the companion itself reads of the section ``rl``; TRL checks the rest.
 RL_NEEDS = (
     "beta",
@@ -146,6 +150,12 @@ class Evaluation:
     every: int = 0  # RL steps between two exact evaluations of a policy in training; 0 is none
     methods: tuple[str, ...] | None = None  # which methods are evaluated; None is all of them
 
+    @property
+    def asked(self) -> int:
+        """How many problems are sampled, over all data sets."""
+        limit = self.sampled
+        return sum(data.rows if limit is None else min(data.rows, limit) for data in self.data)
+
 
 @dataclass(frozen=True)
 class Compute:
@@ -183,6 +193,7 @@ class Profile:
     spec: str = field(
         default="", compare=False, repr=False
     )  # what load_profile reads it from again
+    published: bool = False  # reads the results that come with the companion, and writes none
 
     @property
     def evaluated(self) -> tuple[str, ...]:
@@ -215,27 +226,28 @@ class Profile:
 
     def flat(self) -> dict[str, Any]:
         """Every setting that the profile's files give as dotted key -> value, in their order."""
-        return dict(_flatten(self.settings))
+        return dict(flatten(self.settings))
 
 
 def digest(value: Any) -> str:
     """Hash (12 hex digits) of settings: canonical JSON, so that neither the order of keys, nor 0
     against 0.0, nor a dataclass's field at its default makes a difference."""
-    text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any) -> Any:
+    """Settings as JSON has them, the same for all ways to write them down."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            f.name: _canonical(getattr(value, f.name))
+            f.name: canonical(getattr(value, f.name))
             for f in dataclasses.fields(value)
             if getattr(value, f.name) != _default(f)
         }
     if isinstance(value, Mapping):
-        return {str(key): _canonical(inner) for key, inner in value.items()}
+        return {str(key): canonical(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_canonical(inner) for inner in value]
+        return [canonical(inner) for inner in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -252,17 +264,28 @@ def profile_names() -> list[str]:
     return sorted(p.stem for p in PROFILES.glob("*.yaml"))
 
 
-def load_profile(spec: str | Path) -> Profile:
+def published_specs() -> dict[str, str]:
+    """Name -> what :func:`load_profile` reads it from, of every profile with published results."""
+    folders = sorted(path.parent for path in paths.PUBLISHED.glob("*/profile.json"))
+    return {folder.name: str(read_json(folder / "profile.json")["spec"]) for folder in folders}
+
+
+def load_profile(spec: str | Path, results: str = "own") -> Profile:
     """Read a profile.
 
     Args:
         spec: its name, or the path of a user's own file (ending in .yaml); each may be followed by
             changed settings, as in "smoke+rl.beta=0.2+seeds=[1, 2]".
+        results: whose results its runs stand for: "own", which stages make, or "published", which
+            come with the companion and are only read.
 
     Raises:
         SageError: for an unknown profile, unreadable YAML, an unknown or missing key, a value of
-            the wrong type, or an unknown name or parameter of a guide, an anchor or a task.
+            the wrong type, an unknown name or parameter of a guide, an anchor or a task, or where
+            nothing is published.
     """
+    if results not in RESULTS:
+        raise SageError(f"results are {' or '.join(map(repr, RESULTS))}, not {results!r}")
     base, *changes = re.split(r"\+(?=[A-Za-z_][\w.-]*=)", str(spec))
     path = _find(base, Path.cwd())
     settings, sources = _read(path, ())
@@ -280,9 +303,41 @@ def load_profile(spec: str | Path) -> Profile:
     for change in changes:
         _change(settings, sources, change, path.name)
     name = "+".join([path.stem, *(_folder_name(change) for change in changes)])
+    published = results == "published"
+    if published and name not in (names := published_specs()):
+        raise SageError(
+            f'nothing is published for {name}: set results = "own" to train it, which is read '
+            f"then, or choose one of {', '.join(names)}"
+        )
     profile = _build(settings, path)
+    if published:
+        profile = _published_part(profile, paths.measured(name, published=True))
     again = "+".join([base if path.parent == PROFILES else str(path), *changes])
-    return dataclasses.replace(profile, name=name, sources=sources, settings=settings, spec=again)
+    return dataclasses.replace(
+        profile, name=name, sources=sources, settings=settings, spec=again, published=published
+    )
+
+
+def _published_part(profile: Profile, folder: Path) -> Profile:
+    """The profile with the methods and seeds of which something is published: a grid's runs are
+    published as they finish."""
+
+    def is_there(method: str, seed: int) -> bool:
+        parts = ("rl", "evaluation") if method in profile.evaluated else ("rl",)
+        return all((folder / part / f"{method}-s{seed}/record.json").is_file() for part in parts)
+
+    there = {
+        key: tuple(seed for seed in profile.seeds_of(key) if is_there(key, seed))
+        for key in profile.methods
+    }
+    if all(there[key] == profile.seeds_of(key) for key in there):
+        return profile
+    methods = {
+        key: dataclasses.replace(method, seeds=there[key])
+        for key, method in profile.methods.items()
+        if there[key]
+    }
+    return dataclasses.replace(profile, methods=methods)
 
 
 def _folder_name(change: str) -> str:
@@ -395,7 +450,7 @@ def _build(settings: dict[str, Any], path: Path) -> Profile:
     given = {
         k: v for k, v in settings.items() if v is not None or k not in ("sft", "rl", "compute")
     }
-    data = _fields(Profile, given, name, skip={"sources", "settings", "spec"})
+    data = _fields(Profile, given, name, skip={"sources", "settings", "spec", "published"})
     tasks = _defaults(data.get("task_defaults"), f"{name}: task_defaults", TASKS)
     guides = _defaults(data.get("guide_defaults"), f"{name}: guide_defaults", GUIDES)
     data["model"] = Model(**_fields(Model, data["model"], f"{name}: model"))
@@ -713,12 +768,13 @@ def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, st
             yield from _comments(value, f"{prefix}{key}.")
 
 
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested sections, in their order."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}{key}.")
+            yield from flatten(inner, f"{prefix}{key}.")
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         for i, inner in enumerate(value):
-            yield from _flatten(inner, f"{prefix}{i}.")
+            yield from flatten(inner, f"{prefix}{i}.")
     else:
         yield prefix.rstrip("."), value

@@ -61,7 +61,7 @@ def revision() -> str:
             "--untracked-files=no",
             "--",
             ".",
-            ":!data/measured",
+            ":!data/published",
             ":!figures",
         )
         return run("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")

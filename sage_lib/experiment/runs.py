@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,17 @@ from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, records
-from sage_lib.experiment.profile import BASE, BOOKKEEPING, ROLLOUTS, Data, Method, Profile, digest
+from sage_lib.experiment.profile import (
+    BASE,
+    BOOKKEEPING,
+    ROLLOUTS,
+    Data,
+    Method,
+    Profile,
+    canonical,
+    digest,
+    flatten,
+)
 from sage_lib.files import read_json, write_bytes, write_text
 
 #: Settings of RL that decide what its rollouts are.
@@ -59,6 +70,9 @@ class Run:
     method: str = BASE
     seed: int | None = None
     policy: Run | None = None  # whose model is measured, where it is another run's
+    published: bool = False  # ``measured`` came with the companion: it is read, never written
+    #: The settings behind ``fingerprint``, for records: a later difference can then be named.
+    made_from: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def record(self) -> Path:
@@ -97,8 +111,9 @@ class Run:
 
     @property
     def weights(self) -> str:
-        """Hash of the finished model's weights, "" while there is none."""
-        made = self.model.is_dir() and self.record.is_file()
+        """Hash of the finished model's weights, "" while there is none; published results come
+        without the model, and their record tells."""
+        made = (self.published or self.model.is_dir()) and self.record.is_file()
         return str(records.load(self.record)["weights"]) if made else ""
 
     def done(self) -> bool:
@@ -115,7 +130,8 @@ class Run:
     def finish(self, record: records.Record, **extra: Any) -> dict[str, Any]:
         """Write the record, and last of all the mark that makes the stage done; returns the
         record."""
-        written = record.finish(self.record, recipe=self.recipe, **extra)
+        more = {"recipe": self.recipe, "made_from": canonical(self.made_from), **extra}
+        written = record.finish(self.record, **more)
         write_text(self.build / "done", self.fingerprint)
         return written
 
@@ -129,7 +145,15 @@ class Run:
         return stamp.is_file() and stamp.read_text() == self.stamp
 
     def prepare(self) -> None:
-        """Make the folders; put aside what other settings left there, so that nothing is lost."""
+        """Make the folders; put aside what other settings left there, so that nothing is lost.
+
+        SageError for a published run: a stage never writes there.
+        """
+        if self.published:
+            raise SageError(
+                f"{self.place} is published with the companion, and nothing is trained over it: "
+                'load the profile with results = "own"'
+            )
         if self.build.is_dir() and not self.is_prepared():
             put_aside(self.build)
         self.build.mkdir(parents=True, exist_ok=True)
@@ -165,7 +189,9 @@ def _run(
         stage=stage,
         name=name,
         build=paths.build(profile.name) / folder,
-        measured=paths.measured(profile.name) / folder,
+        measured=paths.measured(profile.name, profile.published) / folder,
+        published=profile.published,
+        made_from=made_from,
         **{"fingerprint": fingerprint, "stamp": fingerprint, "recipe": recipe, **more},
     )
 
@@ -314,7 +340,7 @@ def trace_run(profile: Profile) -> Run:
     made_from = {
         "policy": (policy.fingerprint, policy.weights),
         "data": [(data.label, _content(data)) for data in settings.data],
-        "problems": settings.traced,
+        "problems": (settings.traced, settings.sampled),
         "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
         "guides": guides,
         "entropies": [_entropy_digest(profile, guide) for guide in guides],
@@ -354,3 +380,71 @@ def evaluations(profile: Profile) -> list[tuple[str, int | None, Run, Run]]:
     evaluated."""
     chosen = [p for p in policy_runs(profile) if p.method in (BASE, *profile.evaluated)]
     return [(p.method, p.seed, evaluation_run(profile, p), p) for p in chosen]
+
+
+def every_run(profile: Profile) -> list[Run]:
+    """Every run that the notebooks ask for, in the order in which they build on each other."""
+    found = [sft_run(profile)]
+    if profile.rl:
+        found += [entropy_run(profile), *(run for _, _, run in rl_runs(profile))]
+        found.append(trace_run(profile))
+        if "countdown" in profile.tasks:
+            found.append(effects_run(profile))
+    return [*found, *(run for _, _, run, _ in evaluations(profile))]
+
+
+# --- published results ----------------------------------------------------------------------------
+
+
+def command(profile: Profile, run: Run | None = None) -> str:
+    """What to type to make a run of a profile, or without one everything, again."""
+    spec = shlex.quote(profile.spec)
+    if run is None:
+        return f"sage-companion reproduce --profile {spec}"
+    return f"sage-companion stage {run.stage} --profile {spec} --run {run.name}"
+
+
+def published_command(profile: Profile) -> str:
+    """What was typed to make the published results of a profile."""
+    return str(read_json(paths.measured(profile.name, published=True) / "profile.json")["command"])
+
+
+def published_record(profile: Profile, run: Run) -> dict[str, Any]:
+    """The record of a published run; SageError where there is none, or where it was made from other
+    settings than the profile has today."""
+    if not run.record.is_file():
+        raise SageError(
+            f"{run.place} is not among the published results of {profile.name}: set results = "
+            f'"own" to make it, as {command(profile, run)} does'
+        )
+    record = records.load(run.record)
+    # The settings alone: runs of one grid may come from machines whose bases differ in rounding.
+    same = record["recipe"] == run.recipe if "recipe" in record else False
+    if not same and record["fingerprint"] != run.fingerprint:
+        raise SageError(
+            f"the published results of {profile.name} are not those of its settings "
+            f"({run.place}: {_changed(record, run)}): {command(profile)} makes them again, and "
+            'sage-companion publish puts them in place; or set results = "own"'
+        )
+    return record
+
+
+def _changed(record: Mapping[str, Any], run: Run) -> str:
+    """In words, what a run is made from today and was not when its record was written."""
+    if "made_from" not in record:
+        return "its record is too old to tell what has changed"
+    then = dict(flatten(record["made_from"]))
+    now = dict(flatten(canonical(run.made_from)))
+    names = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    # Another base changes all that is made from it: it is named where nothing else is.
+    own = [key for key in names if key != "policy"] or names
+    words = [f"{key} was {then.get(key)} and is {now.get(key)}" for key in own]
+    short = [word if len(word) < 80 else key for word, key in zip(words, own, strict=True)]
+    return "; ".join(short[:3]) + (f"; and {len(short) - 3} more" if len(short) > 3 else "")
+
+
+def require_current(profile: Profile) -> None:
+    """SageError where published results were made from other settings than today's."""
+    for run in every_run(profile):
+        if run.record.is_file():
+            published_record(profile, run)

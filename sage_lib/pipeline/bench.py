@@ -2,7 +2,7 @@
 
     sage-companion bench guides          (all of them: make bench)
 
-Each writes data/measured/benchmarks/NAME.csv and, beside it, a record of machine, revision and
+Each writes data/published/benchmarks/NAME.csv and, beside it, a record of machine, revision and
 versions. Compare ratios, never seconds of two runs: what is compared takes turns in one process.
 """
 
@@ -378,7 +378,7 @@ def _measured() -> Iterator[Pair]:
     from sage_lib.report import measured
     from sage_lib.tasks.verifier import last_answer
 
-    for row in measured.samples(load_profile("smoke"), "base"):
+    for row in measured.samples(load_profile("smoke", "published"), "base"):
         gold, _, _ = row["problem"].partition("<")
         for text in row["completions"]:
             yield gold, last_answer(text)

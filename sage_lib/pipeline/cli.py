@@ -5,6 +5,9 @@ sage-companion stage rl --profile laptop    one stage; what is finished is kept
 sage-companion grid countdown --dry-run     all runs of a grid, some at a time; resumable
 sage-companion dry-run --profile paper      settings, data, plan, memory; trains nothing
 sage-companion bench verifier               measure a benchmark again
+sage-companion figures                      draw all published figures and tables again
+sage-companion compare --profile smoke      own results beside the published ones
+sage-companion publish --profile smoke      put own results in the place of the published ones
 """
 
 import argparse
@@ -12,7 +15,7 @@ import sys
 
 import sage_lib
 from sage_lib.errors import SageError
-from sage_lib.pipeline import bench, grid, reproduce, stages
+from sage_lib.pipeline import bench, compare, draw, grid, publish, reproduce, stages
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -42,6 +45,14 @@ def main(argv: list[str] | None = None) -> None:
     benching = commands.add_parser("bench", help="measure a benchmark again")
     bench.add_arguments(benching)
     benching.set_defaults(do=bench.do)
+    drawing = commands.add_parser("figures", help="draw all published figures and tables again")
+    drawing.set_defaults(do=draw.do)
+    comparing = commands.add_parser("compare", help="own results beside the published ones")
+    stages.add_profile(comparing)
+    comparing.set_defaults(do=compare.do)
+    publishing = commands.add_parser("publish", help="put own results among the published ones")
+    publish.add_arguments(publishing)
+    publishing.set_defaults(do=publish.do)
     options = parser.parse_args(argv)
     try:
         options.do(options)

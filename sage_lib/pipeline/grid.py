@@ -100,14 +100,15 @@ def tasks(grid: Grid, blocks: Sequence[str], seeds: Sequence[int]) -> list[Task]
     return list({task.key: task for task in found}.values())
 
 
-def is_published(grid: Grid, task: Task) -> bool:
+def is_published(task: Task) -> bool:
     """Whether results of these very settings are committed, from whichever machine."""
     run = task.run()
-    record = paths.published(grid.name) / task.profile.name / run.place / run.record.name
+    folder = paths.measured(task.profile.name, published=True)
+    record = folder / run.place / run.record.name
     return record.is_file() and records.load(record).get("recipe") == run.recipe
 
 
-def without_published(grid: Grid, every: list[Task]) -> list[Task]:
+def without_published(every: list[Task]) -> list[Task]:
     """The tasks whose results are not published, and those that they need."""
     wanted: set[tuple] = set()
 
@@ -117,7 +118,7 @@ def without_published(grid: Grid, every: list[Task]) -> list[Task]:
             want(need)
 
     for task in every:
-        if task.stage in ("rl", "evaluate") and not is_published(grid, task):
+        if task.stage in ("rl", "evaluate") and not is_published(task):
             want(task)
     return [task for task in every if task.key in wanted]
 
@@ -380,7 +381,7 @@ def listed(grid: Grid, every: list[Task]) -> pd.DataFrame:
         if task.key in runner.done:
             seconds = f"{records.load(run.record)['seconds']:.0f}"
             state = records.collapse(run.record) or "done"
-        elif is_published(grid, task):
+        elif is_published(task):
             state = "published"
         elif is_locked(run.lock):
             state = "running"
@@ -420,7 +421,7 @@ def do(options: argparse.Namespace) -> None:
         ]
         grid = replace(grid, blocks=tuple(blocks))
     every = tasks(grid, options.only, options.seeds)
-    chosen = without_published(grid, every)
+    chosen = without_published(every)
     executor: Executor = Processes()
     if options.dry_run:
         print(plan.text(listed(grid, every)))

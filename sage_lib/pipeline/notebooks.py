@@ -1,12 +1,12 @@
 """The notebooks, as they say of themselves: what each is about and what it makes.
 
 A notebook's own metadata holds it, under "sage": "about" (a line), "figures" and "measured" (what
-it leaves in figures/<profile> and data/measured/<profile>; "training_{family}" stands for a figure
-of every family of methods), and where there is need "theory" (with figures that depend on no
-profile), by the name of a task what it makes only where a profile evaluates that task, and "needs"
-(names of :data:`NEEDS`: a profile without it leaves the notebook out).
+it leaves in the folders that paths.figures and paths.measured name; "training_{family}" stands for
+a figure of every family of methods), and where there is need "theory" (with figures that depend on
+no profile), by the name of a task what it makes only where a profile evaluates that task, and
+"needs" (names of :data:`NEEDS`: a profile without it leaves the notebook out).
 
-    python -m sage_lib.pipeline.notebooks       writes the README's table anew
+    python -m sage_lib.pipeline.notebooks       writes the README's generated parts anew
 """
 
 import ast
@@ -17,8 +17,10 @@ from typing import Any
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.files import write_text
+from sage_lib.report import verdict
+from sage_lib.report.front_tables import front_methods
 from sage_lib.report.measured import families
 from sage_lib.tasks.table import TASKS
 
@@ -26,11 +28,15 @@ from sage_lib.tasks.table import TASKS
 NEEDS: dict[str, Callable[[Profile], bool]] = {
     "rl": lambda profile: bool(profile.rl) and profile.rl_data is not None,
     "ood": lambda profile: any(data.ood for data in profile.evaluation.data),
+    "front": lambda profile: "countdown" in profile.tasks and len(front_methods(profile)) > 1,
 }
 #: The part of the metadata whose figures are drawn once, in figures/theory.
 THEORY = "theory"
-#: Where the README's table of notebooks begins and ends.
-BEGIN, END = "<!-- notebooks: begin -->", "<!-- notebooks: end -->"
+#: Where the README's generated parts begin and end.
+RESULT = ("<!-- result: begin -->", "<!-- result: end -->")
+TABLE = ("<!-- notebooks: begin -->", "<!-- notebooks: end -->")
+#: The profile whose published results the README opens with.
+EVIDENCE = "countdown"
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,14 @@ class Notebook:
     def artefacts(self, profile: Profile) -> list[Path]:
         """The files that must be there after it ran for this profile."""
         made, theory = self.made(profile), self.by_part.get(THEORY, Makes())
-        drawn = [paths.figures(profile.name) / name for name in made.figures]
-        drawn += [paths.figures(THEORY) / name for name in theory.figures]
+        published = profile.published
+        drawn = [paths.figures(profile.name, published) / name for name in made.figures]
+        drawn += [paths.figures(THEORY, published) / name for name in theory.figures]
         figures = [
             path.with_name(f"{path.name}{end}") for path in drawn for end in (".pdf", ".png")
         ]
-        return [*figures, *(paths.measured(profile.name) / name for name in made.measured)]
+        measured = paths.measured(profile.name, published)
+        return [*figures, *(measured / name for name in made.measured)]
 
     def lacks(self, profile: Profile) -> str | None:
         """What the notebook needs and this profile does not have; None where it has all."""
@@ -148,16 +156,23 @@ def readme_table() -> str:
     return "\n".join(lines)
 
 
-def with_table(readme: str) -> str:
-    """A README's text with the table as it should be."""
-    if BEGIN not in readme or END not in readme:
-        raise SageError(
-            f"README.md lacks the lines {BEGIN} and {END} around its table of notebooks"
-        )
-    before, after = readme.split(BEGIN)[0], readme.split(END)[1]
-    return f"{before}{BEGIN}\n{readme_table()}\n{END}{after}"
+def readme_result() -> str:
+    """The README's opening: the published front, and what it says, in Markdown."""
+    profile = load_profile(EVIDENCE, "published")
+    picture = f"![GRPO's front over beta](figures/{EVIDENCE}/front.png)"
+    return "\n".join([picture, "", *(f"- {line}" for line in verdict.summary(profile))])
+
+
+def with_parts(readme: str) -> str:
+    """A README's text with its generated parts as they should be."""
+    for (begin, end), made in {RESULT: readme_result, TABLE: readme_table}.items():
+        if begin not in readme or end not in readme:
+            raise SageError(f"README.md lacks the lines {begin} and {end} around a generated part")
+        before, after = readme.split(begin)[0], readme.split(end)[1]
+        readme = f"{before}{begin}\n{made()}\n{end}{after}"
+    return readme
 
 
 if __name__ == "__main__":
     file = paths.ROOT / "README.md"
-    write_text(file, with_table(file.read_text()))
+    write_text(file, with_parts(file.read_text()))

@@ -77,8 +77,7 @@ def planned_runs(profile: Profile) -> pd.DataFrame:
     """Every run of every stage with its size: columns stage, run, size."""
     sizes = {"sft": _sft_size(profile), "rl": _rl_size(profile)}
     evaluation = profile.evaluation
-    held_out = sum(data.rows for data in evaluation.data)
-    sizes["evaluate"] = f"{held_out} problems x {evaluation.samples} samples"
+    sizes["evaluate"] = f"{evaluation.asked} problems x {evaluation.samples} samples"
     for name in ("entropies", "trace"):
         sizes[name] = f"{evaluation.traced} problems x 8 completions"
     rows = [
@@ -170,18 +169,25 @@ def notebook_map(profile: Profile) -> pd.DataFrame:
 
 def measured_times(profile: Profile) -> pd.DataFrame:
     """Seconds and peak memory (GB) of every run that was done, and whether it collapsed: columns
-    stage, run, seconds, peak GB, processor, cores, finished, collapsed."""
+    stage, run, seconds, exact problems, exact seconds, peak GB, processor, cores, finished,
+    collapsed.
+
+    The exact columns are of evaluations: how many problems have exact probabilities, and which part
+    of the seconds these took.
+    """
     rows: list[tuple] = []
     for stage in stages.STAGES.values():
         for run in stage.runs(profile):
             if not run.record.is_file():
-                rows.append((stage.name, run.name, float("nan"), float("nan"), "-", "-", "-", "-"))
+                rows.append((stage.name, run.name, *[float("nan")] * 4, *["-"] * 4))
                 continue
             record = records.load(run.record)
-            machine = record["machine"]
-            costs = (record["seconds"], record["peak_memory_gb"])
+            machine, exact = record["machine"], record.get("exact") or {}
+            parts = (exact.get(name, float("nan")) for name in ("problems", "seconds"))
+            spent = (record["seconds"], *parts, record["peak_memory_gb"])
             where = (machine["processor"], machine["cores"], record["finished"])
             collapsed = records.collapse(run.record) or "-"
-            rows.append((stage.name, run.name, *costs, *where, collapsed))
-    columns = ["seconds", "peak GB", "processor", "cores", "finished", "collapsed"]
-    return pd.DataFrame(rows, columns=["stage", "run", *columns])
+            rows.append((stage.name, run.name, *spent, *where, collapsed))
+    costs = ["seconds", "exact problems", "exact seconds", "peak GB"]
+    columns = ["stage", "run", *costs, "processor", "cores", "finished", "collapsed"]
+    return pd.DataFrame(rows, columns=columns)

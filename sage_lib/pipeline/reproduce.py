@@ -16,14 +16,17 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import put_aside
-from sage_lib.files import is_locked
-from sage_lib.pipeline import notebooks, plan, stages
+from sage_lib.files import is_locked, write_text
+from sage_lib.pipeline import compare, notebooks, plan, stages
 from sage_lib.pipeline.notebooks import Notebook
 
 #: The kernel of the interpreter that runs this: ipykernel brings it, and jupyter_client starts it
 #: with this very Python.
 KERNEL = "python3"
 
+
+#: nbconvert's page hides what of a line of code is wider than the window, and prints it cut.
+WRAPPED = "<style>.jp-InputArea-editor pre {white-space: pre-wrap; overflow-wrap: anywhere}</style>"
 
 #: State of a notebook that needs what the profile does not have.
 LEFT_OUT = "left out"
@@ -77,6 +80,16 @@ def run_notebook(path: Path, output: Path, parameters: dict[str, object]) -> flo
     return time.perf_counter() - started
 
 
+def write_page(executed: Path) -> Path:
+    """An executed notebook as a page to read without Jupyter, beside it; long lines wrap."""
+    from nbconvert import HTMLExporter
+
+    text, _ = HTMLExporter().from_filename(str(executed))
+    page = executed.with_suffix(".html")
+    write_text(page, text.replace("</head>", f"{WRAPPED}</head>", 1))
+    return page
+
+
 def _select(only: list[str] | None) -> list[Notebook]:
     every = notebooks.found()
     known = {notebook.number: notebook for notebook in every}
@@ -104,8 +117,8 @@ def _start_afresh(profile: Profile) -> None:
 
 
 def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = False) -> bool:
-    """Run the notebooks and print the closing table; True when all are ok. Stops at the first that
-    fails."""
+    """Run the notebooks, print the closing table, and where something is published the comparison
+    with it; True when all are ok. Stops at the first that fails."""
     chosen = _select(only)
     stages.check_machine(profile)
     if not resume and not only:
@@ -125,18 +138,24 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)
     outcomes += [Outcome(notebook.name) for notebook in chosen[len(outcomes) :]]
     _print_closing_table(outcomes, ok)
+    if ok:
+        try:
+            compare.show(profile)
+        except SageError as error:  # there is nothing to compare with
+            print(f"\n{error}", flush=True)
     return ok
 
 
 def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     output = paths.build(profile.name) / "notebooks" / f"{notebook.name}.ipynb"
     started, wall = time.perf_counter(), time.time()
-    given: dict[str, object] = {}
-    if "profile" in notebooks.parameters(notebook.path):
-        given["profile"] = profile.spec
+    parameters = notebooks.parameters(notebook.path)
+    words = {"profile": profile.spec, "results": "own"}
+    given: dict[str, object] = {name: value for name, value in words.items() if name in parameters}
     state = "ok"
     try:
         run_notebook(notebook.path, output, given)
+        write_page(output)
         for file in notebook.artefacts(profile):
             drawn = file.suffix in (".pdf", ".png")
             if not file.is_file() or (drawn and file.stat().st_mtime < wall):

@@ -3,6 +3,7 @@
 Plain transformers, without the trainers' libraries: what samples and scores needs no more.
 """
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -62,3 +63,28 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
         prompts.messages(question), add_generation_prompt=True, return_dict=True
     )
     return list(encoded["input_ids"])
+
+
+def weights_hash(folder: Path) -> str:
+    """Hash (12 hex digits) of a saved model's weights: its identity in records, and as RL's
+    reference."""
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def weights_mark(model: torch.nn.Module, kept: int = 1024) -> str:
+    """Hash (12 hex digits) that tells a loaded model's weights from others, in a moment.
+
+    Of every parameter and buffer: name, shape, dtype, and the very bytes of some ``kept`` of its
+    values, evenly spread. A step of training changes these.
+    """
+    found = hashlib.sha256()
+    for name, values in model.state_dict().items():
+        found.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+        flat = values.detach().flatten()
+        if flat.numel() and not flat.is_meta:
+            some = flat[:: max(1, flat.numel() // kept)].contiguous()
+            found.update(some.view(torch.uint8).cpu().numpy().tobytes())
+    return found.hexdigest()[:12]

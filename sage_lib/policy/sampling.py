@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from sage_lib.errors import SageError
+from sage_lib.experiment.profile import digest
 from sage_lib.files import append_line, read_lines
 from sage_lib.policy import loading
 from sage_lib.tasks.problem import Problem, plain
@@ -89,9 +90,43 @@ class Sample:
 #: A sample to draw: (place of the problem in the list, number of the sample among the problem's).
 Wanted = tuple[int, int]
 #: Draws a batch: of each sample its token ids without the end token, and whether there was one.
-Engine = Callable[[Sequence[Wanted]], list[tuple[list[int], bool]]]
+Draw = Callable[[Sequence[Wanted]], list[tuple[list[int], bool]]]
 #: The token ids of the prompt that asks a question.
 Encode = Callable[[PreTrainedTokenizerBase, str], list[int]]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What draws samples: of a list of problems, with the settings that it was made for."""
+
+    draw: Draw
+    #: Of each problem a fingerprint of all that makes its samples: prompt, weights, settings, and
+    #: what draws. Not how many are drawn: a sample is the same among 8 and among 256.
+    made_from: tuple[str, ...]
+
+
+def _made_from(
+    name: str,
+    weights: str,
+    prompts: Sequence[list[int]],
+    settings: SamplingSettings,
+    ends: int | list[int],
+    **more: Any,
+) -> tuple[str, ...]:
+    """The fingerprints of :class:`Engine`."""
+    common = {
+        "engine": name,
+        "weights": weights,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "min_p": settings.min_p or 0.0,
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+        "ends": ends,
+        **more,
+    }
+    return tuple(digest([common, prompt]) for prompt in prompts)
 
 
 def as_written(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
@@ -103,8 +138,7 @@ def as_written(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
 def sample_seed(seed: int, problem: Problem, number: int) -> int:
     """Seed of one sample's stream: a function of the setting, the problem and the number alone."""
     name = f"{seed}/{problem.dataset}/{problem.id}/{number}"
-    digest = hashlib.sha256(name.encode()).digest()
-    return int.from_bytes(digest[:6], "big")
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
 # -- which tokens are possible, and which one is drawn ---------------------------------------------
@@ -193,7 +227,8 @@ def transformers_engine(
         )
         return _until_end(out[:, start:], ends)
 
-    return draw
+    weights = loading.weights_mark(model)
+    return Engine(draw, _made_from("transformers", weights, prompts, settings, ends))
 
 
 def _generation_config(
@@ -286,7 +321,8 @@ def vllm_engine(
             found.append((ids, finished))
         return found
 
-    return draw
+    weights, keywords = loading.weights_hash(folder), settings.vllm or {}
+    return Engine(draw, _made_from("vllm", weights, prompts, settings, end, vllm=keywords))
 
 
 # -- samples in files ------------------------------------------------------------------------------
@@ -310,7 +346,7 @@ def _batches(wanted: Sequence[Wanted], size: int) -> list[Sequence[Wanted]]:
 
 
 def sample(
-    draw: Engine,
+    engine: Engine,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem | str],
     settings: SamplingSettings,
@@ -323,18 +359,22 @@ def sample(
     """Draw this process's part of ``settings.samples`` completions a problem into ``path``.
 
     Each is a row {"dataset", "problem", "number", "completion": text, "ids": token ids without the
-    end token, "tokens": int, "finished": bool}; ``tokens`` counts the end token, ``finished`` is
-    False where the length limit cut a completion. What is in ``path`` or in the files ``beside`` it
-    already is kept and not drawn again.
+    end token, "tokens": int, "finished": bool, "made_from": fingerprint}; ``tokens`` counts the end
+    token, ``finished`` is False where the length limit cut a completion. What is in ``path`` or in
+    the files ``beside`` it already is kept and not drawn again, if it was made from the same.
 
     Args:
-        draw: an engine made for the same ``problems`` and ``settings``.
+        engine: made for the same ``problems`` and ``settings``.
         progress: called after each batch with (samples done, samples in all, tokens per second of
             this call).
+
+    Raises:
+        SageError: for files that hold other samples: of another temperature, seed, model or prompt,
+            or of problems that are not asked for.
     """
     asked = plain(problems)
     read_lines(path, repair=True)
-    known = read_samples([path, *beside], asked, settings.samples)
+    known = read_samples([path, *beside], asked, settings.samples, engine.made_from)
     parts = partition(len(asked), settings.samples, settings.batch_size, processes)
     mine = parts[process]
     waiting = []
@@ -344,16 +384,16 @@ def sample(
             waiting.append((place, number))
     done, tokens, started = len(mine) - len(waiting), 0, time.perf_counter()
     for batch in _batches(waiting, settings.batch_size):
-        for (place, number), (ids, finished) in zip(batch, draw(batch), strict=True):
+        for (place, number), (ids, finished) in zip(batch, engine.draw(batch), strict=True):
             text = tokenizer.decode(ids, skip_special_tokens=True)
             drawn = Sample(ids, text, finished)
-            append_line(path, _row(asked[place], number, drawn))
+            append_line(path, _row(asked[place], number, drawn, engine.made_from[place]))
             tokens += drawn.tokens
         done += len(batch)
         progress(done, len(mine), tokens / (time.perf_counter() - started))
 
 
-def _row(problem: Problem, number: int, drawn: Sample) -> dict[str, Any]:
+def _row(problem: Problem, number: int, drawn: Sample, made_from: str) -> dict[str, Any]:
     return {
         "dataset": problem.dataset,
         "problem": problem.id,
@@ -362,29 +402,38 @@ def _row(problem: Problem, number: int, drawn: Sample) -> dict[str, Any]:
         "ids": drawn.ids,
         "tokens": drawn.tokens,
         "finished": drawn.finished,
+        "made_from": made_from,
     }
 
 
 def read_samples(
-    paths: Sequence[Path], problems: Sequence[Problem | str], samples: int
+    paths: Sequence[Path],
+    problems: Sequence[Problem | str],
+    samples: int,
+    made_from: Sequence[str] | None = None,
 ) -> dict[tuple[str, str], dict[int, Sample]]:
     """What is there already: (data set, problem) -> number of the sample -> the sample.
 
-    Every problem has an entry, in the order of ``problems``.
+    Every problem has an entry, in the order of ``problems``. With ``made_from``, as an engine has
+    it, samples must have been made from the same; without, all samples of a problem from one.
 
     Raises:
         SageError: for a file of another format, or one that holds a sample that these settings do
-            not ask for.
+            not ask for, or that was made from something else.
     """
     known: dict[tuple[str, str], dict[int, Sample]] = {}
-    for problem in plain(problems):
+    expected: dict[tuple[str, str], str] = {}
+    for place, problem in enumerate(plain(problems)):
         known[problem.dataset, problem.id] = {}
+        if made_from is not None:
+            expected[problem.dataset, problem.id] = made_from[place]
     for path in paths:
         file = f"{path.parent.name}/{path.name}"
         for row in read_lines(path):
             try:
                 dataset, problem_id, number = row["dataset"], row["problem"], row["number"]
                 drawn = Sample(row["ids"], row["completion"], row["finished"])
+                mark = row["made_from"]
             except KeyError as error:
                 raise SageError(
                     f"{file} holds a row without {error}: it was written by something else; "
@@ -394,6 +443,12 @@ def read_samples(
                 raise SageError(
                     f"{file} holds sample {number} of {dataset}/{problem_id}, which these settings "
                     "do not ask for: it belongs to another configuration; move it away"
+                )
+            if mark != expected.setdefault((dataset, problem_id), mark):
+                raise SageError(
+                    f"{file} holds samples of {dataset}/{problem_id} that were drawn otherwise: "
+                    "with another temperature, truncation, length limit, seed, engine, model or "
+                    "prompt; move the file away, or draw into another one"
                 )
             known[dataset, problem_id][number] = drawn
     return known

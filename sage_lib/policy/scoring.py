@@ -39,6 +39,8 @@ COLUMNS = (
 )
 #: Logits that are held at a time (samples x tokens x vocabulary); a sample is never split.
 LOGITS = 100_000_000
+#: Conversations at a time, the longest of them first: of about one length, so that few are padded.
+TOGETHER = 64
 
 
 class Signals(NamedTuple):
@@ -148,13 +150,17 @@ def valid_probabilities(
             rows.append((problem.dataset, problem.id, way, number))
             whole = _conversation(tokenizer, problem.question, working, answer)
             turns.append((len(prompt), whole))
-    longest = max((len(ids) for _, ids in turns), default=1)
-    at_a_time = max(1, LOGITS // 4 // (longest * model.config.vocab_size))
-    logps: list[float] = []
+    by_length = sorted(range(len(turns)), key=lambda place: -len(turns[place][1]))
+    longest = len(turns[by_length[0]][1]) if turns else 1
+    at_a_time = min(TOGETHER, max(1, LOGITS // (longest * model.config.vocab_size)))
+    logps: dict[int, float] = {}
     for start in range(0, len(turns), at_a_time):
-        logps += _completion_logps(model, turns[start : start + at_a_time], tokenizer.pad_token_id)
-    found = [(*row, logp) for row, logp in zip(rows, logps, strict=True)]
-    return pd.DataFrame(found, columns=["dataset", "problem", "way", "completion", "logp"])
+        places = by_length[start : start + at_a_time]
+        batch = [turns[place] for place in places]
+        found = _completion_logps(model, batch, tokenizer.pad_token_id)
+        logps |= dict(zip(places, found, strict=True))
+    table = [(*row, logps[place]) for place, row in enumerate(rows)]
+    return pd.DataFrame(table, columns=["dataset", "problem", "way", "completion", "logp"])
 
 
 def _completion_logps(

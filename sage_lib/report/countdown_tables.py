@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from sage_lib.errors import SageError
-from sage_lib.evaluation import counts, metrics
+from sage_lib.evaluation import metrics
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import result_tables
@@ -157,26 +157,3 @@ def _both_ways(table: pd.DataFrame, epsilon: float) -> float:
     inside = both.assign(inside=both["p"] > epsilon)
     by_way = inside.groupby(["problem", "way"])["inside"].any()
     return by_way.groupby("problem").all().mean()
-
-
-def sampled_against_exact(profile: Profile) -> pd.DataFrame:
-    """The share of valid work among a policy's samples against its exact probability.
-
-    Over all problems of the task. Columns method, run, exact, sampled, z (their difference in
-    standard errors, given the problems). The two agree where samples come from the very
-    distribution: temperature 1, nothing cut off.
-    """
-    require_countdown(profile)
-    rows = []
-    for method, _, run, policy in runs.evaluations(profile):
-        completions = table_of(profile, run, "support.csv")
-        completions["p"] = np.exp(completions["logp"])
-        exact = completions.groupby(PROBLEM)["p"].sum()
-        sampled = counts.read(run.measured / "counts.csv").set_index(PROBLEM)
-        found = sampled.join(exact, how="inner")
-        n, p = found["n"], found["p"]
-        samples, expected = n.sum(), (n * p).sum()
-        valid = (found["valid_common"] + found["valid_rare"]).sum()
-        z = (valid - expected) / np.sqrt((n * p * (1 - p)).sum())
-        rows.append((method, policy.name, expected / samples, valid / samples, z))
-    return pd.DataFrame(rows, columns=["method", "run", "exact", "sampled", "z"])

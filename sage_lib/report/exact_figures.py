@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables
 from sage_lib.report.panels import lines_of, panel_rows, seeds
-from sage_lib.report.style import STYLE, band, count
+from sage_lib.report.style import NARROW, STYLE, band, count, sentence
 
 #: k of the curves.
 KS = tuple(2**n for n in range(11))
@@ -33,6 +33,7 @@ def exact_pass_at_k(profile: Profile) -> Figure:
                     if len(by_run) > 1:
                         band(axis, KS, np.min(by_run, axis=0), np.max(by_run, axis=0), **chosen)
                 axis.set_xscale("log", base=2)
+                axis.set_xticks(KS[::2], [str(k) for k in KS[::2]])
                 problems = count(of_set["problem"].nunique(), "problem")
                 axis.set(xlabel="k", ylim=(-0.02, 1.02), title=f"{dataset}\n{problems}")
             axes.flat[0].set_ylabel("exact pass@k")
@@ -43,9 +44,14 @@ def exact_pass_at_k(profile: Profile) -> Figure:
 def exact_training(profile: Profile) -> Figure:
     """Exact pass@1, pass@256 and the rare way's mass along training, means over data sets.
 
-    Thick lines are means over seeds, thin ones each seed.
+    Thick lines are means over seeds, thin ones each seed. A sentence where nothing was logged.
     """
     found = exact_tables.along_training(profile)
+    if found.empty:
+        with plt.rc_context(STYLE):
+            figure, axis = plt.subplots(figsize=(NARROW, 2.1))
+            sentence(axis, f"{profile.name}: no exact evaluation\nalong training")
+        return figure
     panels = {
         "pass@1": "exact pass@1",
         "pass@256": "exact pass@256",

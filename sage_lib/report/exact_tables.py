@@ -23,16 +23,19 @@ KS = (1, 8, 64, 256, 1024)
 EXACT = ["method", "run", "dataset", *(f"pass@{k}" for k in KS), "common", "rare", "problems"]
 
 
-def probabilities(profile: Profile, ood: bool = False) -> pd.DataFrame:
+def probabilities(profile: Profile, ood: bool | None = False) -> pd.DataFrame:
     """Probability that one sample is valid, of every problem under every evaluated policy.
 
-    Columns method, seed (None for the base), run, dataset, problem, valid, common and rare (the
-    mass of either way).
+    Of the data of Table 1, with ``ood`` of those outside it, with None of both. Columns method,
+    seed (None for the base), run, dataset, problem, valid, common and rare (the mass of either
+    way).
     """
     require_countdown(profile)
     frames = []
     for method, seed, run, policy in runs.evaluations(profile):
-        table = of_sets(table_of(profile, run, "support.csv"), profile, ood)
+        table = table_of(profile, run, "support.csv")
+        if ood is not None:
+            table = of_sets(table, profile, ood)
         mass = table.assign(p=np.exp(table["logp"])).groupby([*PROBLEM, "way"], sort=False)["p"]
         by_way = mass.sum().unstack("way", fill_value=0.0).reindex(columns=["L", "R"], fill_value=0)
         by_way = by_way.rename(columns={"L": "common", "R": "rare"}).reset_index()
@@ -70,7 +73,7 @@ def exact(profile: Profile, ood: bool = False) -> pd.DataFrame:
 def evaluated(profile: Profile) -> set[str]:
     """Keys of the methods with an exact evaluation, "base" among them."""
     found = runs.evaluations(profile)
-    return {method for method, _, run, _ in found if (run.measured / "support.csv").is_file()}
+    return {method for method, _, run, _ in found if run.record.is_file()}
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ def along_training(profile: Profile) -> pd.DataFrame:
     the profile asks for none.
     """
     frames = []
-    for method, seed, run in runs.rl_runs(profile):
+    logged = runs.rl_runs(profile) if profile.evaluation.every else []
+    for method, seed, run in logged:
         rows = read_lines(run.measured / "exact.jsonl")
         if rows:
             means = pd.DataFrame(rows).drop(columns=["dataset", "problems"]).groupby("step").mean()
@@ -117,11 +121,12 @@ def along_training(profile: Profile) -> pd.DataFrame:
 def checked_by_samples(profile: Profile) -> pd.DataFrame:
     """Valid work among a policy's samples against its exact probability, by data set.
 
+    On the problems that are sampled, a part of those that are exact; data outside Table 1 last.
     Columns method, run, dataset, problems, samples, exact, sampled, z (their difference in standard
     errors, given the problems). Samples come from the very distribution where the temperature is 1
     and nothing is cut off: then |z| stays below about 3.
     """
-    found = probabilities(profile).set_index(["run", *PROBLEM])["valid"]
+    found = probabilities(profile, ood=None).set_index(["run", *PROBLEM])["valid"]
     rows = []
     for method, _, run, policy in runs.evaluations(profile):
         sampled = counts.read(run.measured / "counts.csv").set_index(PROBLEM)

@@ -32,9 +32,9 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     fronts = {anchor: keys for anchor, keys in fronts.items() if len(keys) > 1}
     on_front = {key for keys in fronts.values() for key in keys}
     if methods is None:
-        methods = [key for key in table.index if key not in on_front]
+        methods = [key for key in table.index if key not in on_front and _is_arm(profile, key)]
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(WIDE, 4.6))
+        figure, axis = plt.subplots(figsize=(WIDE, 3.6 + 0.09 * len(methods)))
         for anchor, keys in fronts.items():
             _draw_front(axis, profile, anchor, [exact[key] for key in keys])
         for key in methods:
@@ -46,10 +46,14 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
                 **points(look(key)),
             )
         axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
-        axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7)
+        figure.legend(loc="outside lower center", ncols=2)
         problems = count(int(table["problems"].iloc[0]), "problem")
         axis.set_title(f"{profile.name}: {problems}, no sampling; thin lines: single seeds")
     return figure
+
+
+def _is_arm(profile: Profile, method: str) -> bool:
+    return method == BASE or profile.methods[method].family != front_tables.TRIED
 
 
 def _seeds_of(row: pd.Series) -> str:

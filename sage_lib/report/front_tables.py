@@ -23,6 +23,8 @@ from sage_lib.report.result_tables import DIFFERENCES, common_seeds, difference_
 
 #: The two axes of the front.
 AXES = (1, 256)
+#: The family of methods that were tried to choose a setting: they are no arms of a comparison.
+TRIED = "choice"
 #: Points between two neighbours of the front that are tried.
 FINENESS = 50
 POINTS = ["method", "beta", "anchor", "guide", "seeds", "problems"]
@@ -111,7 +113,7 @@ def outside(profile: Profile, anchor: str = "k3") -> pd.DataFrame:
         )
     rows = []
     for method, found in exact.items():
-        if method == BASE or method in front:
+        if method == BASE or method in front or profile.methods[method].family == TRIED:
             continue
         rows.append(
             {"method": method, **_against(profile, found, [exact[m] for m in front], front)}

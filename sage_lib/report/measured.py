@@ -17,11 +17,22 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.evaluation import counts
 from sage_lib.experiment import runs
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.files import read_json, read_lines
 
 #: Columns (or the index) that hold keys of methods.
 KEYS = ("method", "against")
+#: Columns of a step log that tables and figures read, and how the names of others begin.
+LOGGED = frozenset(
+    {
+        *("reward", "entropy", "kl", "kl_ref", "grad_norm", "frac_reward_zero_std"),
+        *("completions/mean_length", "completions/clipped_ratio", "sampling/rounds"),
+        *("time/generation", "time/scoring", "time/reward", "time/loss", "step_time"),
+    }
+)
+LOGGED_OF = ("guide/", "task/")
+#: Steps of a block of a thinned log, and the longest log that is published whole.
+BLOCK, WHOLE_LOG = 10, 100
 #: Which notebook runs a stage.
 NOTEBOOKS = {
     "sft": "04",
@@ -183,14 +194,29 @@ def is_complete(profile: Profile) -> bool:
     return all((run.measured / "counts.csv").is_file() for run in evaluated)
 
 
+def complete(spec: str, results: str) -> Profile | None:
+    """A second profile, to be shown beside the first; None where it has not all of its counts, or
+    published ones that are older than its settings."""
+    try:
+        profile = load_profile(spec, results)
+        if profile.published:
+            runs.require_current(profile)
+    except SageError:
+        return None
+    return profile if is_complete(profile) else None
+
+
 def table_of(profile: Profile, run: runs.Run, name: str) -> pd.DataFrame:
     """A CSV table that a stage kept under ``run``; SageError where it is not there."""
     return pd.read_csv(_present(profile, run, name))
 
 
 def _present(profile: Profile, run: runs.Run, name: str) -> Path:
-    """The path of a measured file; where there is none, a SageError that says what makes it."""
+    """The path of a measured file, or of its packed copy (.gz, as tables are published); where
+    there is none, a SageError that says what makes it."""
     path = run.measured / name
+    if not path.is_file() and (packed := path.with_name(f"{name}.gz")).is_file():
+        return packed
     if not path.is_file():
         raise SageError(
             f"{run.place}/{name} is missing: run notebook {NOTEBOOKS[run.stage]} for this profile, "
@@ -202,15 +228,45 @@ def _present(profile: Profile, run: runs.Run, name: str) -> Path:
 def training(profile: Profile) -> pd.DataFrame:
     """Step logs of every RL run: columns method, seed, step and every logged metric.
 
+    A row per step; of a thinned log, as they are published, each step has its block's means.
     Without rows for a profile without methods.
     """
     frames = []
     for method, seed, run in runs.rl_runs(profile):
-        steps = read_lines(_present(profile, run, "steps.jsonl"))
-        frames.append(pd.DataFrame(steps).assign(method=method, seed=seed))
+        steps = _every_step(read_lines(_present(profile, run, "steps.jsonl")))
+        frames.append(steps.assign(method=method, seed=seed))
     if not frames:
         return pd.DataFrame(columns=["method", "seed", "step"])
     return pd.concat(frames, ignore_index=True)
+
+
+def thinned(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A step log as it is published: step 1, and means over blocks that end at steps 10, 20, ...
+
+    A row says of how many ``steps`` it holds the means (of those that logged a value). Of the
+    columns those are left that tables and figures read (:data:`LOGGED`), with 6 significant digits.
+    A log of at most :data:`WHOLE_LOG` steps stays as it is.
+    """
+    if len(rows) <= WHOLE_LOG:
+        return [dict(row) for row in rows]
+    log = pd.DataFrame(rows)
+    names = [name for name in log if name in LOGGED or str(name).startswith(LOGGED_OF)]
+    ends = np.where(log["step"] == 1, 1, -(-log["step"] // BLOCK) * BLOCK)
+    found = []
+    for _, block in log.groupby(ends):
+        means = block[names].mean().dropna()
+        row = {"step": int(block["step"].iloc[-1]), "steps": len(block)}
+        found.append(row | {name: float(f"{value:.6g}") for name, value in means.items()})
+    return found
+
+
+def _every_step(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A step log with a row per step: the blocks of a thinned one repeated."""
+    log = pd.DataFrame(rows)
+    if "steps" not in log:
+        return log
+    whole = log.loc[log.index.repeat(log["steps"])].reset_index(drop=True)
+    return whole.drop(columns="steps").assign(step=whole.index + 1)
 
 
 def effects(profile: Profile) -> dict[str, Any]:
@@ -272,11 +328,11 @@ def samples(profile: Profile, method: str) -> list[dict[str, Any]]:
 
 
 def benchmark(name: str) -> pd.DataFrame:
-    """A result of sage-companion bench as it is kept in data/measured/benchmarks."""
+    """A result of sage-companion bench as it is kept in data/published/benchmarks."""
     path = paths.BENCHMARKS / f"{name}.csv"
     if not path.is_file():
         raise SageError(
-            f"there is no benchmark {name!r} in data/measured/benchmarks: "
+            f"there is no benchmark {name!r} in data/published/benchmarks: "
             f"sage-companion bench {name} makes it"
         )
     return pd.read_csv(path)

@@ -1,5 +1,7 @@
 """What a notebook makes: figures and tables, saved where they belong and shown below the cell."""
 
+import html
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -7,11 +9,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sage_lib import paths
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment import runs
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.files import write_text
 from sage_lib.report.measured import labelled
 from sage_lib.report.style import save_figure
 
+#: What the folded commands below a table are called.
+AGAIN = "commands that make these rows again"
 #: Text reads from the left, its own line breaks kept.
 LEFT = {"text-align": "left", "white-space": "pre-wrap"}
 
@@ -19,13 +24,19 @@ LEFT = {"text-align": "left", "white-space": "pre-wrap"}
 class Page:
     """Saves and shows the figures and tables of one profile, or of the theory notebooks (None).
 
-    Figures go to figures/<name>, measured tables to data/measured/<name>; the name is that of the
-    profile, or "theory".
+    Figures go to results/figures/<name>, measured tables to results/measured/<name>; those of
+    published results to figures/<name> and data/published/<name>, where they are the same files
+    unless something changed. The name is that of the profile, or "theory".
+
+    Raises SageError for published results that were made from other settings than today's.
     """
 
-    def __init__(self, profile: Profile | None) -> None:
+    def __init__(self, profile: Profile | None, published: bool = False) -> None:
+        if profile is not None and profile.published:
+            runs.require_current(profile)
         self.profile = profile
         self.name = "theory" if profile is None else profile.name
+        self.published = published if profile is None else profile.published
 
     def show(self, figure: Figure, name: str | None = None) -> None:
         """Save a figure (<name>.pdf, .png, and .json: what made it), close it, display it once.
@@ -33,7 +44,7 @@ class Page:
         Without a name it is displayed alone, such as another profile's figure.
         """
         if name is not None:
-            save_figure(figure, name, self.name)
+            save_figure(figure, name, paths.figures(self.name, self.published))
         plt.close(figure)  # an open figure would be displayed again at the end of the cell
         _display(figure)
 
@@ -45,21 +56,29 @@ class Page:
         shown: pd.DataFrame | None = None,
         **formats: str,
     ) -> None:
-        """Write <name>.csv to data/measured with keys of methods; display it with their labels.
+        """Write <name>.csv with keys of methods; display it with their labels.
 
-        ``shown``: display this part or layout of it instead. ``precision`` and ``formats`` as
-        :meth:`table` has them.
+        Floats have 10 significant digits, on which machines agree. ``shown``: display this part or
+        layout of it instead. ``precision`` and ``formats`` as :meth:`table` has them.
         """
-        write_text(paths.measured(self.name) / f"{name}.csv", frame.to_csv(index=False))
-        self.table(frame if shown is None else shown, precision, **formats)
+        text = frame.to_csv(index=False, float_format="%.10g")
+        path = paths.measured(self.name, self.published) / f"{name}.csv"
+        write_text(path, text)
+        self._table(frame if shown is None else shown, precision, formats)
+        self._commands(frame)
 
     def table(self, frame: pd.DataFrame, precision: int = 3, **formats: str) -> None:
         """Display a table: labels for keys, no row numbers, floats with ``precision`` decimals.
 
         ``formats`` gives a column another format, such as ``share="{:.1%}"``. An index that has a
         name is shown, since it says what a row is; any other only numbers the rows. A column
-        without any value (the std over one seed) is left out; a cell without one is empty.
+        without any value (the std over one seed) is left out; a cell without one is empty. Below a
+        table with a column ``method`` stand, folded away, the commands that make its rows again.
         """
+        self._table(frame, precision, formats)
+        self._commands(frame)
+
+    def _table(self, frame: pd.DataFrame, precision: int, formats: Mapping[str, str]) -> None:
         shown = frame if self.profile is None else labelled(self.profile, frame)
         if len(shown):
             shown = shown.dropna(axis="columns", how="all")
@@ -73,14 +92,34 @@ class Page:
         words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
         _display(style.set_properties(subset=words, **LEFT))
 
+    def _commands(self, frame: pd.DataFrame) -> None:
+        if self.profile is None or "method" not in frame:
+            return
+        lines = commands(self.profile, frame)
+        if lines:
+            text = html.escape("\n".join(lines))
+            _display(f"<details><summary>{AGAIN}</summary><pre>{text}</pre></details>")
 
-def theory_page() -> Page:
-    """The page of notebooks without a profile: their figures go to figures/theory."""
-    return Page(None)
+
+def commands(profile: Profile, frame: pd.DataFrame) -> list[str]:
+    """What makes each row of a table again, by its column ``method``: RL, then the evaluation."""
+    named = dict.fromkeys(frame["method"])
+    trained = [runs.sft_run(profile)] if BASE in named else []
+    trained += [run for method, _, run in runs.rl_runs(profile) if method in named]
+    evaluated = {policy.name: run for _, _, run, policy in runs.evaluations(profile)}
+    both = [run for policy in trained for run in (policy, evaluated.get(policy.name)) if run]
+    return [runs.command(profile, run) for run in both]
+
+
+def theory_page(results: str = "own") -> Page:
+    """The page of notebooks without a profile: their figures go to results/figures/theory, or as
+    "published" to figures/theory."""
+    return Page(None, results == "published")
 
 
 def _display(shown: Any) -> None:
-    """Show something below the running cell; IPython is imported only where there is one."""
-    from IPython.display import display
+    """Show something below the running cell, text as HTML; IPython is imported only where there is
+    one."""
+    from IPython.display import HTML, display
 
-    display(shown)
+    display(HTML(shown) if isinstance(shown, str) else shown)

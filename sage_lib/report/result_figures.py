@@ -11,14 +11,18 @@ from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import countdown_tables, measured, result_tables
 from sage_lib.report.panels import banded, intervals, lines_of, panel_rows, seeds
-from sage_lib.report.style import STYLE, WIDE, band, count
+from sage_lib.report.style import STYLE, WIDE, band, count, look
 from sage_lib.report.training_figures import reward_curves
 
 
 def figure2(profile: Profile) -> Figure:
-    """Figure 2: training reward by step against held-out pass@1, for every evaluated method."""
+    """Figure 2: training reward by step against held-out pass@1, for every evaluated method.
+
+    Small dots below a method's mean: its training seeds, where there are several.
+    """
     table = result_tables.table1(profile)
     average = table[(table["dataset"] == "Avg") & (table["metric"] == "pass@1")]
+    frame = measured.evaluations(profile)
     samples = profile.evaluation.samples
     with plt.rc_context(STYLE):
         methods = ["base", *profile.evaluated]
@@ -28,13 +32,31 @@ def figure2(profile: Profile) -> Figure:
             reward_curves(left, profile, group)
             chosen = average[average["method"].isin(group)]
             intervals(right, profile, chosen)
+            several = _seed_dots(right, frame, list(chosen["method"]))
             problems = count(chosen["problems"].iloc[0], "problem")
+            dots = "dots: each seed" if several else "one seed"
             right.set(
                 xlabel="held-out pass@1",
-                title=f"{problems} x {samples}; bars: 95 %",
+                title=f"{problems} x {samples}; bars: 95 %; {dots}",
             )
         figure.suptitle(profile.name)
     return figure
+
+
+def _seed_dots(axis: Axes, frame: pd.DataFrame, methods: Sequence[str]) -> bool:
+    """pass@1 of every seed of ``methods``, each on its line of :func:`intervals`, a little lower.
+
+    False where no method has several seeds: then there is nothing to draw.
+    """
+    several = False
+    for position, method in enumerate(methods):
+        by_seed, sets, seeds_of_method = result_tables.curves(frame, method, (1,))
+        if len(seeds_of_method) > 1:
+            several = True
+            values = [metrics.mean_over_sets(one, sets)[0] for one in by_seed]
+            lower = [position + 0.3] * len(values)
+            axis.plot(values, lower, ".", markersize=3, color=look(method)["color"], gid="seeds")
+    return several
 
 
 def figure3(profile: Profile, ood: bool = False) -> Figure:

@@ -125,7 +125,7 @@ def detector_precision() -> pd.DataFrame:
 
     Columns pattern, hits, read, genuine, low, high (95 %, Clopper-Pearson). One reader judged up to
     20 hits a pattern (seed 0), among the worked solutions of MATH-500, AIME 2024 and Minerva, from
-    90 characters on either side; data/measured/detectors/precision.csv names them.
+    90 characters on either side; data/published/detectors/precision.csv names them.
     """
     rows = []
     for pattern, group in pd.read_csv(paths.DETECTORS).groupby("pattern", sort=False):

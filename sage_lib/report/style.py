@@ -5,6 +5,7 @@ colour-blind readers tell apart. Markers and dashes tell methods apart in grey p
 """
 
 import hashlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from sage_lib import paths
 from sage_lib.experiment import records
-from sage_lib.files import write_json
+from sage_lib.files import write_bytes, write_json
 
 #: Columns of a two-column page and of one column, inches.
 WIDE, NARROW = 6.75, 3.25
@@ -161,30 +161,26 @@ def sentence(axis: Axes, text: str) -> None:
     axis.set_axis_off()
 
 
-def save_figure(figure: Figure, name: str, folder_name: str) -> list[Path]:
-    """Write <name>.pdf and .png to figures/<folder_name>; returns the two files.
+def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
+    """Write <name>.pdf and .png to ``folder``; returns the two files.
 
-    <name>.json beside them tells the revision and the versions. ``folder_name`` is a profile's
-    name, or "theory".
+    <name>.json beside them tells the revision and the versions that drew them first: a figure that
+    is drawn again and comes out the same leaves all three files as they are.
     """
-    folder = paths.figures(folder_name)
-    folder.mkdir(parents=True, exist_ok=True)
     # Without dates and program names the same figure is the same file.
     options: dict[str, dict[str, Any]] = {
         "pdf": {"metadata": {"CreationDate": None}},
         "png": {"metadata": {"Software": None}, "dpi": 200},
     }
-    made = []
-    for ending, option in options.items():
-        temporary = folder / f".{name}.{ending}"
+    made, changed = [folder / f"{name}.{ending}" for ending in options], False
+    for path, (ending, option) in zip(made, options.items(), strict=True):
+        drawn = io.BytesIO()
         # "tight": no title or label is cut.
-        figure.savefig(temporary, format=ending, bbox_inches="tight", pad_inches=0.05, **option)
-        made.append(temporary.replace(folder / f"{name}.{ending}"))
-    record = {
-        "figure": name,
-        "folder": folder_name,
-        "revision": records.revision(),
-        "versions": records.versions(),
-    }
-    write_json(folder / f"{name}.json", record)
+        figure.savefig(drawn, format=ending, bbox_inches="tight", pad_inches=0.05, **option)
+        changed |= not path.is_file() or path.read_bytes() != drawn.getvalue()
+        write_bytes(path, drawn.getvalue())
+    about = folder / f"{name}.json"
+    if changed or not about.is_file():
+        drawn_by = {"revision": records.revision(), "versions": records.versions()}
+        write_json(about, {"figure": name, "folder": folder.name, **drawn_by})
     return made

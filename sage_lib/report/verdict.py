@@ -16,13 +16,16 @@ from scipy.stats import t
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, measured, reported
-from sage_lib.report.front_tables import AXES, paired
+from sage_lib.report.front_tables import AXES, front_methods, outside, paired, points
+from sage_lib.report.result_tables import interval_text
+from sage_lib.report.style import count
 
 #: The smallest difference that matters, by metric, in its own unit. The base's rare mass is 0.009.
 MARGINS = {"pass@1": 0.005, "pass@256": 0.005, "rare mass": 0.0005, "gradient norm": 0.002}
 #: Fewer training seeds than this decide nothing.
 FEWEST_SEEDS = 3
 AGREES, DISAGREES, OPEN, MISSING = "agrees", "disagrees", "cannot tell", "not run"
+OUTCOMES = (AGREES, DISAGREES, OPEN, MISSING)
 COMPARISONS = [
     *("claim", "method", "against", "metric", "expects", "difference", "low", "high", "detectable"),
     *("seeds", "reported", "outcome"),
@@ -265,6 +268,36 @@ def claims(profile: Profile, chosen: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
         settles = claim.settles if found in (OPEN, MISSING) else ""
         rows.append((claim.name, claim.source, claim.statement, found, how, settles))
     return pd.DataFrame(rows, columns=CLAIMS_TABLE)
+
+
+def summary(profile: Profile) -> list[str]:
+    """What the measured files say, in sentences: the front, Branch against GRPO, the claims."""
+    table = points(profile).set_index("method")
+    front = [method for method in front_methods(profile) if method in table.index]
+    line, base = table.loc[front], table.loc[BASE]
+    betas = f"beta from {line['beta'].iloc[0]:g} to {line['beta'].iloc[-1]:g}"
+    ranges = " and ".join(
+        f"pass@{k} {line[f'pass@{k}'].min():.3f} to {line[f'pass@{k}'].max():.3f}"
+        f" (base {base[f'pass@{k}']:.3f})"
+        for k in AXES
+    )
+    size = f"{int(base['problems'])} problems, {count(int(line['seeds'].min()), 'seed')} or more"
+    sentences = [f"GRPO, {betas}: exact {ranges}; {size}."]
+    branch, against = CLAIMS[0].comparisons[0].method, CLAIMS[0].comparisons[0].against
+    if {branch, against} <= set(table.index):
+        rows = paired(profile, against, [branch]).set_index("metric")
+        differences = " and ".join(
+            f"{name} {interval_text(*rows.loc[name, ['difference', 'low', 'high']])}"
+            for name in (f"pass@{k}" for k in AXES)
+        )
+        place = outside(profile).set_index("method").loc[branch, "verdict"]
+        whom = f"{profile.label(branch)} minus {profile.label(against)} at the same beta"
+        speaks = rows["holds_for"].iloc[0]
+        sentences.append(f"{whom}: {differences}; holds for {speaks}; {place}.")
+    found = claims(profile)["outcome"]
+    counts = ", ".join(f"{(found == one).sum()} {one}" for one in OUTCOMES)
+    sentences.append(f"Of {len(found)} claims and predictions: {counts} (notebook 13).")
+    return sentences
 
 
 def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 resumption."""
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -210,12 +209,3 @@ def last_checkpoint(folder: Path) -> str | None:
     without its mark."""
     whole = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}")]
     return str(max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]))) if whole else None
-
-
-def weights_hash(folder: Path) -> str:
-    """Hash (12 hex digits) of a saved model's weights: logged as the reference policy's
-    identity."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]

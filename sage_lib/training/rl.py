@@ -22,19 +22,13 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import write_bytes
+from sage_lib.policy.loading import weights_hash
 from sage_lib.tasks import prompts
 from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
-from sage_lib.training.callbacks import (
-    Collapse,
-    ExactLog,
-    StepLog,
-    arguments,
-    last_checkpoint,
-    weights_hash,
-)
+from sage_lib.training.callbacks import Collapse, ExactLog, StepLog, arguments, last_checkpoint
 from sage_lib.training.sft import add_lora, load_model, merged
 
 

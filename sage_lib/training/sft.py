@@ -21,13 +21,7 @@ from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.policy import loading, tiny_qwen
 from sage_lib.tasks.judging import digest
-from sage_lib.training.callbacks import (
-    StepLog,
-    arguments,
-    check_sections,
-    last_checkpoint,
-    weights_hash,
-)
+from sage_lib.training.callbacks import StepLog, arguments, check_sections, last_checkpoint
 
 
 def load_model(
@@ -119,5 +113,5 @@ def _save(
         rows=len(rows),
         data=digest(rows),
         parameters=sum(p.numel() for p in model.parameters()),
-        weights=weights_hash(run.model),
+        weights=loading.weights_hash(run.model),
     )

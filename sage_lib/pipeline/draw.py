@@ -1,0 +1,143 @@
+"""Every published figure and table, drawn again from the published results: nothing is trained.
+
+    sage-companion figures
+
+The notebooks' own cells run here, in a few processes without kernels, so that libraries are loaded
+once for many notebooks. What comes out the same leaves its files as they are.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment import runs
+from sage_lib.experiment.profile import Profile, load_profile, published_specs
+from sage_lib.pipeline import notebooks
+from sage_lib.pipeline.notebooks import Notebook
+
+#: Processes that draw at a time.
+PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A notebook, and the published profile that it is drawn for (None: theory)."""
+
+    notebook: Notebook
+    spec: str | None
+
+    def __str__(self) -> str:
+        return self.notebook.name if self.spec is None else f"{self.notebook.name}, {self.spec}"
+
+
+def run_cells(path: Path, given: dict[str, object]) -> None:
+    """Run a notebook's code cells in this process, as with these parameters; what they print and
+    show is dropped.
+
+    A failing cell raises SageError with the notebook, the cell and the reason."""
+    import nbformat
+
+    space: dict[str, object] = {"__name__": "__main__"}
+    cells = nbformat.read(path, as_version=4).cells
+    with contextlib.ExitStack() as stack:
+        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+            stack.enter_context(redirect(io.StringIO()))
+        stack.enter_context(contextlib.chdir(path.parent))
+        for number, cell in enumerate(cells):
+            if cell.cell_type != "code":
+                continue
+            try:
+                exec(compile(cell.source, f"{path.stem}, cell {number}", "exec"), space)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise SageError(f"notebook {path.stem}, cell {number}: {reason}") from error
+            if "parameters" in cell.metadata.get("tags", []):
+                space |= given
+
+
+def _draw(drawing: Drawing) -> tuple[float, str]:
+    """Seconds, and why it failed ("" where it did not)."""
+    started = time.perf_counter()
+    given: dict[str, object] = {"results": "published"}
+    if drawing.spec is not None:
+        given["profile"] = drawing.spec
+    try:
+        run_cells(drawing.notebook.path, given)
+    except SageError as error:
+        return time.perf_counter() - started, str(error)
+    return time.perf_counter() - started, ""
+
+
+def drawings(profiles: list[Profile], theory: bool) -> list[Drawing]:
+    """What there is to draw: the theory once, then every notebook that makes something."""
+    every = notebooks.found()
+    exact = [one for one in every if "profile" not in notebooks.parameters(one.path)]
+    found = [Drawing(notebook, None) for notebook in exact if theory]
+    for profile in profiles:
+        for notebook in every:
+            made = notebook.made(profile)
+            makes = made.figures or made.measured
+            if notebook not in exact and makes and notebook.lacks(profile) is None:
+                found.append(Drawing(notebook, profile.spec))
+    return found
+
+
+def missing(profile: Profile) -> list[str]:
+    """Names of the runs of a published profile whose results are not there (yet)."""
+    return [run.name for run in runs.every_run(profile) if not run.record.is_file()]
+
+
+def redraw(profiles: list[Profile], theory: bool = True) -> bool:
+    """Draw again what is published of some profiles, and the theory; True when all of it could be.
+
+    A profile that is published in part, as a grid grows, waits until it is whole.
+    """
+    started, whole, failed = time.perf_counter(), [], 0
+    for profile in profiles:
+        lacking = missing(profile)
+        try:
+            runs.require_current(profile)
+        except SageError as error:
+            print(f"{profile.name}: not drawn: {error}", flush=True)
+            failed += 1
+            continue
+        if lacking:
+            print(f"{profile.name}: not drawn before it is whole: {lacking[0]} is not published")
+        else:
+            whole.append(profile)
+    before = _files()
+    # Figures are drawn to files, on the threads of one process each.
+    os.environ |= {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+    chosen = drawings(whole, theory)
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        for drawing, (seconds, reason) in zip(chosen, pool.map(_draw, chosen), strict=True):
+            print(
+                f"{drawing}: {seconds:.1f} s{f', failed: {reason}' if reason else ''}", flush=True
+            )
+            failed += bool(reason)
+    after = _files()
+    changed = sorted(name for name in after if before.get(name) != after[name])
+    same = f"{len(after) - len(changed)} files as they were"
+    print(f"{len(chosen)} notebooks in {time.perf_counter() - started:.0f} s; {same}")
+    for name in changed:
+        print(f"changed: {name}")
+    return not failed
+
+
+def _files() -> dict[str, bytes]:
+    """Every published file by its place."""
+    found = [path for folder in (paths.FIGURES, paths.PUBLISHED) for path in folder.rglob("*.*")]
+    return {"/".join(path.parts[-3:]): path.read_bytes() for path in found if path.is_file()}
+
+
+def do(options: argparse.Namespace) -> None:
+    if not redraw([load_profile(spec, "published") for spec in published_specs().values()]):
+        sys.exit(1)
