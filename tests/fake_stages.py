@@ -1,9 +1,9 @@
 """The stages with work that only sleeps and writes, as processes of their own: for tests of what
 starts them.
 
-``FAKE`` in the environment is a JSON object: "seconds" a run takes (in "steps" logged steps), and
-by a run's name what it does: "fail", "fail once", "collapse", "crash". Every start and end is a
-line of calls.jsonl in the build folder.
+``FAKE`` in the environment is a JSON object: "seconds" a run takes (in "steps" logged steps),
+"until" which file is there its last step waits, and by a run's name what it does: "fail", "fail
+once", "collapse", "crash". Every start and end is a line of calls.jsonl in the build folder.
 """
 
 import json
@@ -45,6 +45,8 @@ def work(profile, run):
     fate = FAKE.get(run.name, "")
     for step in range(done, STEPS):
         time.sleep(FAKE.get("seconds", 0.2) / STEPS)
+        while step == STEPS - 1 and "until" in FAKE and not os.path.exists(FAKE["until"]):
+            time.sleep(0.05)
         append_line(run.live_steps, {"step": step + 1})
     if fate == "crash":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -146,9 +146,13 @@ def test_a_terminated_runner_ends_its_runs(fake, trial, tmp_path):
 
 
 def test_two_runners_share_the_work(fake, trial, tmp_path):
-    fake(seconds=0.5)
+    fake(until=str(tmp_path / "go"))
     words = ["--only", "second", "--seeds", "1", "--parallel", "1"]
-    both = [runner(trial, *words) for _ in range(2)]
+    both = [runner(trial, *words)]
+    wait_for(lambda: calls(tmp_path))
+    both.append(runner(trial, *words))
+    assert any("what is left waits for runs of other" in line for line in both[1].stdout)
+    (tmp_path / "go").touch()
     outputs = [one.communicate()[0] for one in both]
     assert [one.returncode for one in both] == [0, 0], outputs
     assert len(done(tmp_path)) == len(set(done(tmp_path))) == 7
@@ -273,7 +277,7 @@ def test_a_killed_worker_of_submitit_is_taken_up_again(fake, trial, tmp_path):
     """With its executor for one machine: the worker dies, its run with it, and goes on later."""
     import psutil
 
-    fake(seconds=4, steps=8)
+    fake(until=str(tmp_path / "go"))
     words = ["--executor", "local", "--only", "base", "--parallel", "1"]
     process = runner(trial, *words)
     [call] = wait_for(lambda: calls(tmp_path))
@@ -281,6 +285,7 @@ def test_a_killed_worker_of_submitit_is_taken_up_again(fake, trial, tmp_path):
     worker = psutil.Process(call["pid"]).parent()
     assert "submitit" in " ".join(worker.cmdline())
     worker.send_signal(signal.SIGKILL)
+    (tmp_path / "go").touch()
     output = process.communicate()[0]
     assert process.returncode == 0, output
     assert f"{OTHER}/sft failed after" in output and "it is tried once more" in output

@@ -195,7 +195,8 @@ def start(profile: Profile, jobs: list[Job]) -> None:
     one; at the end a SageError names all that failed, and their reasons. A run that collapses does
     not fail.
     """
-    waiting, failed = list(jobs), []
+    waiting = list(jobs)
+    failed: dict[str, str] = {}
     for job in jobs:
         if job.run.done():
             waiting.remove(job)
@@ -227,14 +228,14 @@ def start(profile: Profile, jobs: list[Job]) -> None:
                 if process.returncode == BUSY:
                     waiting.insert(0, job)
                 elif process.returncode or not job.run.done():
-                    failed.append(f"{job.label} failed: {reason(job, process.returncode)}")
-                    print(failed[-1], flush=True)
+                    failed[name] = f"{job.label} failed: {reason(job, process.returncode)}"
+                    print(failed[name], flush=True)
                 elif collapse := records.collapse(job.run.record):
                     _say(job, collapse)
     finally:  # an interrupted notebook leaves no process behind
         processes.end([process for _, process, _ in running.values()])
     if failed:
-        raise SageError("; ".join(failed))
+        raise SageError("; ".join(failed[job.run.name] for job in jobs if job.run.name in failed))
 
 
 def _say(job: Job, *words: str) -> None:
