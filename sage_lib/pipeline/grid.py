@@ -370,7 +370,7 @@ def _name(task: Task) -> str:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def listed(grid: Grid, every: list[Task]) -> pd.DataFrame:
+def listed(every: list[Task]) -> pd.DataFrame:
     """Columns profile, run, state and seconds: measured, or the mean of such runs with a "~"."""
     runner = Runner(every, Processes(), 1)
     runner.find_done()
@@ -424,7 +424,7 @@ def do(options: argparse.Namespace) -> None:
     chosen = without_published(every)
     executor: Executor = Processes()
     if options.dry_run:
-        print(plan.text(listed(grid, every)))
+        print(plan.text(listed(every)))
         runner = Runner(chosen, executor, _at_a_time(options.parallel, executor, chosen))
         runner.find_done()
         print(f"{runner.progress()}; {runner.parallel} at a time")
