@@ -256,7 +256,7 @@ def test_training_data_can_be_made_and_hold_no_held_out_problem(name):
 
 
 def test_unknown_profile_names_the_choices():
-    with pytest.raises(SageError, match="choose one of laptop, paper, smoke"):
+    with pytest.raises(SageError, match="choose one of countdown, laptop, paper, smoke"):
         load_profile("smoek")
 
 
@@ -408,10 +408,12 @@ MADE_AGAIN = {
     "sft_data.rows=100": ALL,
     "sft_data.seed=9": ALL,
     "sft_data.rare_share=0.1": ALL,
-    "sft_data.early_rare_share=0.5": ALL,
+    "sft_data.early_rare_share=0.4": ALL,
+    "sft_data.distinct=9": ALL,
     "sft_lora={r: 4}": ALL,
     "rl.learning_rate=1.0e-4": OF_RL,
-    "rl.max_steps=5": OF_RL,
+    "rl.weight_decay=0.1": OF_RL,
+    "methods.grpo.rl={max_steps: 5}": OF_GRPO,
     "rl.beta=0.1": OF_RL - {"no_kl"},
     "rl.loss_type=bnpo": OF_RL,
     "rl_lora={r: 2}": OF_RL,
