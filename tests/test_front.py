@@ -8,11 +8,12 @@ from scipy.optimize import minimize_scalar
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.grid import load_grid
-from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.report import exact_tables, front_tables
 
 SEEDS = [1, 2, 3, 4, 5]
 #: pass@1 and pass@256 of GRPO by beta, and of a method.
+BASE_POINT = (0.30, 0.82)
 GRPO = {0.0: (0.50, 0.60), 0.2: (0.48, 0.70), 1.0: (0.40, 0.80)}
 
 
@@ -36,6 +37,7 @@ def profile(monkeypatch):
     def place(point, seeds=SEEDS):
         found = {names[beta]: planted(names[beta], at) for beta, at in GRPO.items()}
         found["grpo_branch"] = planted("grpo_branch", point, seeds)
+        found[BASE] = planted(BASE, BASE_POINT, [None])
         monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
         return dataclasses.replace(countdown, methods=chosen)
 
@@ -58,28 +60,42 @@ def test_the_front_is_grpo_at_every_beta_and_nothing_else():
     [((0.46, 0.78), "outside"), ((0.42, 0.70), "inside"), ((0.44, 0.75), None)],
 )
 def test_the_excess_is_the_smallest_distance_over_the_whole_line(profile, point, verdict):
-    row = front_tables.outside(profile(point)).iloc[0]
+    """Scaled by what the line spans; the base is its end."""
+    row = front_tables.outside(profile(point)).set_index("method").loc["grpo_branch"]
+    corners = np.array([*GRPO.values(), BASE_POINT])
+    scale = np.ptp(corners, axis=0)
 
     def larger(t):
-        """Of a place on the line, 0 to 2 from corner to corner."""
-        corners = np.array(list(GRPO.values()))
-        left = min(int(t), 1)
+        """Of a place on the line, 0 to 3 from corner to corner."""
+        left = min(int(t), 2)
         at = corners[left] + (t - left) * (corners[left + 1] - corners[left])
-        return (np.asarray(point) - at).max()
+        return ((np.asarray(point) - at) / scale).max()
 
-    parts = [minimize_scalar(larger, bounds=(i, i + 1), method="bounded").fun for i in (0, 1)]
-    assert row["excess"] == pytest.approx(min(parts), abs=1e-3)
-    assert row["pass@1 low"] < row["pass@1 difference"] < row["pass@1 high"]
+    parts = [minimize_scalar(larger, bounds=(i, i + 1), method="bounded").fun for i in range(3)]
+    assert row["excess"] == pytest.approx(min(parts), abs=0.02)
+    assert row["low"] < row["excess"] < row["high"]
     if verdict is None:  # on the line itself
-        assert abs(row["excess"]) < 1e-3 and row["verdict"] == "not separated from the front"
+        assert abs(row["excess"]) < 0.02 and row["verdict"] == "not separated from the front"
     else:
         assert row["verdict"] == verdict
 
 
+def test_grpos_own_points_stand_against_the_front_without_them(profile):
+    table = front_tables.outside(profile((0.42, 0.70))).set_index("method")
+    own = table[table["on_front"]]
+    assert set(own.index) == {"grpo_front_beta0.2", "grpo"}, "the ends have nothing beside them"
+    assert own.loc["grpo_front_beta0.2", "excess"] > 0.05, "the line bulges there"
+
+
 def test_only_seeds_that_both_have_are_paired(profile):
-    assert front_tables.outside(profile((0.45, 0.79), [2, 3, 9])).iloc[0]["seeds"] == 2
+    table = front_tables.outside(profile((0.45, 0.79), [2, 3, 9])).set_index("method")
+    row = table.loc["grpo_branch"]
+    assert (row["seeds"], row["verdict"]) == (2, "too few seeds")
+    assert "grpo_branch" not in set(front_tables.outside(profile((0.45, 0.79), [8, 9]))["method"])
     with pytest.raises(SageError, match="no seed that all have"):
-        front_tables.outside(profile((0.45, 0.79), [8, 9]))
+        front_tables.paired(profile((0.45, 0.79), [8, 9]), "grpo", ["grpo_branch"])
+    one = front_tables.paired(profile((0.45, 0.79), [2]), "grpo", ["grpo_branch"])
+    assert set(one["seeds"]) == {1} and one["detectable"].isna().all(), "one seed stays one"
 
 
 def test_paired_differences_are_found_and_say_what_they_could_have_seen(profile):

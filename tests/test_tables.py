@@ -197,6 +197,8 @@ def test_only_common_seeds_are_compared():
     )
     assert seeds == [2, 3] and base.shape == (1, 1)
     assert a.ravel().tolist() == [1, 2] and b.ravel().tolist() == [2, 1]
+    (a, b), seeds = result_tables.common_seeds([(one, [1, 2, 3]), (other[:1], [2])])
+    assert seeds == [2] and a.ravel().tolist() == [1], "one trained seed is no base"
     with pytest.raises(SageError, match=r"no seed that all have, of \[1, 2\] and of \[3, 4\]"):
         result_tables.common_seeds([(one[:2], [1, 2]), (one[:2], [3, 4])])
 

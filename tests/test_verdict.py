@@ -28,11 +28,27 @@ from sage_lib.report.verdict import AGREES, DISAGREES, MISSING, OPEN, Claim, Com
         ("not above", -0.001, 0.02, OPEN),
         ("not below", -0.004, 0.02, AGREES),
         ("not below", -0.02, -0.001, DISAGREES),
+        ("above", 0.001, 0.004, DISAGREES),
         ("above", np.nan, np.nan, OPEN),
     ],
 )
 def test_what_an_interval_says_of_an_expectation(expects, low, high, expected):
     assert verdict.outcome(expects, low, high, margin=0.005) == expected
+
+
+def test_no_interval_agrees_with_two_expectations_that_exclude_each_other():
+    for low in np.linspace(-0.02, 0.02, 41):
+        for high in np.linspace(low, 0.03, 21):
+            found = {e: verdict.outcome(e, low, high, 0.005) for e in ("above", "equal", "below")}
+            assert list(found.values()).count(AGREES) <= 1
+            against = verdict.outcome("not above", low, high, 0.005)
+            assert {against, found["above"]} != {AGREES}
+
+
+def test_a_floor_decides_nothing(countdown):
+    profile = countdown({BASE: (0.3, 0.9), "grpo": (1e-9, 0.8), "grpo_branch": (1e-9, 0.8)})
+    one = Claim("floor", "", "", (Comparison("grpo_branch", "grpo", "pass@1", "above"),), "")
+    assert verdict.comparisons(profile, [one]).iloc[0]["outcome"] == OPEN
 
 
 def test_an_unknown_expectation_is_refused():
@@ -135,7 +151,9 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     )
     first, second, third = verdict.summary(profile)
     assert "beta from 0 to 1: exact pass@1 0.310 to 0.320 (base 0.300)" in first
-    assert "pass@256 0.780 to 0.840 (base 0.860); 30 problems, 4 seeds or more" in first
+    assert "pass@256 0.780 to 0.840 (base 0.860); 30 problems, at least 4 seeds a beta" in first
     assert "GRPO + Branch minus GRPO at the same beta: pass@1 +0.020" in second
     assert second.endswith("holds for the methods (4 seeds); outside.")
+    few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.3, 0.8), "grpo": (0.31, 0.8)}, seeds=(1,))
+    assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
     assert third.startswith(f"Of {len(verdict.CLAIMS)} claims and predictions: ")

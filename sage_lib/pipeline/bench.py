@@ -1,4 +1,4 @@
-"""Benchmarks whose results are kept: guides, trainer, verifier.
+"""Benchmarks whose results are kept: guides, trainer, verifier, and how the base was chosen.
 
     sage-companion bench guides          (all of them: make bench)
 
@@ -386,7 +386,55 @@ def _measured() -> Iterator[Pair]:
 
 # --- the command --------------------------------------------------------------------------------
 
-BENCHMARKS = {"guides": guides, "trainer": trainer, "verifier": verifier}
+# --- base ---------------------------------------------------------------------------------------
+
+#: What was tried for the base of the countdown task: changes of the profile laptop.
+BASES = {
+    "as it is": (),
+    "width 64": (
+        "model.architecture.hidden_size=64",
+        "model.architecture.intermediate_size=192",
+    ),
+    "width 128, 4 layers": (
+        "model.architecture.hidden_size=128",
+        "model.architecture.intermediate_size=384",
+        "model.architecture.num_hidden_layers=4",
+    ),
+    "rare throughout": ("sft_data.early_rare_share=null",),
+}
+#: Nothing but the base, and enough samples to count unsound work.
+BASE_ALONE = ("train=[]", "evaluation.sampled=20", "evaluation.samples=32", "evaluation.ks=[1]")
+
+
+def base() -> pd.DataFrame:
+    """How the base of countdown was chosen: each trial's exact pass@k on the held-out problems.
+
+    Columns trial, parameters, exact pass@1 and pass@256 (means over data sets), rare_share (of
+    samples that take the rare way), unsound (of rewarded samples), seconds of SFT. A trial that is
+    finished is kept.
+    """
+    from sage_lib.experiment import runs
+    from sage_lib.pipeline import plan, stages
+    from sage_lib.policy import tiny_qwen
+    from sage_lib.report import countdown_tables, exact_tables
+
+    rows = []
+    for trial, changes in BASES.items():
+        profile = load_profile("+".join(["laptop", *BASE_ALONE, *changes]))
+        stages.run(profile, "sft", "evaluate")
+        exact = exact_tables.exact(profile).set_index("dataset").loc["Avg"]
+        modes = countdown_tables.modes(profile).iloc[0]
+        words = len(tiny_qwen.tokenizer(profile.model.largest_number or 0, 1))
+        shape = {"vocab_size": words, **(profile.model.architecture or {})}
+        parameters, _ = plan.parameters(shape, None)
+        seconds = records.load(runs.sft_run(profile).record)["seconds"]
+        found = (exact["pass@1"], exact["pass@256"], modes["rare_share"], modes["unsound"])
+        rows.append((trial, parameters, *found, seconds))
+    columns = ["pass@1", "pass@256", "rare_share", "unsound", "seconds"]
+    return pd.DataFrame(rows, columns=["trial", "parameters", *columns])
+
+
+BENCHMARKS = {"guides": guides, "trainer": trainer, "verifier": verifier, "base": base}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Figures of GRPO's front over beta and of the methods beside it; exact, seeds the only noise."""
+"""Figures of GRPO's front over beta and of the methods beside it: exact, nothing is sampled."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +13,7 @@ from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, front_tables
 from sage_lib.report.panels import intervals
+from sage_lib.report.result_tables import common_seeds
 from sage_lib.report.style import STYLE, WIDE, count, look, points
 
 #: Looks of the fronts of the anchors, in the order of their names here.
@@ -22,9 +23,9 @@ FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
 def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     """pass@1 against pass@256: GRPO's front over beta with each seed, and methods as points.
 
-    ``methods``: keys of the points beside the front; None is all that lie on no front. Bars are
-    95 % intervals of each mean over seeds and problems; they are wider than what tells methods
-    apart, which is paired (:func:`excess`).
+    ``methods``: keys of the points beside the front; None is all that lie on no front. Without
+    bars: what tells methods apart is paired, and drawn by :func:`excess`. The base is the front's
+    end.
     """
     exact = exact_tables.by_method(profile, front_tables.AXES)
     table = front_tables.points(profile).set_index("method")
@@ -36,8 +37,10 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(WIDE, 3.6 + 0.09 * len(methods)))
         for anchor, keys in fronts.items():
-            _draw_front(axis, profile, anchor, [exact[key] for key in keys])
+            _draw_front(axis, profile, anchor, [*(exact[key] for key in keys), exact[BASE]])
         for key in methods:
+            if key == BASE:
+                continue
             row = table.loc[key]
             axis.plot(
                 row["pass@1"],
@@ -48,7 +51,7 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
         figure.legend(loc="outside lower center", ncols=2)
         problems = count(int(table["problems"].iloc[0]), "problem")
-        axis.set_title(f"{profile.name}: {problems}, no sampling; thin lines: single seeds")
+        axis.set_title(f"{profile.name}: {problems}, no sampling; thin lines, if any: single seeds")
     return figure
 
 
@@ -74,12 +77,13 @@ def _draw_front(
     name = "GRPO" if anchor == "k3" else f"GRPO, {anchor.replace('_', ' ')}"
     axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta", **chosen)
     for one, (x, y) in zip(of_front, line, strict=True):
-        beta = front_tables.beta_of(profile, one.method)
-        axis.annotate(f"{beta:g}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=6)
-    common = set.intersection(*(set(one.seeds) for one in of_front))
-    for seed in sorted(common) if len(common) > 1 else ():
+        name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
+        axis.annotate(name, (x, y), textcoords="offset points", xytext=(4, 4), fontsize=6)
+    values, common = common_seeds([(one.values, one.seeds) for one in of_front])
+    for number in range(len(common)) if len(common) > 1 else ():
         of_seed = [
-            metrics.mean_over_sets(one.values[one.seeds.index(seed)], one.sets) for one in of_front
+            metrics.mean_over_sets(one[number if len(one) > 1 else 0], of_front[0].sets)
+            for one in values
         ]
         path = np.array(of_seed)
         thin = {**chosen, "marker": "", "linewidth": 0.5, "alpha": 0.5}
@@ -87,19 +91,19 @@ def _draw_front(
 
 
 def excess(profile: Profile, anchor: str = "k3") -> Figure:
-    """Paired differences of each method to the nearest point of GRPO's front, with 95 % intervals.
+    """How far each method lies outside GRPO's front over beta, with 95 % intervals, paired.
 
-    Right of 0 in both panels is outside the front.
+    In units of the range that the front spans; GRPO's own points against the front without them
+    stand below the line: what lies no farther out than these has shown nothing.
     """
-    table = front_tables.outside(profile, anchor)
+    table = front_tables.outside(profile, anchor).sort_values("on_front", kind="stable")
     with plt.rc_context(STYLE):
         height = max(1.9, 0.9 + 0.22 * len(table))
-        figure, axes = plt.subplots(1, 2, figsize=(WIDE, height), sharey=True)
-        for axis, name in zip(axes, ("pass@1", "pass@256"), strict=True):
-            columns = (f"{name} difference", f"{name} low", f"{name} high")
-            intervals(axis, profile, table, columns)
-            axis.axvline(0, color="black", linewidth=0.6)
-            axis.set_xlabel(f"{name} minus GRPO's nearest point")
+        figure, axis = plt.subplots(figsize=(WIDE, height))
+        intervals(axis, profile, table, ("excess", "low", "high"))
+        axis.axvline(0, color="black", linewidth=0.6)
+        axis.axhline((~table["on_front"]).sum() - 0.5, color="grey", linewidth=0.6)
+        axis.set_xlabel("excess over the front (share of its range); left of 0 is inside")
         seeds = sorted(set(table["seeds"]))
         shown = count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
         figure.suptitle(f"{profile.name}: against the front over beta; {shown}, paired")
@@ -119,5 +123,7 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
         label = BASE if reference == BASE else profile.label(reference)
-        figure.suptitle(f"{profile.name}: minus {label}, paired by seed and problem")
+        least, most = table["seeds"].min(), table["seeds"].max()
+        shown = count(least, "seed") if least == most else f"{least} to {most} seeds"
+        figure.suptitle(f"{profile.name}: minus {label}, paired by seed and problem; {shown}")
     return figure

@@ -1,11 +1,12 @@
 """GRPO's front over beta, and which methods lie outside it.
 
-A point (pass@1, pass@256) of GRPO at one beta is no baseline: beta trades one for the other. The
-baseline is the *front*, the line through GRPO's points in the order of beta. "Raises both" means to
-lie outside it: above what GRPO reaches at any beta.
+A point (pass@1, pass@256) of GRPO at one beta is no baseline, since another beta gives another one.
+The baseline is the *front*, the line through GRPO's points in the order of beta, which may bend
+back. "Raises both" means to lie outside it: beyond what GRPO reaches at any beta.
 
-Everything is exact pass@k of valid work (:mod:`exact_tables`), so training seeds and problems are
-the only noise.
+Everything is exact pass@k of valid work (:mod:`exact_tables`): nothing is sampled, and intervals
+are over training seeds and problems. The base and the learning rate are those of one run of SFT and
+one choice, and no interval covers them.
 """
 
 import dataclasses
@@ -28,8 +29,11 @@ TRIED = "choice"
 #: Points between two neighbours of the front that are tried.
 FINENESS = 50
 POINTS = ["method", "beta", "anchor", "guide", "seeds", "problems"]
+#: Fewer training seeds than this decide nothing.
+FEWEST_SEEDS = 3
 OUTSIDE = [
-    *("method", "beta", "nearest", "seeds", "holds_for", "excess"),
+    *("method", "on_front", "beta", "nearest", "to_base", "seeds", "holds_for"),
+    *("excess", "low", "high"),
     *(
         f"{name} {part}"
         for name in ("pass@1", "pass@256")
@@ -99,15 +103,19 @@ def points(profile: Profile, ks: Sequence[int] = AXES) -> pd.DataFrame:
 def outside(profile: Profile, anchor: str = "k3") -> pd.DataFrame:
     """Each method against the nearest point of GRPO's front: columns :data:`OUTSIDE`.
 
-    ``excess`` is the additive epsilon indicator of the method's mean point against the front
-    (Zitzler et al. 2003, IEEE Transactions on Evolutionary Computation 7, 117-132): the smallest,
-    over the front's points, of the larger of the two differences. Above 0 the point lies outside:
-    no GRPO reaches both its pass@1 and its pass@256. ``nearest`` is the front's point where it is
-    attained, between two betas; the differences to that point, paired by seed and problem, have
-    95 % intervals. "outside" needs both above 0, "inside" both below 0.
+    The front is the line through GRPO's points in the order of beta, whose end is the base (beta
+    without end); both axes are scaled by the range that the front spans on them. ``excess`` is the
+    additive epsilon indicator of the method's mean point against that line (Zitzler et al. 2003,
+    IEEE Transactions on Evolutionary Computation 7, 117-132): the smallest, over the line's points,
+    of the larger of the two scaled differences. Above 0 no point of the line is at least as good in
+    both. Its interval is over seeds and problems, paired, with the nearest point taken as known:
+    along the line the excess does not change, across it both differences count by the line's slope.
+    ``nearest`` is that point's beta, between two of GRPO's. "outside" needs an interval above 0,
+    "inside" one below it, and either needs :data:`FEWEST_SEEDS`.
 
-    The nearest point is chosen by the means and then taken as known, so that intervals are a little
-    too narrow where the front is strongly bent.
+    GRPO's own points between the ends are there too (``on_front``), each against the front without
+    it. A chord between two betas is no GRPO policy: what lies on the front where it bulges is found
+    outside the rest. A method that is no farther outside than these has shown nothing.
     """
     exact = exact_tables.by_method(profile, AXES)
     front = [method for method in front_methods(profile, anchor) if method in exact]
@@ -118,53 +126,75 @@ def outside(profile: Profile, anchor: str = "k3") -> pd.DataFrame:
         )
     rows = []
     for method, found in exact.items():
-        if method == BASE or method in front or profile.methods[method].family == TRIED:
+        if method == BASE or profile.methods[method].family == TRIED or method == front[0]:
             continue
-        rows.append(
-            {"method": method, **_against(profile, found, [exact[m] for m in front], front)}
-        )
+        line = [*(exact[one] for one in front if one != method), exact[BASE]]
+        if common_seeds_or_none([found, *line]):
+            row = _against(profile, found, line)
+            rows.append({"method": method, "on_front": method in front, **row})
     return pd.DataFrame(rows, columns=OUTSIDE)
 
 
+def common_seeds_or_none(found: list[exact_tables.Exact]) -> bool:
+    """Whether there is a seed that all trained methods have."""
+    trained = [set(one.seeds) for one in found if one.seeds != [None]]
+    return bool(trained) and bool(set.intersection(*trained))
+
+
 def _against(
-    profile: Profile,
-    found: exact_tables.Exact,
-    of_front: list[exact_tables.Exact],
-    front: list[str],
+    profile: Profile, found: exact_tables.Exact, line: list[exact_tables.Exact]
 ) -> dict[str, Any]:
-    """A row of :func:`outside`."""
-    ours = metrics.mean_over_sets(found.values.mean(axis=0), found.sets)
-    theirs = [metrics.mean_over_sets(one.values.mean(axis=0), one.sets) for one in of_front]
+    """A row of :func:`outside`: ``found`` against the line through ``line``."""
+    values, seeds = common_seeds([(one.values, one.seeds) for one in (found, *line)])
+    means = [metrics.mean_over_sets(one.mean(axis=0), found.sets) for one in values]
+    ours, corners = means[0], np.array(means[1:])
+    scale = np.ptp(corners, axis=0)
     shares = np.linspace(0, 1, FINENESS + 1)
     best = (np.inf, 0, 0.0)
-    for left in range(len(front) - 1):
-        line = np.outer(1 - shares, theirs[left]) + np.outer(shares, theirs[left + 1])
-        larger = (ours - line).max(axis=1)
+    for left in range(len(corners) - 1):
+        points_of = np.outer(1 - shares, corners[left]) + np.outer(shares, corners[left + 1])
+        larger = ((ours - points_of) / scale).max(axis=1)
         at = int(larger.argmin())
         best = min(best, (float(larger[at]), left, float(shares[at])))
-    excess, left, share = best
-    betas = [beta_of(profile, front[left + side]) for side in (0, 1)]
-    sides = found, of_front[left], of_front[left + 1]
-    one, low_side, high_side = common_seeds([(side.values, side.seeds) for side in sides])[0]
-    nearest = (1 - share) * low_side + share * high_side
-    mean, low, high = metrics.paired_difference(one, nearest, found.sets)
+    _, left, share = best
+    nearest = (1 - share) * values[1 + left] + share * values[2 + left]
+    apart = (ours - (1 - share) * corners[left] - share * corners[left + 1]) / scale
+    step = (corners[left + 1] - corners[left]) / scale
+    if 0 < share < 1 and step[0] * step[1] < 0:
+        weights = np.abs(step[::-1]) / np.abs(step).sum()
+    else:  # at a corner the larger difference alone counts
+        weights = (apart == apart.max()).astype(float)
+    across = ((values[0] - nearest) / scale) @ weights
+    excess = metrics.paired_difference(across[..., None], 0 * across[..., None], found.sets)
+    mean, low, high = metrics.paired_difference(values[0], nearest, found.sets)
+    betas = [beta_of(profile, one.method) if one.method != BASE else np.inf for one in line]
+    between = betas[left] if share == 0 else betas[left + 1]
+    if 0 < share < 1 and np.isfinite(betas[left + 1]):
+        between = (1 - share) * betas[left] + share * betas[left + 1]
+    elif 0 < share < 1:
+        between = betas[left]  # and the base, by a share that has no beta
     row: dict[str, Any] = {
         "beta": beta_of(profile, found.method),
-        "nearest": (1 - share) * betas[0] + share * betas[1],
-        "seeds": len(one),
-        "holds_for": holds_for(len(one)),
-        "excess": excess,
+        "nearest": between,
+        "to_base": share if not np.isfinite(betas[left + 1]) else 0.0,
+        "seeds": len(seeds),
+        "holds_for": holds_for(len(seeds)),
+        "excess": float(excess[0][0]),
+        "low": float(excess[1][0]),
+        "high": float(excess[2][0]),
     }
     for column, k in enumerate(AXES):
         row[f"pass@{k} difference"] = mean[column]
         row |= {f"pass@{k} low": low[column], f"pass@{k} high": high[column]}
-    return {**row, "verdict": _verdict(low, high)}
+    return {**row, "verdict": _verdict(row["low"], row["high"], len(seeds))}
 
 
-def _verdict(low: np.ndarray, high: np.ndarray) -> str:
-    if (low > 0).all():
+def _verdict(low: float, high: float, seeds: int) -> str:
+    if seeds < FEWEST_SEEDS:
+        return "too few seeds"
+    if low > 0:
         return "outside"
-    return "inside" if (high < 0).all() else "not separated from the front"
+    return "inside" if high < 0 else "not separated from the front"
 
 
 def paired(
@@ -189,6 +219,8 @@ def paired(
         (ours, theirs), _ = common_seeds(arms)
         sets = exact[method].sets
         effects = metrics.minimum_detectable_effect(ours - theirs, sets)
+        if len(ours) == len(theirs) == 1:  # how far seeds lie apart is not known
+            effects = np.full(len(names), np.nan)
         found = difference_rows(ours, theirs, names, sets)
         for row, effect in zip(found, effects, strict=True):
             rows.append({"method": method, "against": reference, **row, "detectable": effect})

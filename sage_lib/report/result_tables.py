@@ -180,20 +180,21 @@ def common_seeds(
 ) -> tuple[list[np.ndarray], list[Any]]:
     """The values of several methods for the seeds that all of them have, and these seeds.
 
-    An arm is (values, seeds), with the seeds along the first axis; a single checkpoint, such as the
-    base, goes with all seeds and stays as it is. Raises SageError where there is no common seed.
+    An arm is (values, seeds), with the seeds along the first axis. The base, whose only seed is
+    None, goes with all seeds and stays as it is; a method that was trained with one seed is
+    compared in that seed alone. Raises SageError where there is no common seed.
     """
-    several = [seeds for _, seeds in arms if len(seeds) > 1]
-    if not several:
-        return [values for values, _ in arms], list(arms[0][1])
-    common = [seed for seed in several[0] if all(seed in seeds for seeds in several)]
+    trained = [seeds for _, seeds in arms if seeds != [None]]
+    if not trained:
+        return [values for values, _ in arms], [None]
+    common = [seed for seed in trained[0] if all(seed in seeds for seeds in trained)]
     if not common:
         raise SageError(
-            f"there is no seed that all have, of {' and of '.join(map(str, several))}: "
+            f"there is no seed that all have, of {' and of '.join(map(str, trained))}: "
             "a comparison needs the same ones, so evaluate both for the same seeds"
         )
     kept = [
-        values if len(seeds) == 1 else values[[seeds.index(seed) for seed in common]]
+        values if seeds == [None] else values[[seeds.index(seed) for seed in common]]
         for values, seeds in arms
     ]
     return kept, common

@@ -2,7 +2,8 @@
 
 A claim is a list of comparisons, each with what the claim expects of it. Outcomes are computed from
 the measured files alone: no sentence here states a result. What counts as a difference that
-matters was fixed before the runs (:data:`MARGINS`).
+matters was fixed before any trained policy was evaluated (:data:`MARGINS`). Nothing is corrected
+for the number of comparisons: of many, some come out wrong by chance.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,12 @@ from scipy.stats import t
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, measured, reported
-from sage_lib.report.front_tables import AXES, front_methods, outside, paired, points
+from sage_lib.report.front_tables import AXES, FEWEST_SEEDS, front_methods, outside, paired, points
 from sage_lib.report.result_tables import interval_text
 from sage_lib.report.style import count
 
 #: The smallest difference that matters, by metric, in its own unit. The base's rare mass is 0.009.
 MARGINS = {"pass@1": 0.005, "pass@256": 0.005, "rare mass": 0.0005, "gradient norm": 0.002}
-#: Fewer training seeds than this decide nothing.
-FEWEST_SEEDS = 3
 AGREES, DISAGREES, OPEN, MISSING = "agrees", "disagrees", "cannot tell", "not run"
 OUTCOMES = (AGREES, DISAGREES, OPEN, MISSING)
 COMPARISONS = [
@@ -154,8 +153,8 @@ CLAIMS = (
     ),
     Claim(
         "P1",
-        "notebook 03",
-        "under k3 Branch lies on GRPO's front, between beta and 1.4 beta",
+        "prediction, from notebook 03",
+        "under k3 Branch's pass@256 lies between GRPO's at beta and at 1.4 beta",
         (
             Comparison("branch_strong", "grpo", "pass@256", "not below"),
             Comparison("branch_strong", "grpo_front_beta1.4", "pass@256", "not above"),
@@ -164,35 +163,35 @@ CLAIMS = (
     ),
     Claim(
         "P2",
-        "notebook 03",
-        "under the corrected k3 Branch changes nothing",
+        "prediction, from notebook 03",
+        "under the corrected k3 Branch changes nothing that matters",
         _both("branch_corrected", "corrected_beta1.0", "equal"),
         "more seeds",
     ),
     Claim(
         "P3",
-        "notebook 03",
+        "prediction",
         "shuffled Branch equals Branch",
         _both("shuffled_branch", "branch_strong", "equal"),
         "more seeds",
     ),
     Claim(
         "P4",
-        "notebook 03",
+        "prediction, from notebook 03",
         "GRPO (k3) and GRPO + exact forward KL are the same",
         _both("grpo_forward_kl", "grpo", "equal"),
         "more seeds",
     ),
     Claim(
         "P5",
-        "notebook 03",
+        "prediction, from eq. 4",
         "under the sequence-level anchor Branch moves mass to rare correct completions",
         (Comparison("branch_sequence", "sequence_beta0.2", "rare mass", "above"),),
         "more seeds",
     ),
     Claim(
         "P6",
-        "notebook 03",
+        "prediction",
         "a random reward brings nothing at pass@1",
         (Comparison("random_reward", BASE, "pass@1", "not above"),),
         "more seeds",
@@ -203,9 +202,10 @@ CLAIMS = (
 def outcome(expects: str, low: float, high: float, margin: float) -> str:
     """What an interval says of an expectation; ``margin`` is the smallest difference that matters.
 
-    "above" agrees where the whole interval is above 0, and disagrees where no gain of the margin is
-    left in it. "equal" agrees where the interval lies within the margin on both sides, and
-    disagrees where it lies beyond it. "not above" agrees below the margin, and disagrees above 0.
+    "above" disagrees where no gain of the margin is left in the interval (a gain too small to
+    matter confirms nothing), and agrees where the whole interval is above 0. "equal" agrees where
+    the interval lies within the margin on both sides, and disagrees where it lies beyond it. "not
+    above" agrees below the margin, and disagrees above 0.
     """
     if np.isnan(low):
         return OPEN
@@ -213,7 +213,7 @@ def outcome(expects: str, low: float, high: float, margin: float) -> str:
         expects = expects.replace("below", "above")
         low, high = -high, -low
     if expects == "above":
-        return AGREES if low > 0 else DISAGREES if high < margin else OPEN
+        return DISAGREES if high < margin else AGREES if low > 0 else OPEN
     if expects == "not above":
         return AGREES if high < margin else DISAGREES if low > 0 else OPEN
     if expects == "equal":
@@ -242,9 +242,10 @@ def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFr
             if found is None:
                 rows.append({**row, "seeds": 0, "outcome": MISSING})
                 continue
-            enough = found["seeds"] >= FEWEST_SEEDS
-            judged = outcome(one.expects, found["low"], found["high"], MARGINS[one.metric])
-            rows.append({**row, **found, "outcome": judged if enough else OPEN})
+            margin = MARGINS[one.metric]
+            judged = outcome(one.expects, found["low"], found["high"], margin)
+            tells = found["seeds"] >= FEWEST_SEEDS and not _at_a_floor(found, margin)
+            rows.append({**row, **found, "outcome": judged if tells else OPEN})
     return pd.DataFrame(rows, columns=COMPARISONS)
 
 
@@ -270,6 +271,12 @@ def claims(profile: Profile, chosen: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=CLAIMS_TABLE)
 
 
+def _at_a_floor(found: dict[str, Any], margin: float) -> bool:
+    """Both arms so near 0 or 1 that no difference that matters could be seen."""
+    arms = found.pop("means", (0.5, 0.5))
+    return max(arms) < margin or min(arms) > 1 - margin
+
+
 def summary(profile: Profile) -> list[str]:
     """What the measured files say, in sentences: the front, Branch against GRPO, the claims."""
     table = points(profile).set_index("method")
@@ -281,10 +288,14 @@ def summary(profile: Profile) -> list[str]:
         f" (base {base[f'pass@{k}']:.3f})"
         for k in AXES
     )
-    size = f"{int(base['problems'])} problems, {count(int(line['seeds'].min()), 'seed')} or more"
+    least = count(int(line["seeds"].min()), "seed")
+    size = f"{int(base['problems'])} problems, at least {least} a beta"
     sentences = [f"GRPO, {betas}: exact {ranges}; {size}."]
     branch, against = CLAIMS[0].comparisons[0].method, CLAIMS[0].comparisons[0].against
-    if {branch, against} <= set(table.index):
+    seeds = [table["seeds"].get(method, 0) for method in (branch, against)]
+    if min(seeds) < FEWEST_SEEDS:
+        sentences.append(f"Too few seeds yet to compare {branch} with {against}.")
+    else:
         rows = paired(profile, against, [branch]).set_index("metric")
         differences = " and ".join(
             f"{name} {interval_text(*rows.loc[name, ['difference', 'low', 'high']])}"
@@ -309,7 +320,15 @@ def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
         return _gradient_norms(profile, one)
     table = paired(profile, one.against, [one.method], one.ood).set_index("metric")
     row = table.loc[one.metric]
-    return {key: row[key] for key in ("difference", "low", "high", "detectable", "seeds")}
+    found: dict[str, Any] = {
+        key: row[key] for key in ("difference", "low", "high", "detectable", "seeds")
+    }
+    if one.metric.startswith("pass@"):
+        exact = exact_tables.by_method(profile, AXES, one.ood)
+        column = [f"pass@{k}" for k in AXES].index(one.metric)
+        arms = (exact[key].values[..., column] for key in (one.method, one.against))
+        found["means"] = tuple(float(values.mean()) for values in arms)
+    return found
 
 
 def _gradient_norms(profile: Profile, one: Comparison) -> dict[str, Any] | None:
