@@ -337,7 +337,9 @@ def _published_part(profile: Profile, folder: Path) -> Profile:
         for key, method in profile.methods.items()
         if there[key]
     }
-    return dataclasses.replace(profile, methods=methods)
+    some = {seed for seeds in there.values() for seed in seeds}
+    seeds = tuple(seed for seed in profile.seeds if seed in some) or profile.seeds
+    return dataclasses.replace(profile, methods=methods, seeds=seeds)
 
 
 def _folder_name(change: str) -> str:

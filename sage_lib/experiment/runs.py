@@ -409,6 +409,12 @@ def published_command(profile: Profile) -> str:
     return str(read_json(paths.measured(profile.name, published=True) / "profile.json")["command"])
 
 
+def known_stale(profile: Profile) -> str:
+    """Why published results are known to be older than their settings; "" where they are not."""
+    marks = read_json(paths.measured(profile.name, published=True) / "profile.json")
+    return str(marks.get("stale", ""))
+
+
 def published_record(profile: Profile, run: Run) -> dict[str, Any]:
     """The record of a published run; SageError where there is none, or where it was made from other
     settings than the profile has today."""

@@ -106,8 +106,10 @@ def redraw(profiles: list[Profile], theory: bool = True) -> bool:
         try:
             runs.require_current(profile)
         except SageError as error:
-            print(f"{profile.name}: not drawn: {error}", flush=True)
-            failed += 1
+            known = runs.known_stale(profile)
+            reason = f"the figures stay as they are, {known}" if known else f"not drawn: {error}"
+            print(f"{profile.name}: {reason}", flush=True)
+            failed += not known
             continue
         if lacking:
             print(f"{profile.name}: not drawn before it is whole: {lacking[0]} is not published")

@@ -43,8 +43,11 @@ def banded(profile: Profile, methods: Sequence[str]) -> tuple[str, ...]:
 
 def seeds(profile: Profile) -> str:
     """How many training seeds a figure stands on, for its title; one shows checkpoints alone."""
-    shown = count(len(profile.seeds), "seed")
-    return f"{shown} (these checkpoints)" if len(profile.seeds) == 1 else shown
+    sizes = sorted({len(profile.seeds_of(method)) for method in profile.methods})
+    sizes = sizes or [len(profile.seeds)]
+    if sizes == [1]:
+        return "1 seed (these checkpoints)"
+    return count(sizes[0], "seed") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} seeds"
 
 
 def panel_rows(
