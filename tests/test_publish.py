@@ -394,7 +394,8 @@ def test_without_anything_to_compare_with_the_comparison_says_so(own):
         cli.main(["compare", "--profile", "smoke"])
     publish.publish(own)
     record = runs.sft_run(load_profile(SPEC, "published")).record
-    files.write_json(record, json.loads(record.read_text()) | {"fingerprint": "0", "recipe": "0"})
+    changed = {"fingerprint": "0", "recipe": "0"}
+    files.write_json(record, json.loads(record.read_text()) | changed)
     with pytest.raises(SageError, match="are not those of its settings"):
         compare.compare(own)
 
