@@ -136,7 +136,7 @@ def test_of_changed_settings_the_names_are_told(own):
     publish.publish(own)
     profile = load_profile(SPEC, "published")
     other = dataclasses.replace(profile, rl={**profile.rl, "weight_decay": 0.5})
-    words = r"\(rl/grpo-s3407: rl.weight_decay was 0.01 and is 0.5\): sage-companion reproduce --profile"
+    words = r"\(rl/grpo-s3407: rl.weight_decay was 0.01 and is 0.5\): sage-companion reproduce"
     with pytest.raises(SageError, match=words):
         stages.run(other, "rl")
     with pytest.raises(SageError, match=words):
