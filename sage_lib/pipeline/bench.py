@@ -395,11 +395,6 @@ BASES = {
         "model.architecture.hidden_size=64",
         "model.architecture.intermediate_size=192",
     ),
-    "width 128, 4 layers": (
-        "model.architecture.hidden_size=128",
-        "model.architecture.intermediate_size=384",
-        "model.architecture.num_hidden_layers=4",
-    ),
     "rare throughout": ("sft_data.early_rare_share=null",),
 }
 #: Nothing but the base, and enough samples to count unsound work.

@@ -153,7 +153,7 @@ def demonstrations(
         raise SageError("demonstrations of countdown need the setting rare_share, such as 0.03")
     rng = random.Random(seed)
     drawn = problems(settings, min(rows, settings.distinct or rows), seed, exclude, revision)
-    shown: list[Problem] = []
+    shown = drawn if settings.distinct is None and early is None else []
     while len(shown) < rows:
         # Short puzzles come first in a stream of distinct ones: every part needs some.
         shown += rng.sample(drawn, len(drawn))
