@@ -257,7 +257,7 @@ def test_two_processes_evaluate_to_the_same_samples(tiny, base, tmp_path):
         env={**os.environ, "SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    evaluation = tmp_path / "data" / "measured" / tiny.name / "evaluation" / "sft"
+    evaluation = tmp_path / "measured" / tiny.name / "evaluation" / "sft"
     assert (evaluation / "samples.jsonl.gz").read_bytes() == kept
     folder = tmp_path / "build" / tiny.name / "evaluation" / "sft"
     drawn = [len(files.read_lines(path)) for path in folder.glob("samples*.jsonl")]

@@ -83,7 +83,7 @@ def test_the_base_row_of_table_3_repeats_table_1():
 
 def test_reported_and_measured_share_no_file():
     names = {p.name for p in reported.REPORTED.glob("*.csv")}
-    assert not names & {p.name for p in (ROOT / "data" / "measured").rglob("*")}
+    assert not names & {p.name for p in (ROOT / "data" / "published").rglob("*")}
 
 
 # --- averages -------------------------------------------------------------------------------------

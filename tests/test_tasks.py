@@ -169,7 +169,7 @@ def test_labels():
         (
             "countdown",
             {"digits": 3},
-            "no setting 'digits'; .* fewest, most, limit, kinds, rare_share, early_rare_share, distinct$",
+            "no setting 'digits'; .* rare_share, early_rare_share, distinct$",
         ),
         ("countdown", {"usual_most": 3}, "no setting 'usual_most'"),
         ("countdown", {"name": "x"}, "no setting 'name'"),
