@@ -154,6 +154,7 @@ def test_a_grid_orders_runs_by_block_and_seed_each_once(tmp_path):
         "methods: [grop]": "has no method 'grop'",
         "families: [mian]": "has no family 'mian'",
         "seed: [1]": "unknown key 'seed'",
+        "methods: ": "methods is a list, not None",
         "methods: [grpo], seeds: [1]": "no method of it has the seed 1",
     }.items():
         (tmp_path / "own.yaml").write_text(

@@ -125,6 +125,9 @@ def _block(given: Any, path: Path) -> Block:
     where = f"grid {path.name}, block {block['name']}"
     own = block["profile"].split("+")[0].endswith((".yaml", ".yml"))
     profile = load_profile(str(path.parent / block["profile"]) if own else block["profile"])
+    for key in ("families", "methods", "seeds"):
+        if not isinstance(block.get(key, []), list):
+            raise SageError(f"{where}: {key} is a list, not {block[key]!r}")
     families = {method.family for method in profile.methods.values()}
     for family in block.get("families", []):
         if family not in families:
