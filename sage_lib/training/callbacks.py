@@ -77,6 +77,13 @@ class Collapse(SageError):
         self.step, self.reason = step, reason
 
 
+def _taken_back(log: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of a log up to a checkpoint's step; later ones are taken out of the file."""
+    rows = [row for row in read_lines(log) if row["step"] <= step]
+    rewrite_lines(log, rows)
+    return rows
+
+
 class StepLog(TrainerCallback):
     """Appends every logged step to a JSONL file; after a resume, steps past the checkpoint are
     taken back first.
@@ -95,8 +102,7 @@ class StepLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        rows = [row for row in read_lines(self.path) if row["step"] <= state.global_step]
-        rewrite_lines(self.path, rows)
+        rows = _taken_back(self.path, state.global_step)
         self.flat, self.clock = 0, time.perf_counter()
         for row in rows:
             self._count_flat(row)
@@ -178,8 +184,7 @@ class ExactLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        rows = [row for row in read_lines(self.path) if row["step"] <= state.global_step]
-        rewrite_lines(self.path, rows)
+        _taken_back(self.path, state.global_step)
         if state.global_step == 0:
             self._append(kwargs["model"], 0)
 
