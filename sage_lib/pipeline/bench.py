@@ -405,10 +405,8 @@ def base() -> pd.DataFrame:
     """How the base of countdown was chosen: each trial's exact pass@k on the held-out problems.
 
     Columns trial, parameters, exact pass@1 and pass@256 (means over data sets), rare_share (of
-    samples that take the rare way), unsound (of rewarded samples), seconds of SFT. A trial that is
-    finished is kept.
+    samples that take the rare way), unsound (of rewarded samples). A trial that is finished is kept.
     """
-    from sage_lib.experiment import runs
     from sage_lib.pipeline import plan, stages
     from sage_lib.policy import tiny_qwen
     from sage_lib.report import countdown_tables, exact_tables
@@ -422,10 +420,9 @@ def base() -> pd.DataFrame:
         words = len(tiny_qwen.tokenizer(profile.model.largest_number or 0, 1))
         shape = {"vocab_size": words, **(profile.model.architecture or {})}
         parameters, _ = plan.parameters(shape, None)
-        seconds = records.load(runs.sft_run(profile).record)["seconds"]
         found = (exact["pass@1"], exact["pass@256"], modes["rare_share"], modes["unsound"])
-        rows.append((trial, parameters, *found, seconds))
-    columns = ["pass@1", "pass@256", "rare_share", "unsound", "seconds"]
+        rows.append((trial, parameters, *found))
+    columns = ["pass@1", "pass@256", "rare_share", "unsound"]
     return pd.DataFrame(rows, columns=["trial", "parameters", *columns])
 
 
