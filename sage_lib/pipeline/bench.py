@@ -405,7 +405,7 @@ def base() -> pd.DataFrame:
     """How the base of countdown was chosen: each trial's exact pass@k on the held-out problems.
 
     Columns trial, parameters, exact pass@1 and pass@256 (means over data sets), rare_share (of
-    samples that take the rare way), unsound (of rewarded samples). A trial that is finished is kept.
+    samples that take the rare way), unsound (of rewarded samples). A finished trial is kept.
     """
     from sage_lib.pipeline import plan, stages
     from sage_lib.policy import tiny_qwen
