@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_lib.errors import SageError
+from sage_lib.experiment import problems
+from sage_lib.experiment.profile import load_profile
 from sage_lib.tasks import countdown
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END
@@ -129,6 +131,19 @@ def test_what_could_be_drawn_is_a_question_with_as_many_digits():
         assert countdown.could_draw(three, problem) is expected
     in_a_file = Problem("1", "mine", "reach 9 from 2 3 4", "9", "file", "math")
     assert countdown.could_draw(three, in_a_file)
+
+
+def test_other_words_ask_the_same_puzzles_which_the_usual_words_hold_out():
+    usual = countdown.problems(countdown.Settings(), 20, 3)
+    other = countdown.problems(countdown.Settings(verb="find"), 20, 3)
+    assert [p.detail for p in other] == [p.detail for p in usual]
+    assert {p.question.split()[0] for p in other} == {"find"} and other[0].gold == usual[0].gold
+    assert not any(countdown.could_draw(countdown.Settings(), p) for p in other)
+    for name in ("smoke", "laptop", "countdown"):
+        profile = load_profile(name)
+        asked = problems.evaluation_problems(profile, ood=True)
+        held_out = problems.held_out(profile, profile.rl_data)
+        assert asked and {p.detail.question for p in asked} <= held_out
 
 
 PROBLEM = countdown.Puzzle((3, 5, 7, 2), 54, "forward", 56)

@@ -153,6 +153,7 @@ def test_labels():
     assert label("countdown", {"kinds": {"reverse": 1}}, COUNTDOWN) == "reverse"
     assert label("countdown", {"kinds": MIXED}, COUNTDOWN) == "mixed"
     assert label("countdown", {"fewest": 6, "most": 6}, COUNTDOWN) == "both_6_digits"
+    assert label("countdown", {"verb": "find"}, COUNTDOWN) == "both_other_words"
     assert label("countdown", {"most": 4}, COUNTDOWN) == "both_3_to_4_digits"
     assert label("countdown", {"fewest": 3}, COUNTDOWN) == "both"
     assert label("knights_knaves", {"people": 2}) == "knights_knaves_2"
@@ -184,6 +185,7 @@ def test_labels():
         ("countdown", {"fewest": 1}, "2 to 6 digits, from fewest to most, not 1 to 5"),
         ("countdown", {"fewest": 5, "most": 4}, "not 5 to 4"),
         ("countdown", {"limit": 0}, "a limit of 1 or more"),
+        ("countdown", {"verb": "find it"}, "verb is one word of small letters, not 'find it'"),
         ("countdown", {"kinds": "both"}, "must be a section of numbers, not 'both'"),
         ("countdown", {"kinds": {"both": "1"}}, "kinds.both .* must be a number, not '1'"),
         ("countdown", {"kinds": {"both": 0.5}}, "of both, forward, reverse and sum to 1"),

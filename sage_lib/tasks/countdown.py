@@ -51,6 +51,9 @@ class Settings(TaskSettings):
     fewest: int = 3  # digits shown in a problem, drawn between these two
     most: int = 5
     limit: int = 50  # running values stay in 0..limit, each one token
+    #: The question's first word. With another one the same puzzles are asked in other words; give
+    #: them the seed of a set in the usual words, which training then holds out.
+    verb: str = "reach"
     kinds: dict[str, float] = field(default_factory=lambda: {"both": 1.0})  # share of each kind
     rare_share: float | None = None  # of demonstrations that take the rare way
     #: The same of the first half of the demonstrations; None is ``rare_share``. It teaches a way
@@ -71,6 +74,8 @@ class Settings(TaskSettings):
             )
         if self.limit < 1:
             raise SageError(f"countdown needs a limit of 1 or more, not {self.limit}")
+        if not re.fullmatch(r"[a-z]+", self.verb):
+            raise SageError(f"countdown's verb is one word of small letters, not {self.verb!r}")
         shares = list(self.kinds.values())
         known = set(self.kinds) <= set(KINDS)
         if not known or min(shares, default=-1) < 0 or abs(sum(shares) - 1) > 1e-9:
@@ -105,12 +110,17 @@ class Puzzle:
 
     @property
     def question(self) -> str:
-        return f"reach {self.target} from {' '.join(map(str, self.digits))}"
+        return self.asked("reach")
+
+    def asked(self, verb: str) -> str:
+        return f"{verb} {self.target} from {' '.join(map(str, self.digits))}"
 
 
 def label(settings: Settings) -> str:
-    """The kind, or "mixed", and the numbers of digits where they are not the usual ones."""
+    """The kind, or "mixed", and the words and the numbers of digits where they are not the usual
+    ones."""
     kinds = next(iter(settings.kinds)) if len(settings.kinds) == 1 else "mixed"
+    kinds += "" if settings.verb == Settings.verb else "_other_words"
     own, usual = (settings.fewest, settings.most), (settings.usual_fewest, settings.usual_most)
     if None in usual or own == usual:
         return kinds
@@ -129,7 +139,7 @@ def problems(
     no_revision(settings, revision)
     dataset = label(settings)
     return [
-        Problem(p.id, dataset, p.question, str(p.target), settings.name, p)
+        Problem(p.id, dataset, p.asked(settings.verb), str(p.target), settings.name, p)
         for p in itertools.islice(stream(settings, seed, exclude), rows)
     ]
 
