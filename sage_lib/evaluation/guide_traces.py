@@ -28,6 +28,7 @@ from sage_lib.policy import loading, token_signals
 from sage_lib.policy.sampling import rollouts, sample_seed
 from sage_lib.tasks.judging import judge
 from sage_lib.tasks.problem import Problem
+from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
 
 #: Completions of each traced problem: a group, as the profiles' RL has it.
@@ -75,7 +76,7 @@ def measure(profile: Profile, run: Run) -> dict:
     """Trace completions of the reference method's policy; returns the run record.
 
     Writes traces.json, one completion as {"problem", "answer", "method", "progress", "tokens": [a
-    row per token]} with text, pi, pi_ref (probabilities of the drawn token), entropy (of pi, nats),
+    row per token]}, for countdown also "valid" as the step checker says, with text, pi, pi_ref (probabilities of the drawn token), entropy (of pi, nats),
     surprisal (-log pi, nats) and q of each guide at the start of a run; signals.json: entropy and
     surprisal over all completions as ``token_signals.summary`` has them, the share of tokens
     "above" each threshold of Table 6 and above the branch guide's own, and the "kept_mass" that
@@ -97,7 +98,7 @@ def measure(profile: Profile, run: Run) -> dict:
     verifier = Verifier(workers=profile.compute.threads)
     generator = torch.Generator().manual_seed(seed)
     totals = Totals()
-    shown: tuple[tuple[bool, float], dict[str, Any]] | None = None
+    shown: tuple[tuple[bool, bool, float], dict[str, Any]] | None = None
     asked = problems.sampled_problems(profile, ood=False)[: profile.evaluation.traced]
     for number, problem in enumerate(asked):
         group = _draw(profile, model, reference, tokenizer, problem, seed, verifier)
@@ -127,11 +128,14 @@ def measure(profile: Profile, run: Run) -> dict:
             tokens = _token_rows(group, q, row, tokenizer)
             kept = {"problem": problem.id, "text": text, "correct": correct, "tokens": tokens}
             append_line(run.samples, kept)
-            # Shown is, among correct completions (all, if none is), the one with the most
-            # uncertain state.
-            rank = (correct, max(token["entropy"] for token in tokens))
+            # Shown is the completion with the most uncertain state, among those whose work the
+            # step checker calls valid where the task has one, else among the correct ones.
+            measures = task_of(problem.task).measures(problem, text, correct)
+            sound = measures.get("valid", correct)
+            rank = (sound, correct, max(token["entropy"] for token in tokens))
             if shown is None or rank > shown[0]:
                 trace = {"problem": problem.question, "answer": text, "correct": correct}
+                trace |= {key: measures[key] for key in ("valid",) if key in measures}
                 trace |= {"method": run.method, "progress": 0.0, "tokens": tokens}
                 shown = rank, trace
     if shown is None:

@@ -42,6 +42,8 @@ def figure1(profile: Profile) -> Figure:
             axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         problem = shorten(traced["problem"], 44, placeholder=" …")
         verdict = "correct" if traced["correct"] else "not correct"
+        if "valid" in traced:
+            verdict += ", sound work" if traced["valid"] else ", work not sound"
         figure.suptitle(
             f"{profile.name}: one completion of “{problem}”, {verdict}; "
             "guides at the start of a run"
