@@ -13,9 +13,12 @@ from sage_lib.report.style import NARROW, STYLE, band, count, sentence
 KS = tuple(2**n for n in range(11))
 
 
-def exact_pass_at_k(profile: Profile) -> Figure:
-    """Exact pass@k by k for each data set and every evaluated method; bands span the seeds."""
-    found = exact_tables.probabilities(profile)
+def exact_pass_at_k(profile: Profile, ood: bool = False) -> Figure:
+    """Exact pass@k by k for each data set and every evaluated method; bands span the seeds.
+
+    Of the data of Table 1, with ``ood`` of those outside it.
+    """
+    found = exact_tables.probabilities(profile, ood)
     datasets = list(dict.fromkeys(found["dataset"]))
     methods = [BASE, *profile.evaluated]
     with plt.rc_context(STYLE):
