@@ -445,7 +445,7 @@ def test_methods_of_ones_own_are_compared_with_the_first(profile):
     assert list(result_tables.crossings(own)["method"]) == ["base", "yours", "last"]
     assert list(dict.fromkeys(result_tables.table1(own)["method"])) == ["base", *own.methods]
     assert measured.trio(own) == ("base", "mine", "last")
-    assert list(dict.fromkeys(result_tables.reported_table1(own)["method"])) == ["base"]
+    assert list(dict.fromkeys(result_tables.reported_table(own)["method"])) == ["base"]
 
 
 def test_ways_are_counted_of_countdown_alone(profile):
@@ -487,7 +487,7 @@ def test_labels_are_put_on_for_display_alone(profile):
 
 def test_a_row_of_the_paper_belongs_to_the_method_with_its_label(profile):
     twins = {**profile.methods, "grpo_again": Method("GRPO")}
-    found = result_tables.reported_table1(dataclasses.replace(profile, methods=twins))
+    found = result_tables.reported_table(dataclasses.replace(profile, methods=twins))
     assert list(dict.fromkeys(found["method"])) == ["base", "grpo", "grpo_branch"]
     cell = (found["method"] == "grpo_branch") & (found["dataset"] == "AMC23")
     assert found[cell & (found["metric"] == "pass@1")]["mean"].tolist() == [0.465]

@@ -87,15 +87,16 @@ def _rows_of_table1(profile: Profile, frame: pd.DataFrame, method: str) -> Itera
             }
 
 
-def reported_table1(profile: Profile) -> pd.DataFrame:
-    """The paper's own Table 1, the rows that this profile has: method, dataset, metric, mean, std.
+def reported_table(profile: Profile, name: str = "sage_table1") -> pd.DataFrame:
+    """A table of the paper's as Table 1, the rows that this profile has: method, dataset, metric,
+    mean, std.
 
     A row of the paper belongs to the first method with its label; other rows are left out.
     """
     keys = {profile.label("base"): "base"}
     for method in profile.methods:
         keys.setdefault(profile.label(method), method)
-    frame = reported.load("sage_table1")
+    frame = reported.load(name)
     known = frame[frame["row"].isin(list(keys))].reset_index(drop=True)
     known.insert(0, "method", [keys[row] for row in known["row"]])
     return known.drop(columns=["table", "row"])
