@@ -77,11 +77,11 @@ def measure(profile: Profile, run: Run) -> dict:
 
     Writes traces.json, one completion as {"problem", "answer", "correct", "method", "progress",
     "tokens": [a row per token]}, for countdown also "valid" as the step checker says, with text,
-    pi, pi_ref (probabilities of the drawn token), entropy (of pi, nats), surprisal (-log pi, nats) and
-    q of each guide at the start of a run; signals.json: entropy and surprisal over all completions
-    as ``token_signals.summary`` has them, the share of tokens "above" each threshold of Table 6 and
-    above the branch guide's own, and the "kept_mass" that min-p sampling leaves; updates.csv and
-    impact.csv (:mod:`token_impact`)."""
+    pi, pi_ref (probabilities of the drawn token), entropy (of pi, nats), surprisal (-log pi, nats)
+    and q of each guide at the start of a run; signals.json: entropy and surprisal over all
+    completions as ``token_signals.summary`` has them, the share of tokens "above" each threshold of
+    Table 6 and above the branch guide's own, and the "kept_mass" that min-p sampling leaves;
+    updates.csv and impact.csv (:mod:`token_impact`)."""
     policy = run.policy
     if policy is None or not policy.done():
         raise SageError(
