@@ -653,6 +653,12 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         model = self.accelerator.unwrap_model(self.model)
         return isinstance(model, PeftModel) and model.active_adapters == ["ref"]
 
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        with self._timed("reward"):
+            rewards = super()._calculate_rewards(*args, **kwargs)
+        self._reward_terms = rewards * self.reward_weights.to(rewards.device)
+        return rewards
+
     # -- metrics -----------------------------------------------------------------------------------
 
     def _phase(self) -> str:
