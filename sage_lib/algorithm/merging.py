@@ -53,7 +53,9 @@ def _stand_in(layer: LoraLinear) -> nn.Linear | None:
     else has hooked into or merged.
     """
     base = layer.base_layer
-    active = [] if layer.disable_adapters else [a for a in layer.active_adapters if a in layer.lora_A]
+    active = (
+        [] if layer.disable_adapters else [a for a in layer.active_adapters if a in layer.lora_A]
+    )
     plain = type(base) is nn.Linear and type(base.weight) is nn.Parameter
     if not plain or layer.merged or any(_is_hooked(module) for module in (layer, base)):
         return None

@@ -120,8 +120,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             precision, 4 bits, DoRA, dropout, FSDP, ZeRO, vLLM, Unsloth's kernels), nothing is
             merged.
 
-    ``guide=None, anchor=None`` is stock GRPOTrainer bit for bit, unless ``merge_adapter`` is set. So is q = 1 with the anchor that
-    ``args`` ask for: "k3" with ``use_bias_correction_kl=False``, "k3_corrected" with True, which is
+    ``guide=None, anchor=None`` without ``merge_adapter`` is stock GRPOTrainer bit for bit. So is
+    q = 1 with the anchor that ``args`` ask for: "k3" with ``use_bias_correction_kl=False``, "k3_corrected" with True, which is
     TRL's default. A guide without an anchor changes that setting to False, and says so.
 
     It logs, beside TRL's metrics: ``kl_ref``, the mean k3 to pi_ref itself (eq. 38, q = 1), while
