@@ -1,6 +1,8 @@
 """Countdown against its definition, and the step checker against every way to be wrong."""
 
 import itertools
+import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -443,3 +445,63 @@ def test_every_bracketing_of_the_digits_is_an_expression_and_no_other_order_is(d
     if other != digits:
         moved, _, _ = rng.choice(list(bracketings(tuple(other))))
         assert countdown.refusal(puzzle, moved) == countdown.OTHER_ORDER
+
+
+def written(digits, rng):
+    """An expression of the digits in their order as somebody writes one: brackets where they are
+    needed or not, spaces, leading zeros."""
+    if len(digits) == 1:
+        return "0" * rng.choice([0, 0, 0, 1, 2]) + str(digits[0])
+    cut = rng.randint(1, len(digits) - 1)
+    space = rng.choice(["", " "])
+    text = space.join([written(digits[:cut], rng), rng.choice("+-*"), written(digits[cut:], rng)])
+    for _ in range(rng.choice([0, 0, 1, 1, 2])):
+        text = f"({space}{text}{space})"
+    return text
+
+
+def by_python(text):
+    return eval(re.sub(r"\b0+(?=[0-9])", "", text))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_the_value_is_that_of_python(digits, rng):
+    text = written(tuple(digits), rng)
+    assert countdown._parse(text) == (digits, by_python(text))
+
+
+def test_the_reward_is_the_one_of_math_verify_on_what_is_not_refused(verifier):
+    """Of every expression, with its value as the target and with one beside it."""
+    rng = random.Random(5)
+    asked, answers = [], []
+    for number in range(150):
+        digits = tuple(rng.randint(1, 9) for _ in range(rng.randint(2, 6)))
+        text = written(digits, rng)
+        for target in (by_python(text), by_python(text) + rng.choice([-1, 1])):
+            puzzle = countdown.Puzzle(digits, target, "both", 60)
+            asked.append(Problem(str(number), "both", "", str(target), "countdown", puzzle))
+            answers.append(text)
+    found = countdown.judge(asked, answers, verifier)
+    theirs = verifier.verify_answers([problem.gold for problem in asked], answers)
+    assert found == [verdict.correct for verdict in theirs]
+    assert sum(found) == 150
+
+
+def test_the_reward_starts_no_process():
+    alone = Verifier()
+    problem = Problem("1", "both", "", "52", "countdown", countdown.Puzzle(DIGITS, 52, "both", 60))
+    countdown.require_golds([problem], alone)
+    answers = [*RIGHT, *OTHER_VALUE, *(answer for answer, _ in HOSTILE), None]
+    countdown.judge([problem] * len(answers), answers, alone)
+    assert alone._pool is None
+    assert alone.counts["asked"] == len(answers)
+    assert alone.counts["verified"] == len(RIGHT) + len(OTHER_VALUE)
+    assert alone.counts["no answer"] == 1
+
+
+@pytest.mark.parametrize("depth", [1, 20, 60, 190])
+def test_brackets_are_read_however_deep(depth):
+    text = "2+" + "(" * depth + "5*(2+8)" + ")" * depth
+    assert countdown._parse(text) == ([2, 5, 2, 8], 52)
+    assert countdown._parse(text[:-1]) is None and countdown._parse(text + ")") is None

@@ -49,6 +49,7 @@ def make(tiny_model, tmp_path_factory):
         data=Dataset,
         change=None,
         other_reference=False,
+        merge_adapter=False,
         **settings,
     ):
         """``lora``: what differs in the adapter's settings, or whether there is one; ``new``: TRL
@@ -102,6 +103,7 @@ def make(tiny_model, tmp_path_factory):
             anchor=anchor,
             dynamic_sampling=dynamic_sampling,
             other_reference=other_reference,
+            merge_adapter=merge_adapter,
             **arguments,
         )
 
@@ -705,6 +707,57 @@ def test_resume_is_bit_for_bit(make, tmp_path):
 def saved(folder, **settings):
     """Settings of a run that keeps checkpoints in ``folder``."""
     return {"save_strategy": "steps", "output_dir": str(folder)} | settings
+
+
+LORA = {"target_modules": ["q_proj", "v_proj", "down_proj"], "lora_alpha": 16}
+
+
+@pytest.mark.parametrize("settings", [{"beta": 0.0}, {"beta": 1.0}])
+def test_a_merged_adapter_learns_the_same(make, settings):
+    guide = BranchGuide(threshold=0.5, ratio=0.3) if settings["beta"] else None
+    plain = trained(make(guide, lora=LORA, **settings))
+    merged = trained(make(guide, lora=LORA, merge_adapter=True, **settings))
+    assert losses(merged) == pytest.approx(losses(plain), rel=1e-4, abs=1e-6)
+    assert torch.allclose(weights(merged), weights(plain), rtol=1e-4, atol=1e-6)
+
+
+def test_a_merged_adapter_is_in_place_while_sampling_alone(make, monkeypatch):
+    """And in the pass that scores the reference; never in the one that has the gradient."""
+    trainer = make(None, lora=LORA, merge_adapter=True, max_steps=2)
+    seen = []
+    model = trainer.model
+    model.get_base_model().get_decoder().register_forward_hook(
+        lambda *_: seen.append((torch.is_grad_enabled(), any("lora_A" in n for n in named(model))))
+    )
+    trainer.train()
+    assert set(seen) == {(False, False), (True, True)}
+
+
+def named(model):
+    return [name for name, _ in model.named_modules()]
+
+
+def test_a_merged_adapter_resumes_also_after_it_was_stopped_while_sampling(make, tmp_path):
+    settings = saved(tmp_path, max_steps=4, save_steps=2)
+    whole = trained(make(None, lora=LORA, merge_adapter=True, **settings))
+    keys = set(load_file(tmp_path / "checkpoint-2" / "adapter_model.safetensors"))
+    assert keys and all("lora_" in key for key in keys)
+    stopped = make(None, lora=LORA, merge_adapter=True, **settings)
+    before = {name: p.clone() for name, p in stopped.model.named_parameters()}
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    hook = stopped.model.get_base_model().get_decoder().register_forward_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    after = dict(stopped.model.named_parameters())
+    assert list(before) == list(after)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    hook.remove()
+    again = make(None, lora=LORA, merge_adapter=True, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert torch.equal(weights(whole), weights(again))
 
 
 def test_a_resume_far_from_the_reference_goes_on(make, tmp_path):

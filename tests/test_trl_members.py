@@ -22,6 +22,7 @@ METHODS = {
     ),
     "_generate_and_score_completions": "inputs",
     "_generate": "prompts",
+    "_generate_single_turn": "prompt_ids images multimodal_fields num_generations has_tool_images",
     "_calculate_rewards": "inputs prompts completions completion_ids_list",
     "_save_checkpoint": "model trial",
     "_load_from_checkpoint": "resume_from_checkpoint model",

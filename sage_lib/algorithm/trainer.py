@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from sage_lib.algorithm import anchors
 from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabulary, build_anchor
 from sage_lib.algorithm.batches import Batch, counted_tokens, groups_without_spread, replace_rows
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
+from sage_lib.algorithm.merging import merged_adapters
 from sage_lib.algorithm.token_probabilities import (
     completion_logits,
     drawn_log_probabilities,
@@ -111,9 +112,16 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             rewards are all equal, up to the rounding of a float32.
         other_reference: the policy is not meant to start at its reference, and the first step does
             not ask whether it does.
+        merge_adapter: a LoRA adapter is merged while completions are drawn and the reference is
+            scored, by ``merging.merged_adapters``: the same policy up to the rounding of single
+            precision, in fewer operations. The loss, its gradient and checkpoints are those of the
+            adapter as it is, and no weight is written. It takes the memory of the adapted layers'
+            weights once more. Where it would be another policy, or not reach what samples (half
+            precision, 4 bits, DoRA, dropout, FSDP, ZeRO, vLLM, Unsloth's kernels), nothing is
+            merged.
 
-    ``guide=None, anchor=None`` is stock GRPOTrainer bit for bit. So is q = 1 with the anchor that
-    ``args`` ask for: "k3" with ``use_bias_correction_kl=False``, "k3_corrected" with True, which is
+    ``guide=None, anchor=None`` without ``merge_adapter`` is stock GRPOTrainer bit for bit. So is
+    q = 1 with the anchor that ``args`` ask for: "k3" with ``use_bias_correction_kl=False``, "k3_corrected" with True, which is
     TRL's default. A guide without an anchor changes that setting to False, and says so.
 
     It logs, beside TRL's metrics: ``kl_ref``, the mean k3 to pi_ref itself (eq. 38, q = 1), while
@@ -139,6 +147,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         anchor: str | Anchor | None = None,
         dynamic_sampling: int = 0,
         other_reference: bool = False,
+        merge_adapter: bool = False,
         **kwargs: Any,
     ) -> None:
         if guide is not None:
@@ -149,6 +158,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self.anchor = anchors.K3() if chosen is None and guide is not None else chosen
         self.dynamic_sampling = dynamic_sampling
         self.other_reference = other_reference
+        self.merge_adapter = merge_adapter
         # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no
         # entropies: there the anchor is shaped where the reference is scored, at the price of one
         # forward pass without a gradient.
@@ -265,7 +275,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         self._hidden = [] if self._keeps_hidden() else None
         score = partial(super()._get_per_token_logps_and_entropies, *args, **kwargs)
-        logps, entropies, *rest = score()
+        with self._merged() if self._scores_reference() else nullcontext():
+            logps, entropies, *rest = score()
         passing = self._passing
         if passing is not None and entropies is not None:
             passing.score = score
@@ -621,6 +632,26 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     def _generate(self, prompts: list[Any]) -> Any:
         with self._timed("generation"):
             return super()._generate(prompts)
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        with self._merged():
+            return super()._generate_single_turn(*args, **kwargs)
+
+    def _merged(self) -> AbstractContextManager[Any]:
+        """The policy's active adapter merged, where that is asked for and can be."""
+        elsewhere = self.use_vllm or self.is_fsdp_enabled or self.is_deepspeed_enabled
+        model = self.accelerator.unwrap_model(self.model)
+        if not self.merge_adapter or elsewhere or self._seam == "scoring":
+            return nullcontext()
+        return merged_adapters(model) if isinstance(model, PeftModel) else nullcontext()
+
+    def _scores_reference(self) -> bool:
+        """Whether TRL now has the policy's model score as the reference, by its copy of the
+        adapter as it was at the start."""
+        if torch.is_grad_enabled() or self.ref_model is not None:
+            return False
+        model = self.accelerator.unwrap_model(self.model)
+        return isinstance(model, PeftModel) and model.active_adapters == ["ref"]
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         with self._timed("reward"):

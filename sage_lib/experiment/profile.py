@@ -166,6 +166,8 @@ class Compute:
     threads: int = 1  # of one process
     parallel: int = 1  # processes at a time
     disk_gb: float = 0.2  # that its build may take
+    #: RL: completions are drawn, and the reference is scored, with the adapter merged (SageTrainer).
+    merge_adapter: bool = False
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,7 @@ def trainer() -> pd.DataFrame:
     cases: dict[str, dict[str, Any]] = {
         STOCK: {},
         "SageTrainer, no guide": {},
+        "adapter merged": {"merge_adapter": True},
         "Branch": {"guide": BranchGuide(0.3, 0.14)},
         "Random": {"guide": RandomGuide()},
         "Token": {"guide": TokenGuide()},

@@ -4,7 +4,7 @@ The digits keep their order; what differs is where the brackets go. From left to
 common way) 2 5 2 8 is (((2 . 5) . 2) . 8), from right to left (``R``, the rare way)
 (2 . (5 . (2 . 8))). The work names its way and writes each step; the answer is the expression. The
 reward reads the answer alone: an expression of exactly these digits, each once and in this order,
-with + - * and brackets, whose value is the target (Math-Verify). Running values lie in 0..limit by
+with + - * and brackets, whose value is the target. Running values lie in 0..limit by
 definition of the problem, since the vocabulary has no others.
 
 A problem is of one of three kinds: both ways reach the target, or one way only ("forward",
@@ -195,49 +195,57 @@ def refusal(puzzle: Puzzle, answer: str) -> str | None:
 
     None where it is one, whatever its value; otherwise one of the four reasons above.
     """
-    if len(answer) > LENGTH_LIMIT:
-        return NO_EXPRESSION
-    numbers = _numbers(answer)
-    if numbers is None:
-        return NO_EXPRESSION
+    return _read(puzzle, answer)[0]
+
+
+def _read(puzzle: Puzzle, answer: str) -> tuple[str | None, int | None]:
+    """The reason of :func:`refusal`, and the value of an answer that is an expression."""
+    found = _parse(answer) if len(answer) <= LENGTH_LIMIT else None
+    if found is None:
+        return NO_EXPRESSION, None
+    numbers, value = found
     if numbers == [puzzle.target] and len(puzzle.digits) > 1:
-        return BARE
+        return BARE, value
     if sorted(numbers) != sorted(puzzle.digits):
-        return OTHER_DIGITS
-    return None if tuple(numbers) == puzzle.digits else OTHER_ORDER
+        return OTHER_DIGITS, value
+    return (None if tuple(numbers) == puzzle.digits else OTHER_ORDER), value
 
 
-def _numbers(answer: str) -> list[int] | None:
-    """The numbers of an expression from left to right; None for all that is not one.
+def _parse(answer: str) -> tuple[list[int], int] | None:
+    """The numbers of an expression from left to right, and its value; None for all that is not one.
 
     sum = product (+|- product)*, product = part (* part)*, part = number | ( sum ).
     """
     tokens = _TOKEN.findall(answer)
-    if "".join(tokens) != "".join(answer.split()) or len(tokens) > LENGTH_LIMIT:
+    if "".join(tokens) != "".join(answer.split()):
         return None
     rest: list[str] = tokens[::-1]  # the next token is the last
     numbers: list[int] = []
 
-    def part() -> bool:
-        if not rest:
-            return False
-        token = rest.pop()
+    def part() -> int | None:
+        token = rest.pop() if rest else ""
         if token.isdigit():
             numbers.append(int(token))
-            return True
-        return token == "(" and chain() and bool(rest) and rest.pop() == ")"
+            return numbers[-1]
+        if token != "(":
+            return None
+        value = total()
+        return value if rest and rest.pop() == ")" else None
 
-    def chain() -> bool:
-        # Which operator binds first changes the value, not the numbers.
-        if not part():
-            return False
-        while rest and rest[-1] in OPERATORS:
-            rest.pop()
-            if not part():
-                return False
-        return True
+    def total() -> int | None:
+        done, product = 0, part()
+        while product is not None and rest and rest[-1] in OPERATORS:
+            operator, value = rest.pop(), part()
+            if value is None:
+                return None
+            if operator == "*":
+                product *= value
+            else:
+                done, product = done + product, value if operator == "+" else -value
+        return None if product is None else done + product
 
-    return numbers if chain() and not rest else None
+    value = total()
+    return None if value is None or rest else (numbers, value)
 
 
 _TOKEN = re.compile(r"[0-9]+|[-+*()]")
@@ -248,16 +256,17 @@ def judge(
 ) -> list[bool]:
     """Whether each answer is an expression of its problem's digits whose value is the target.
 
-    ``verifier.counts`` says how many were refused, by :func:`refusal`'s reasons.
+    The values are exact, of :func:`_parse`; Math-Verify is not asked. ``verifier.counts`` says of
+    every answer that it was "asked", and that there was "no answer", why it was refused, by
+    :func:`refusal`'s reasons, or that its value was "verified".
     """
-    asked: list[str | None] = []
+    verdicts = []
     for problem, answer in zip(problems, answers, strict=True):
-        reason = None if answer is None else refusal(problem.detail, answer)
-        if reason is not None:
-            verifier.counts[reason] += 1
-        asked.append(answer if reason is None else None)
-    golds = [problem.gold for problem in problems]
-    return [verdict.correct for verdict in verifier.verify_answers(golds, asked)]
+        reason, value = ("no answer", None) if answer is None else _read(problem.detail, answer)
+        verifier.counts["asked"] += 1
+        verifier.counts[reason or "verified"] += 1
+        verdicts.append(reason is None and value == problem.detail.target)
+    return verdicts
 
 
 def measures(problem: Problem, text: str, correct: bool) -> dict[str, bool]:

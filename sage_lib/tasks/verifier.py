@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import atexit
 import dataclasses
+import importlib.util
 import logging
 import math
 import multiprocessing
@@ -445,13 +446,11 @@ class Verifier:
     """
 
     def __init__(self, workers: int = 1, time_limit: int = TIME_LIMIT) -> None:
-        try:
-            import math_verify  # noqa: F401
-        except ImportError as error:
+        if importlib.util.find_spec("math_verify") is None:  # the workers import it, in a second
             raise SageError(
                 "the package math-verify is missing, and without it every answer would score 0: "
                 "install requirements.lock"
-            ) from error
+            )
         self.workers, self.time_limit = workers, time_limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}

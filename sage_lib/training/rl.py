@@ -71,6 +71,7 @@ def train(profile: Profile, run: Run) -> dict:
         guide=guide,
         anchor=chosen.anchor if settings["beta"] else None,
         dynamic_sampling=chosen.dynamic_sampling,
+        merge_adapter=profile.compute.merge_adapter,
         train_dataset=Dataset.from_list(rows(asked)),
         args=arguments(GRPOConfig, {"report_to": "none", **settings}, **fixed),
         callbacks=[StepLog(run.live_steps), *exact],
