@@ -62,6 +62,7 @@ ATTRIBUTES = {
 #: Settings that it reads from ``args``.
 SETTINGS = {
     "delta",
+    "gradient_accumulation_steps",
     "per_device_train_batch_size",
     "save_strategy",
     "seed",
@@ -79,6 +80,7 @@ TENSORS = {
     "completion_ids",
     "completion_mask",
     "num_items_in_batch",
+    "old_per_token_logps",
     "prompt_ids",
     "prompt_mask",
     REFERENCE,
