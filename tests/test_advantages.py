@@ -1,4 +1,4 @@
-"""Shapers of advantages against hand computations, enumerations and NumPy; in the trainer's loss see
+"""Shapers of advantages against hand computations, enumerations and NumPy. In the trainer's loss:
 test_trainer.py."""
 
 import dataclasses
@@ -24,6 +24,7 @@ from sage_lib.algorithm.advantages import (
     check_advantage,
     covariance,
 )
+from sage_lib.algorithm.anchors import Setting
 from sage_lib.errors import SageError
 
 
@@ -101,7 +102,7 @@ def test_negative_samples_by_hand():
 def test_pass_at_k_is_the_mean_advantage_of_the_subsets_that_hold_a_completion(n, k):
     """All subsets of k completions, one by one; groups with every number of correct ones."""
     rewards = [[1.0] * c + [0.0] * (n - c) for c in range(n + 1)]
-    found = PassAtK(k).shape(completions(sum(rewards, []), n)).view(-1, n)
+    found = PassAtK(k).shape(completions([r for group in rewards for r in group], n)).view(-1, n)
     for group, advantages in zip(rewards, found.tolist(), strict=True):
         subsets = list(itertools.combinations(range(n), k))
         best = np.array([max(group[i] for i in subset) for subset in subsets])
@@ -193,7 +194,7 @@ def cov_by_loop(batch):
     advantages = [float(batch.advantages[p]) for p in places]
     x, y = sum(logps) / len(places), sum(advantages) / len(places)
     parts = [(lp - x) * (a - y) for lp, a in zip(logps, advantages, strict=True)]
-    return {place: part for place, part in zip(places, parts, strict=True)}
+    return dict(zip(places, parts, strict=True))
 
 
 def test_clip_cov_takes_its_share_of_the_tokens_between_the_bounds():
@@ -235,6 +236,47 @@ def test_kl_cov_holds_the_tokens_of_the_largest_covariance():
     shaped.beside.sum().backward()
     torch.testing.assert_close(live.grad, gradient)
     assert torch.equal(shaped.touched, gradient != 0)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+#: A setting of the trainer in which every shaper works.
+USABLE = Setting(
+    beta=0.05,
+    loss_type="grpo",
+    importance_sampling_level="token",
+    use_liger_kernel=False,
+    masks_tokens=False,
+    guided=False,
+    sharded=False,
+    at_scoring=False,
+    masks_off_policy=False,
+    on_policy=False,
+    generations=8,
+    whole_groups=True,
+)
+OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k")
+OF_TOKENS = ("position", "entropy", "clip_cov", "kl_cov")
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "reason"),
+    [
+        (OF_COMPLETIONS, {"whole_groups": False}, "whole groups on every process"),
+        (("pass_at_k",), {"generations": 3}, "groups of at least as many"),
+        (OF_TOKENS, {"use_liger_kernel": True}, "Liger"),
+        (OF_TOKENS, {"at_scoring": True}, "use plain TRL"),
+        (OF_TOKENS, {"importance_sampling_level": "sequence"}, "level token"),
+        (OF_TOKENS, {"loss_type": "luspo"}, "not 'luspo'"),
+        (OF_TOKENS, {"masks_off_policy": True}, "off-policy mask"),
+        (("kl_cov",), {"on_policy": True}, "one update a batch"),
+    ],
+)
+def test_a_setting_in_which_a_shaper_cannot_work_is_refused_with_its_reason(names, change, reason):
+    for name, shaper in ADVANTAGES.items():
+        assert list(shaper().requires(USABLE)) == []
+        found = list(shaper().requires(dataclasses.replace(USABLE, **change)))
+        assert len(found) == (name in names) and all(reason in sentence for sentence in found)
 
 
 # -- choices ---------------------------------------------------------------------------------------

