@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
-class ReferenceReset(TrainerCallback):
+class ReferenceReset(TrainerCallback):  # type: ignore[misc]
     """Every ``steps`` steps: the adapter "ref" becomes the trained one, and the optimiser's moments
     are forgotten. Batches that were scored before keep the reference that scored them."""
 

@@ -388,7 +388,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _progress(self) -> float:
         """How far the run is, in [0, 1]."""
-        return self.state.global_step / max(self.state.max_steps, 1)
+        progress: float = self.state.global_step / max(self.state.max_steps, 1)
+        return progress
 
     def _log_q(self, batch: Batch, logps: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         """Ask the guide, check and log what it says: log q, shape (batch, time)."""
@@ -660,7 +661,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         rows; shape (rows, reward functions)."""
         assert self._reward_terms is not None
         rows = len(batch["completion_ids"])
-        return self._reward_terms.split(rows)[self.accelerator.process_index]
+        own: torch.Tensor = self._reward_terms.split(rows)[self.accelerator.process_index]
+        return own
 
     @torch.no_grad()
     def _shape_completions(self, shaper: CompletionShaper, batch: Batch) -> None:
