@@ -24,6 +24,10 @@ USABLE = Setting(
     guided=False,
     sharded=False,
     at_scoring=False,
+    masks_off_policy=False,
+    on_policy=True,
+    generations=8,
+    whole_groups=True,
 )
 
 

@@ -1,11 +1,14 @@
 """SageTrainer against stock TRL, a recomputation in float64, and faults planted in the seam."""
 
+import math
+
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
+from sage_lib.algorithm.advantages import PassAtK
 from sage_lib.algorithm.anchors import BesideTrl, ForwardKL, Sequence, Shaped, build_anchor
 from sage_lib.algorithm.guides import (
     BranchGuide,
@@ -50,6 +53,8 @@ def make(tiny_model, tmp_path_factory):
         change=None,
         other_reference=False,
         merge_adapter=False,
+        advantage=None,
+        reference_reset=0,
         **settings,
     ):
         """``lora``: what differs in the adapter's settings, or whether there is one; ``new``: TRL
@@ -104,6 +109,8 @@ def make(tiny_model, tmp_path_factory):
             dynamic_sampling=dynamic_sampling,
             other_reference=other_reference,
             merge_adapter=merge_adapter,
+            advantage=advantage,
+            reference_reset=reference_reset,
             **arguments,
         )
 
@@ -297,6 +304,15 @@ def test_anchors_that_a_loss_type_does_not_support_are_refused(make, anchor, los
         ({"dynamic_sampling": 2, "data": IterableDataset}, "not on an IterableDataset"),
         ({"anchor": Sequence}, r"write Sequence\(\)"),
         ({"anchor": ForwardKL(), "beta": 0.0}, "needs beta > 0"),
+        ({"advantage": "ppl"}, "no advantage 'ppl'"),
+        ({"advantage": PassAtK}, r"write PassAtK\(\)"),
+        ({"advantage": {"name": "pass_at_k", "k": 5}}, "groups of at least as many"),
+        ({"advantage": "kl_cov"}, "with one update a batch they are the same"),
+        ({"advantage": "entropy", "loss_type": "vespo"}, "not 'vespo'"),
+        ({"advantage": "entropy", "importance_sampling_level": "sequence"}, "level token"),
+        ({"advantage": "position", "off_policy_mask_threshold": 0.5}, "off-policy mask"),
+        ({"reference_reset": 2, "lora": False}, "set sync_ref_model"),
+        ({"reference_reset": 2, "beta": 0.0}, "beta > 0"),
         ({"guide": BranchGuide}, r"write BranchGuide\(\)"),
         ({"guide": "branch"}, "a choice and not yet a guide"),
         ({"guide": 1.2}, "cannot be called"),
@@ -891,3 +907,287 @@ def test_a_divergence_is_a_collapse_that_leaves_the_weights_as_they_were(make, t
         trainer.train()
     assert found.value.step == 2 and len(read_lines(tmp_path / "steps.jsonl")) == 1
     assert torch.equal(weights(trainer), diverge.kept) and diverge.kept.isfinite().all()
+
+
+# -- advantages ------------------------------------------------------------------------------------
+
+#: Settings of which each leaves the advantages as they are, and what else they need.
+IDENTITIES = [
+    ({"name": "perplexity", "alpha": 0.0}, {}),
+    ({"name": "position", "gamma": 0.0}, {}),
+    ({"name": "entropy", "alpha": 0.0}, {}),
+    ({"name": "negative_samples", "positive": 1.0, "of": "advantages"}, {}),
+    ({"name": "pass_at_k", "k": 1}, {}),
+    ({"name": "clip_cov", "share": 0.0}, {}),
+    ({"name": "kl_cov", "share": 0.0}, {"num_iterations": 2}),
+]
+
+
+@pytest.mark.parametrize("beta", [0.05, 0.0])
+@pytest.mark.parametrize(("advantage", "settings"), IDENTITIES)
+def test_an_advantage_at_its_identity_is_stock_trl_bit_for_bit(make, advantage, settings, beta):
+    stock = trained(make(beta=beta, **settings))
+    ours = trained(make(None, advantage=advantage, beta=beta, **settings))
+    assert losses(stock) == losses(ours)
+    assert torch.equal(weights(stock), weights(ours))
+    assert ours.state.log_history[0]["advantage/touched"] == 0
+
+
+def binary(completions, **kwargs):
+    """A reward of 0 or 1 that differs within groups of the tiny model."""
+    return [float(len(c[0]["content"]) % 2) for c in completions]
+
+
+#: Settings of which each acts.
+ACTING = [
+    ({"name": "perplexity", "alpha": 0.5}, {}),
+    ({"name": "position", "gamma": 1.0}, {}),
+    ({"name": "entropy"}, {}),
+    ({"name": "negative_samples"}, {}),
+    ({"name": "pass_at_k", "k": 2}, {}),
+    ({"name": "clip_cov", "share": 0.5, "low": 0.0}, {}),
+    ({"name": "kl_cov", "share": 0.3}, {"num_iterations": 2}),
+]
+
+
+@pytest.mark.parametrize(("advantage", "settings"), ACTING)
+def test_an_advantage_changes_training_and_is_resumed_bit_for_bit(
+    make, tmp_path, advantage, settings
+):
+    settings = saved(tmp_path, max_steps=4, save_steps=2, reward=binary, **settings)
+    plain = trained(make(None, **settings | {"save_strategy": "no"}))
+    whole = trained(make(None, advantage=advantage, **settings))
+    assert not torch.equal(weights(plain), weights(whole))
+    log = whole.state.log_history
+    assert any(0 < row["advantage/touched"] <= 1 for row in log if "loss" in row)
+    assert any(row["advantage/size"] > 0 for row in log if "loss" in row)
+    again = make(None, advantage=advantage, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert losses(whole)[2:] == losses(again)[2:]
+    assert torch.equal(weights(whole), weights(again))
+
+
+def shaped_by_loop(advantage, batch, logps, entropies):
+    """The advantages of tokens, one by one, and what is added to the loss beside them."""
+    mask = batch["completion_mask"]
+    shaped = batch["advantages"].unsqueeze(1).repeat(1, mask.shape[1])
+    beside = torch.zeros(mask.shape)
+    counted = [(i, t) for i in range(len(mask)) for t in range(mask.shape[1]) if mask[i, t]]
+    if advantage["name"] == "kl_cov":
+        mean_logp = sum(float(logps[p]) for p in counted) / len(counted)
+        mean_a = sum(float(shaped[p]) for p in counted) / len(counted)
+        cov = {p: float((logps[p] - mean_logp) * (shaped[p] - mean_a)) for p in counted}
+        for p in sorted(counted, key=cov.get)[-int(0.3 * len(counted)) :]:
+            beside[p] = (logps[p] - batch["old_per_token_logps"][p]).abs()
+        return shaped, beside
+    for i, t in counted:
+        a, last = float(shaped[i, t]), max(int(mask[i].sum()) - 1, 1)
+        if advantage["name"] == "entropy":
+            shaped[i, t] = a + min(0.4 * float(entropies[i, t]), abs(a) / 2)
+        else:
+            bonus = 1 / (1 + math.exp(-15 * (t / last - 0.5)))
+            shaped[i, t] = a + math.copysign(bonus, a) * (a != 0)
+    return shaped, beside
+
+
+@pytest.mark.parametrize("advantage", [{"name": "entropy"}, {"name": "position", "gamma": 1.0}])
+@pytest.mark.parametrize(
+    ("guide", "anchor", "settings"),
+    [
+        (None, None, {"beta": 0.0}),
+        (None, None, {"top_entropy_quantile": 0.5}),
+        (BranchGuide(threshold=1.0, ratio=0.2), "k3", {}),
+        (TokenGuide(), "k3_corrected", {"loss_type": "dapo"}),
+        (RandomGuide(probability=CosineSchedule(0.5, 0.5)), "sequence", {"loss_type": "bnpo"}),
+        (None, "forward_kl", {"loss_type": "dr_grpo"}),
+    ],
+)
+def test_advantages_of_tokens_compose_with_every_guide_and_anchor(
+    make, advantage, guide, anchor, settings
+):
+    """The loss is that of the same guide and anchor without a shaper, on a batch whose advantages
+    were shaped by a loop."""
+    require_composition(make, advantage, guide, anchor, settings)
+
+
+def test_kl_cov_composes_with_a_guide_and_adds_its_term_beside_the_loss(make):
+    guide = BranchGuide(threshold=1.0, ratio=0.2)
+    advantage = {"name": "kl_cov", "share": 0.3}
+    for loss_type in ("grpo", "bnpo"):
+        settings = {"num_iterations": 2, "loss_type": loss_type}
+        require_composition(make, advantage, guide, "k3", settings)
+
+
+def require_composition(make, advantage, guide, anchor, settings):
+    ours, batch = one_batch(make(guide, anchor=anchor, advantage=advantage, lora=False, **settings))
+    before = batch["advantages"].clone()
+    loss = ours._compute_loss(ours.model, batch)
+    loss.backward()
+    assert torch.equal(before, batch["advantages"]), "the buffered batch is as it was"
+    plain, same = one_batch(make(guide, anchor=anchor, lora=False, **settings))
+    assert torch.equal(same["completion_ids"], batch["completion_ids"])
+    logps, entropies, *_ = plain._get_per_token_logps_and_entropies(
+        plain.model,
+        torch.cat([same["prompt_ids"], same["completion_ids"]], 1),
+        torch.cat([same["prompt_mask"], same["completion_mask"]], 1),
+        same["completion_mask"].shape[1],
+        compute_entropy=True,
+    )
+    shaped, beside = shaped_by_loop(advantage, same, logps, entropies.detach())
+    mask = same["completion_mask"]
+    reduced = {
+        "grpo": lambda x: ((x * mask).sum(1) / mask.sum(1)).mean(),
+        "bnpo": lambda x: (x * mask).sum() / mask.sum(),
+    }
+    expected = plain._compute_loss(plain.model, same | {"advantages": shaped})
+    if advantage["name"] == "kl_cov":
+        added = reduced[settings["loss_type"]](beside)
+        assert added > 1e-4, "there was something to add"
+        expected = expected + added
+    else:
+        assert (shaped != before[:, None]).any(), "there was something to shape"
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    torch.testing.assert_close(gradient(ours.model), gradient(plain.model), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["perplexity", "negative_samples", "pass_at_k"])
+@pytest.mark.parametrize("anchor", ["k3", "sequence", "forward_kl"])
+def test_advantages_of_completions_are_those_of_their_groups(make, name, anchor):
+    """From the texts of the completions, their rewards and the model's own log-probabilities, row
+    by row; the anchor leaves them alone until the loss."""
+    choice = {"perplexity": {"alpha": 0.5}, "pass_at_k": {"k": 2}}.get(name, {})
+    guide = None if anchor == "forward_kl" else BranchGuide(threshold=0.5)
+    trainer = make(
+        guide, anchor=anchor, advantage={"name": name, **choice}, reward=binary, lora=False
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    torch.manual_seed(4)
+    batch = trainer._generate_and_score_completions(
+        [trainer.train_dataset[i // 4] for i in range(8)]
+    )
+    rewards = torch.tensor(binary([[{"content": text}] for text in completions(trainer, batch)]))
+    groups = rewards.view(2, 4)
+    assert groups.std(1).max() > 0, "there was something to learn"
+    stock = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).view(8)
+    if name == "perplexity":
+        surprisal = []
+        for i in range(8):
+            ids, n = row_alone(batch, i)
+            with torch.no_grad():
+                log_pi = trainer.model(ids[None]).logits[0, -n - 1 : -1].log_softmax(-1)
+            surprisal.append(-log_pi.gather(-1, ids[-n:, None]).mean())
+        by_group = torch.stack(surprisal).view(2, 4)
+        w = (by_group - by_group.mean(1, keepdim=True)) / by_group.std(1, False, keepdim=True)
+        expected = stock * (1 - 0.5 * w.view(8))
+    elif name == "negative_samples":
+        expected = torch.where(rewards == 1, 0.1, -1.0)
+    else:  # of 6 pairs of 4 completions, by the number of correct ones: right, wrong
+        table = {0: (0, 0), 1: (1, -(1 / 3)), 2: (5**-0.5, -(5**-0.5)), 3: (0, 0), 4: (0, 0)}
+        pairs = [table[int(g.sum())] for g in groups]
+        expected = torch.tensor([pairs[i // 4][int(rewards[i] == 0)] for i in range(8)])
+    torch.testing.assert_close(batch["advantages"], expected.float(), atol=1e-4, rtol=1e-4)
+
+
+def test_advantages_of_completions_reach_every_update_of_a_split_batch(make):
+    """Two updates a batch: the groups are apart by then, and each row still has what its own group
+    gave it. A mean of four advantages of a standardised weight is no longer 0 in each half."""
+    settings = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "beta": 0.0}
+    ours = make(None, advantage={"name": "perplexity", "alpha": 0.5}, **settings)
+    ours.model.train()
+    ours.current_gradient_accumulation_steps = 1
+    rows = [ours.train_dataset[i // 4] for i in range(8)]
+    torch.manual_seed(3)
+    scored = ours._generate_and_score_completions(rows)
+    kept = {tuple(r): a for r, a in zip(*(scored[k].tolist() for k in KEPT), strict=True)}
+    torch.manual_seed(3)
+    ours._step = 0
+    halves = []
+    for _ in range(2):
+        halves.append(ours._prepare_inputs(rows))
+        ours._step += 1
+    for half in halves:
+        for ids, advantage in zip(*(half[k].tolist() for k in KEPT), strict=True):
+            assert kept[tuple(ids)] == advantage
+
+
+KEPT = ("completion_ids", "advantages")
+
+
+def test_advantages_compose_with_dynamic_sampling(make):
+    advantage = {"name": "negative_samples"}
+    trainer = trained(make(None, advantage=advantage, reward=binary, dynamic_sampling=4))
+    assert all(row["advantage/touched"] == 1 for row in trainer.state.log_history if "loss" in row)
+
+
+# -- rivals that are settings of TRL's -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epsilon_high": 0.28, "num_iterations": 2, "learning_rate": 0.1, "change": larger},
+        {"entropy_coef": 0.1},
+        {"top_entropy_quantile": 0.2},
+        {"lora": False, "sync_ref_model": True, "ref_model_sync_steps": 1},
+    ],
+)
+def test_rivals_of_trls_own_are_stock_bit_for_bit_and_act(make, settings):
+    stock, ours = trained(make(**settings)), trained(make(None, **settings))
+    assert losses(stock) == losses(ours)
+    assert torch.equal(weights(stock), weights(ours))
+    neutral = {"epsilon_high": 0.2, "entropy_coef": 0.0, "top_entropy_quantile": 1.0}
+    neutral["sync_ref_model"] = False
+    without = trained(make(None, **settings | {k: v for k, v in neutral.items() if k in settings}))
+    assert not torch.equal(weights(ours), weights(without))
+
+
+def test_clip_higher_is_grpo_where_a_batch_has_one_update(make):
+    """The ratio is 1: nothing is clipped at either bound. Hence the rivals' 4 updates a batch."""
+    higher, plain = trained(make(None, epsilon_high=0.28)), trained(make(None, epsilon_high=0.2))
+    assert torch.equal(weights(higher), weights(plain))
+
+
+def adapters(trainer):
+    """Weights of the trained adapter and of the reference's, by TRL's names of them."""
+    named = dict(trainer.model.named_parameters())
+    kept = [name for name in named if ".ref." in name]
+    trained_ones = [named[name.replace(".ref.", ".default.")] for name in kept]
+    return [p.detach().clone() for p in trained_ones], [named[name].detach() for name in kept]
+
+
+def test_a_reference_reset_makes_the_policy_the_reference_and_forgets_the_moments(make):
+    trainer = make(None, reference_reset=2, max_steps=4, learning_rate=0.05)
+    at = {}
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+            policy, reference = adapters(trainer)
+            equal = all(torch.equal(a, b) for a, b in zip(policy, reference, strict=True))
+            at[state.global_step] = (equal, len(optimizer.state))
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    assert {step: equal for step, (equal, _) in at.items()} == {
+        1: False,
+        2: True,
+        3: False,
+        4: True,
+    }
+    assert at[1][1] > 0 and at[2][1] == 0 and at[3][1] > 0
+    kl = [row["kl_ref"] for row in trainer.state.log_history if "loss" in row]
+    assert kl[1] > 1e-4 and kl[2] < 1e-6 < kl[3], "the step after a reset starts at its reference"
+
+
+def test_a_reference_that_is_reset_is_resumed_where_it_was(make, tmp_path):
+    settings = saved(tmp_path, max_steps=6, save_steps=3, reference_reset=2)
+    whole = trained(make(None, **settings))
+    again = make(None, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert losses(whole)[3:] == losses(again)[3:]
+    assert torch.equal(weights(whole), weights(again))
+    for a, b in zip(adapters(whole)[1], adapters(again)[1], strict=True):
+        assert torch.equal(a, b)
+    never = trained(make(None, **settings | {"reference_reset": 0, "save_strategy": "no"}))
+    assert not torch.equal(weights(never), weights(whole))

@@ -28,6 +28,7 @@ METHODS = {
     "_load_from_checkpoint": "resume_from_checkpoint model",
     "_load_rng_state": "checkpoint",
     "_get_output_dir": "trial",
+    "add_callback": "callback",
 }
 #: Attributes that it reads, none of them an argument of GRPOTrainer.
 ATTRIBUTES = {
@@ -63,6 +64,7 @@ ATTRIBUTES = {
 #: Settings that it reads from ``args``.
 SETTINGS = {
     "delta",
+    "gradient_accumulation_steps",
     "per_device_train_batch_size",
     "save_strategy",
     "seed",
@@ -80,6 +82,7 @@ TENSORS = {
     "completion_ids",
     "completion_mask",
     "num_items_in_batch",
+    "old_per_token_logps",
     "prompt_ids",
     "prompt_mask",
     REFERENCE,

@@ -28,7 +28,8 @@ REDUCTIONS = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 @dataclass(frozen=True)
 class Setting:
-    """What an anchor may require of the trainer that it shapes; names as in GRPOConfig."""
+    """What an anchor or an advantage may require of the trainer that it shapes; names as in
+    GRPOConfig."""
 
     beta: float
     loss_type: str
@@ -38,6 +39,10 @@ class Setting:
     guided: bool  # there is a guide
     sharded: bool  # no process has whole weights: FSDP or ZeRO
     at_scoring: bool  # the batch is shaped when the reference is scored, before the loss
+    masks_off_policy: bool  # TRL takes completions far from the policy that drew them out
+    on_policy: bool  # each batch is used for one update, by the policy that drew it
+    generations: int  # completions of a group
+    whole_groups: bool  # no group is spread over processes
 
 
 @dataclass(frozen=True)

@@ -425,7 +425,7 @@ def _make(choice: Mapping[str, Any], where: str, quantiles: Mapping[str, float] 
     cls = _class_of(choice, where)
     given = {name: value for name, value in choice.items() if name != "name"}
     measured = _take_measured(cls, given, where)
-    arguments = _arguments(cls, given, where, quantiles, also=getattr(cls, "measured", ()))
+    arguments = read_parameters(cls, given, where, quantiles, also=getattr(cls, "measured", ()))
     try:
         if measured and quantiles is not None:
             guide: Guide = cls.from_entropies(quantiles, **measured, **arguments)
@@ -460,14 +460,18 @@ def _take_measured(cls: type[Any], given: dict[str, Any], where: str) -> dict[st
     return shares
 
 
-def _arguments(
+def read_parameters(
     cls: type[Any],
     given: Mapping[str, Any],
     where: str,
-    quantiles: Mapping[str, float] | None,
+    quantiles: Mapping[str, float] | None = None,
     also: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """``given`` as keywords of the dataclass ``cls``, each read as its field's type."""
+    """``given`` as keywords of the dataclass ``cls``, each read as its field's type.
+
+    Raises a SageError for an unknown or missing parameter and for a value of another type;
+    ``where`` is what its sentence begins with, ``also`` what else may stand there.
+    """
     fields = {f.name: f for f in dataclasses.fields(cls)}
     given = {name: value for name, value in given.items() if value is not None}
     arguments = {}
@@ -515,7 +519,7 @@ def _schedule(value: object, where: str) -> CosineSchedule:
             f"{where} is a schedule over the run, such as "
             f"{{high: 0.3, low: 0.1, periods: 8, decay: 0.9}}, not {value!r}"
         )
-    arguments = _arguments(CosineSchedule, value, where, None)
+    arguments = read_parameters(CosineSchedule, value, where)
     try:
         return CosineSchedule(**arguments)
     except SageError as error:

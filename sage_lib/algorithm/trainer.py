@@ -16,7 +16,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +32,19 @@ from datasets import IterableDataset
 from peft import PeftModel
 
 from sage_lib.algorithm import anchors
+from sage_lib.algorithm.advantages import (
+    AdvantageShaper,
+    BatchTokens,
+    Completions,
+    CompletionShaper,
+    TokenShaper,
+    build_advantage,
+)
 from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabulary, build_anchor
 from sage_lib.algorithm.batches import Batch, counted_tokens, groups_without_spread, replace_rows
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
 from sage_lib.algorithm.merging import merged_adapters
+from sage_lib.algorithm.reference_reset import ReferenceReset
 from sage_lib.algorithm.token_probabilities import (
     completion_logits,
     drawn_log_probabilities,
@@ -80,6 +89,7 @@ class _Pass:
     score: Callable[[], tuple[Any, ...]] | None = None  # TRL's forward pass, once more
     aux_loss: torch.Tensor | None = None  # of a mixture of experts' router, from that pass
     shaped: Shaped | None = None  # what the anchor made of the batch after it
+    beside: torch.Tensor | None = None  # what the advantage adds to the loss, per token
 
 
 @dataclass(frozen=True)
@@ -119,18 +129,25 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             weights once more. Where it would be another policy, or not reach what samples (half
             precision, 4 bits, DoRA, dropout, FSDP, ZeRO, vLLM, Unsloth's kernels), nothing is
             merged.
+        advantage: what completions or tokens count for, a choice of ``advantages.ADVANTAGES`` or an
+            AdvantageShaper; None: TRL's own. It shapes training.
+        reference_reset: ProRL's: every so many steps the reference becomes the policy as it then
+            is, and the optimiser starts anew; 0 is never. For adapters, where TRL has no
+            ``sync_ref_model``.
 
     ``guide=None, anchor=None`` without ``merge_adapter`` is stock GRPOTrainer bit for bit. So is
-    q = 1 with the anchor that ``args`` ask for: "k3" with ``use_bias_correction_kl=False``, "k3_corrected" with True, which is
-    TRL's default. A guide without an anchor changes that setting to False, and says so.
+    q = 1 with the anchor that ``args`` ask for: "k3" with ``use_bias_correction_kl=False``,
+    "k3_corrected" with True, which is TRL's default. A guide without an anchor changes that setting
+    to False, and says so.
 
     It logs, beside TRL's metrics: ``kl_ref``, the mean k3 to pi_ref itself (eq. 38, q = 1), while
     ``kl`` is the divergence that the loss has, to the shaped anchor; ``guide/mean``, ``min``,
     ``max`` of q, ``guide/acting`` and ``guide/clamped``, the shares of tokens where q is not 1 and
-    where it is at its clamp; ``sampling/rounds`` and ``sampling/flat`` (share of groups left
-    without a spread) with dynamic sampling; ``time/generation``, ``time/reward``, ``time/scoring``
-    (reference and everything else before the loss) and ``time/loss`` (forward pass and loss),
-    seconds.
+    where it is at its clamp; ``advantage/touched``, the share of tokens whose advantage is shaped,
+    and ``advantage/size``, the mean of its absolute value; ``sampling/rounds`` and
+    ``sampling/flat`` (share of groups left without a spread) with dynamic sampling;
+    ``time/generation``, ``time/reward``, ``time/scoring`` (reference and everything else before the
+    loss) and ``time/loss`` (forward pass and loss), seconds.
 
     Raises:
         SageError: at construction where the guide is none, or could not reach the loss; at the
@@ -148,17 +165,21 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         dynamic_sampling: int = 0,
         other_reference: bool = False,
         merge_adapter: bool = False,
+        advantage: str | Mapping[str, Any] | AdvantageShaper | None = None,
+        reference_reset: int = 0,
         **kwargs: Any,
     ) -> None:
         if guide is not None:
             check_guide(guide)
         chosen = None if anchor is None else build_anchor(anchor)
+        self.advantage = None if advantage is None else build_advantage(advantage)
         super().__init__(*args, **kwargs)
         self.guide = guide
         self.anchor = anchors.K3() if chosen is None and guide is not None else chosen
         self.dynamic_sampling = dynamic_sampling
         self.other_reference = other_reference
         self.merge_adapter = merge_adapter
+        self.reference_reset = reference_reset
         # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no
         # entropies: there the anchor is shaped where the reference is scored, at the price of one
         # forward pass without a gradient.
@@ -177,8 +198,10 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         seed = self.args.seed * 1009 + self.accelerator.process_index
         self.guide_generator = torch.Generator(device="cpu").manual_seed(seed)
         self.prompt_generator = torch.Generator(device="cpu").manual_seed(seed + 2**31)
+        self.advantage_generator = torch.Generator(device="cpu").manual_seed(seed + 2**32)
         self._base_hash = self._hash_base()
-        self._reference_hash = self._hash_reference()
+        if reference_reset:
+            self.add_callback(ReferenceReset(reference_reset))
         if self.anchor is not None and self.anchor.keeps_hidden:
             models = [self._plain(m) for m in (self.model, self.ref_model) if m is not None]
             for model in {id(m): m for m in models}.values():
@@ -198,22 +221,33 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
                 "checkpoints cannot hold a sharded reference that sync_ref_model moves: set "
                 "save_strategy to no, or use data parallelism without FSDP or ZeRO"
             )
-        if self.anchor is not None:
-            setting = Setting(
-                beta=self.beta,
-                loss_type=self.loss_type,
-                importance_sampling_level=self.importance_sampling_level,
-                use_liger_kernel=self.args.use_liger_kernel,
-                masks_tokens=self._masks_tokens(),
-                guided=self.guide is not None,
-                sharded=sharded,
-                at_scoring=self._seam == "scoring",
+        if self.reference_reset and (sharded or not self._has_reference_adapter()):
+            yield (
+                "reference_reset moves a reference adapter, as SageTrainer has it for a model with "
+                "an adapter and beta > 0: set sync_ref_model where all weights are trained"
             )
-            yield from self.anchor.requires(setting)
+        completions = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        updates = self.args.steps_per_generation * self.num_iterations
+        setting = Setting(
+            beta=self.beta,
+            loss_type=self.loss_type,
+            importance_sampling_level=self.importance_sampling_level,
+            use_liger_kernel=self.args.use_liger_kernel,
+            masks_tokens=self._masks_tokens(),
+            guided=self.guide is not None,
+            sharded=sharded,
+            at_scoring=self._seam == "scoring",
+            masks_off_policy=self.off_policy_mask_threshold is not None,
+            on_policy=self.args.gradient_accumulation_steps % updates == 0,
+            generations=self.num_generations,
+            whole_groups=completions % self.num_generations == 0,
+        )
+        for part in (self.anchor, self.advantage):
+            if part is not None:
+                yield from part.requires(setting)
         if not self.dynamic_sampling:
             return
-        completions = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        if completions % self.num_generations != 0:
+        if not setting.whole_groups:
             yield (
                 f"dynamic sampling needs whole groups on every process: {completions} completions "
                 f"are not a multiple of num_generations {self.num_generations}"
@@ -234,6 +268,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
                 "train on a Dataset, not on an IterableDataset"
             )
 
+    def _has_reference_adapter(self) -> bool:
+        return any(_is_of_reference_adapter(name) for name, _ in self.model.named_parameters())
+
     def _masks_tokens(self) -> bool:
         """Whether TRL takes tokens out of its loss, and leaves their KL in."""
         return self.top_entropy_quantile < 1 or self.off_policy_mask_threshold is not None
@@ -253,7 +290,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     # -- the seam ----------------------------------------------------------------------------------
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
-        shaped_here = self._seam == "loss" and "ref_per_token_logps" in inputs
+        read = "ref_per_token_logps" in inputs or isinstance(self.advantage, TokenShaper)
+        shaped_here = self._seam == "loss" and read
         if not self.model.training or not shaped_here:
             with self._timed("loss"):
                 untouched: torch.Tensor = super()._compute_loss(model, inputs)
@@ -270,6 +308,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             self._passing = self._hidden = None  # or the next generation would fill it
         if self.anchor is not None:
             self._settle(self.anchor, passing, loss)
+        if passing.beside is not None:
+            loss = loss + self._reduced(passing.beside, passing.batch)
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -281,8 +321,34 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         if passing is not None and entropies is not None:
             passing.score = score
             passing.aux_loss = rest[0] if rest else None
-            self._shape(passing, logps, entropies.detach())
+            if isinstance(self.advantage, TokenShaper):
+                self._shape_tokens(self.advantage, passing, logps, entropies.detach())
+            if "ref_per_token_logps" in passing.batch:
+                self._shape(passing, logps, entropies.detach())
         return logps, entropies, *rest
+
+    def _shape_tokens(
+        self,
+        shaper: TokenShaper,
+        passing: _Pass,
+        live_logps: torch.Tensor,
+        entropies: torch.Tensor,
+    ) -> None:
+        """Put the shaper's advantages where the loss, and the anchor, will read TRL's."""
+        batch, mask = passing.batch, counted_tokens(passing.batch)
+        aligned = "old_per_token_logps" not in batch
+        tokens = BatchTokens(
+            advantages=batch["advantages"].unsqueeze(1).expand(mask.shape),
+            live_logps=live_logps,
+            old_logps=live_logps.detach() if aligned else batch["old_per_token_logps"],
+            entropies=entropies,
+            mask=mask,
+            progress=self._progress(),
+            generator=self.advantage_generator,
+        )
+        shaped = shaper.shape(tokens)
+        batch["advantages"], passing.beside = shaped.advantages, shaped.beside
+        self._log_advantages(shaped.advantages, shaped.touched, mask)
 
     def _shape(self, passing: _Pass, live_logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Put log(q·pi_ref) where the loss will read log pi_ref.
@@ -332,6 +398,11 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             self._fixed[slot] = _Fixed(log_q, anchor.credit(logps, reference, log_q, mask))
         return self._fixed[slot]
 
+    def _progress(self) -> float:
+        """How far the run is, in [0, 1]."""
+        progress: float = self.state.global_step / max(self.state.max_steps, 1)
+        return progress
+
     def _log_q(self, batch: Batch, logps: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         """Ask the guide, check and log what it says: log q, shape (batch, time)."""
         assert self.guide is not None
@@ -340,7 +411,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             entropies=entropies,
             logps=logps,
             mask=mask,
-            progress=self.state.global_step / max(self.state.max_steps, 1),
+            progress=self._progress(),
             generator=self.guide_generator,
             ids=batch["completion_ids"],
         )
@@ -586,9 +657,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self._hidden = None
         training = self.model.training
         if self.dynamic_sampling and training:
-            assert self._reward_terms is not None
-            rows = len(batch["completion_ids"])
-            batch[REWARD_TERMS] = self._reward_terms.split(rows)[self.accelerator.process_index]
+            batch[REWARD_TERMS] = self._own_reward_terms(batch)
+        if isinstance(self.advantage, CompletionShaper) and training:
+            self._shape_completions(self.advantage, batch)
         if self._seam == "scoring" and training and "ref_per_token_logps" in batch:
             self._shape_scored(batch)
         taken = time.perf_counter() - started
@@ -596,6 +667,36 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         elsewhere = (metrics["time/generation"][-1], metrics["time/reward"][-1])
         metrics["time/scoring"].append(taken - elsewhere[0] - elsewhere[1])
         return batch
+
+    def _own_reward_terms(self, batch: Batch) -> torch.Tensor:
+        """The rewards of this process's completions, each times its weight, in the order of the
+        rows; shape (rows, reward functions)."""
+        assert self._reward_terms is not None
+        rows = len(batch["completion_ids"])
+        own: torch.Tensor = self._reward_terms.split(rows)[self.accelerator.process_index]
+        return own
+
+    @torch.no_grad()
+    def _shape_completions(self, shaper: CompletionShaper, batch: Batch) -> None:
+        """Put the shaper's advantages in place of TRL's, while the groups are whole."""
+        mask, terms = counted_tokens(batch), self._own_reward_terms(batch)
+        log_perplexity = None
+        if shaper.reads_perplexity:
+            if "old_per_token_logps" in batch:
+                logps = batch["old_per_token_logps"]
+            else:
+                logps, _ = self._policy_signals(batch)
+            log_perplexity = -(logps * mask).sum(1) / mask.sum(1)
+        completions = Completions(
+            advantages=batch["advantages"],
+            rewards=terms.nansum(1).masked_fill(terms.isnan().all(1), torch.nan),
+            generations=self.num_generations,
+            log_perplexity=log_perplexity,
+        )
+        shaped = shaper.shape(completions)
+        touched = (shaped != batch["advantages"]).unsqueeze(1).expand(mask.shape)
+        batch["advantages"] = shaped
+        self._log_advantages(shaped.unsqueeze(1), touched, mask)
 
     @torch.no_grad()
     def _shape_scored(self, batch: Batch) -> None:
@@ -682,6 +783,12 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         mean: float = (total / count).item()
         return mean
 
+    def _log_advantages(
+        self, advantages: torch.Tensor, touched: torch.Tensor, mask: torch.Tensor
+    ) -> None:
+        self._record("advantage/touched", self._mean(touched.to(advantages), mask))
+        self._record("advantage/size", self._mean(advantages.abs(), mask))
+
     def _log_guide_metrics(self, q: torch.Tensor, mask: torch.Tensor) -> None:
         self._record("guide/mean", self._mean(q, mask))
         self._record("guide/acting", self._mean((q != 1).to(q), mask))
@@ -732,7 +839,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         state = {
             "guide": self.guide_generator.get_state(),
             "prompts": self.prompt_generator.get_state(),
-            "reference": self._reference_hash,
+            "advantages": self.advantage_generator.get_state(),
+            "reference": self._hash_reference(),  # as it is now: a reset moves it
         }
         torch.save(state, self._state_file(folder))
         if self.args.sync_ref_model and self.args.should_save:
@@ -774,6 +882,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         state = torch.load(self._state_file(checkpoint), weights_only=True)
         self.guide_generator.set_state(state["guide"])
         self.prompt_generator.set_state(state["prompts"])
+        if "advantages" in state:  # not in a checkpoint of an earlier version
+            self.advantage_generator.set_state(state["advantages"])
         if state["reference"] != self._hash_reference():
             raise SageError(
                 "the base model or reference policy is not the one that this run started with: "

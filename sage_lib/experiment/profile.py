@@ -27,6 +27,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
 from sage_lib import paths
+from sage_lib.algorithm.advantages import check_advantage
 from sage_lib.algorithm.anchors import check_anchor
 from sage_lib.algorithm.guides import GUIDES, check_choice, needs_entropies
 from sage_lib.errors import SageError
@@ -119,8 +120,10 @@ class Method:
     rl: dict[str, Any] = field(default_factory=dict)  # changes of the ``rl`` section
     guide: dict[str, Any] | None = None  # a choice for algorithm.guides.build_guide
     anchor: str = "k3"  # a name of algorithm.anchors.ANCHORS; without meaning where beta is 0
+    advantage: dict[str, Any] | None = None  # a choice of algorithm.advantages.ADVANTAGES
     reward: str = "accuracy"  # or "random": a coin, as a control
     dynamic_sampling: int = 0  # DAPO: fresh batches at most, to replace groups without a spread
+    reference_reset: int = 0  # ProRL: steps between two resets of the reference; 0 is none
     lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
     seeds: tuple[int, ...] | None = None  # of its runs; None is the profile's
 
@@ -166,7 +169,7 @@ class Compute:
     threads: int = 1  # of one process
     parallel: int = 1  # processes at a time
     disk_gb: float = 0.2  # that its build may take
-    #: RL: completions are drawn, and the reference is scored, with the adapter merged (SageTrainer).
+    #: RL: completions are drawn and the reference is scored with the adapter merged (SageTrainer).
     merge_adapter: bool = False
 
 
@@ -570,6 +573,11 @@ def _method(given: Any, guides: dict[str, dict], where: str) -> Method:
     if fields.get("guide") is not None:
         fields["guide"] = _choice(fields["guide"], guides)
         check_choice(fields["guide"], f"{where}.guide")
+    if fields.get("advantage") is not None:
+        given_advantage = fields["advantage"]
+        named = isinstance(given_advantage, str)
+        fields["advantage"] = {"name": given_advantage} if named else given_advantage
+        check_advantage(fields["advantage"], f"{where}.advantage")
     if "anchor" in fields:
         try:
             check_anchor(fields["anchor"])
@@ -680,6 +688,13 @@ def _check_method(
         method.guide is None or beta > 0,
         f"method {key} guides the anchor, which needs beta > 0, not {beta}",
     )
+    steps = method.reference_reset
+    require(steps >= 0, f"method {key}: reference_reset counts steps, 0 or more, not {steps}")
+    require(
+        steps == 0 or (beta > 0 and method.lora and profile.rl_lora is not None),
+        f"method {key} resets its reference, an adapter under a KL term: give it beta > 0 and an "
+        "adapter, or rl.sync_ref_model where all weights are trained",
+    )
     own = [key for key in ROLLOUTS if key in method.rl]
     measured = method.guide is not None and needs_entropies(method.guide)
     require(
@@ -737,9 +752,9 @@ def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
         fits = int in kinds or float in kinds
     else:
         fits = any(isinstance(kind, type) and isinstance(value, kind) for kind in kinds)
-    # Sections of dataclasses come as mappings; a guide may be given by its name alone.
+    # Sections of dataclasses come as mappings; a guide or an advantage may be its name alone.
     nested = any(dataclasses.is_dataclass(kind) or kind is typing.Any for kind in kinds)
-    shorthand = isinstance(value, str) and name == "guide"
+    shorthand = isinstance(value, str) and name in ("guide", "advantage")
     if fits or nested or shorthand:
         return value
     expected = " or ".join(_WORDS.get(kind, str(kind)) for kind in kinds)

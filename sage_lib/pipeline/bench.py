@@ -165,6 +165,9 @@ def trainer() -> pd.DataFrame:
         "Token": {"guide": TokenGuide()},
         "Branch, sequence": {"guide": BranchGuide(0.3, 0.14), "anchor": "sequence"},
         "exact forward KL": {"anchor": "forward_kl"},
+        "perplexity advantage": {"advantage": {"name": "perplexity", "alpha": 0.01}},
+        "entropy advantage": {"advantage": "entropy"},
+        "Clip-Cov": {"advantage": {"name": "clip_cov", "share": 0.02}},
     }
     turns = _Turns(list(cases))
     # One after the other: loading a model is not safe beside another's.

@@ -1,0 +1,323 @@
+"""Shapers of advantages against hand computations, enumerations and NumPy. In the trainer's loss:
+test_trainer.py."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sage_lib.algorithm.advantages import (
+    ADVANTAGES,
+    BatchTokens,
+    ClipCov,
+    Completions,
+    EntropyAdvantage,
+    KLCov,
+    NegativeSamples,
+    PassAtK,
+    PerplexityAdvantage,
+    PositionBonus,
+    build_advantage,
+    check_advantage,
+    covariance,
+)
+from sage_lib.algorithm.anchors import Setting
+from sage_lib.errors import SageError
+
+
+def completions(rewards, generations=4, advantages=None, log_perplexity=None):
+    given = torch.zeros(len(rewards)) if advantages is None else torch.tensor(advantages)
+    surprisal = None if log_perplexity is None else torch.tensor(log_perplexity)
+    return Completions(given, torch.tensor(rewards), generations, surprisal)
+
+
+def tokens(advantages, mask=None, **signals):
+    """A batch with one advantage for each row, as TRL gives it; signals not given are 0."""
+    mask = torch.ones(1, 1, dtype=torch.long) if mask is None else torch.tensor(mask)
+    rows = torch.tensor(advantages)
+    names = ("live_logps", "old_logps", "entropies")
+    zero = torch.zeros(mask.shape)
+    return BatchTokens(
+        advantages=rows.unsqueeze(1).expand(mask.shape) if rows.dim() == 1 else rows,
+        mask=mask,
+        progress=signals.pop("progress", 0.0),
+        generator=torch.Generator().manual_seed(0),
+        **{name: torch.tensor(signals[name]) if name in signals else zero for name in names},
+    )
+
+
+def random_tokens(rows=6, time=9, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, time + 1, (rows, 1), generator=draw)
+    logps = -3 * torch.rand(rows, time, generator=draw)
+    return BatchTokens(
+        advantages=torch.randn(rows, 1, generator=draw).expand(rows, time),
+        live_logps=logps,
+        old_logps=logps + 0.3 * torch.randn(rows, time, generator=draw),
+        entropies=2 * torch.rand(rows, time, generator=draw),
+        mask=(torch.arange(time) < lengths).long(),
+        progress=0.5,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+# -- of completions --------------------------------------------------------------------------------
+
+
+def test_perplexity_by_hand():
+    """Group one: log-perplexities 1, 2, 3, 4, mean 2.5 and standard deviation sqrt(1.25). Group
+    two: a completion without a counted token stands outside, 1 and 3 are one deviation away."""
+    group = completions(
+        [0.0] * 8,
+        advantages=[1.0, -1.0, 2.0, 0.0, 1.0, 1.0, 1.0, -1.0],
+        log_perplexity=[1.0, 2.0, 3.0, 4.0, 1.0, 3.0, math.nan, 2.0],
+    )
+    w = [-1.5 / 1.25**0.5, -0.5 / 1.25**0.5, 0.5 / 1.25**0.5, 1.5 / 1.25**0.5]
+    s = (2 / 3) ** 0.5  # deviations -1, 1 and 0
+    w += [-1 / s, 1 / s, 0.0, 0.0]
+    for alpha in (0.01, -0.5):
+        expected = group.advantages * (1 - alpha * torch.tensor(w))
+        torch.testing.assert_close(PerplexityAdvantage(alpha).shape(group), expected)
+
+
+def test_equal_perplexities_change_nothing():
+    group = completions([0.0] * 4, advantages=[1.0, -1.0, 2.0, 0.5], log_perplexity=[0.7] * 4)
+    assert torch.equal(PerplexityAdvantage(0.5).shape(group), group.advantages)
+
+
+def test_negative_samples_by_hand():
+    group = completions([1.0, 0.0, math.nan, 1.0, 0.0, 0.0, 0.0, 0.0])
+    found = NegativeSamples(0.1).shape(group)
+    expected = torch.tensor([0.1, -1.0, 0.0, 0.1, -1.0, -1.0, -1.0, -1.0])
+    torch.testing.assert_close(found, expected)
+    assert NegativeSamples(0.0).shape(group)[0] == 0, "NSR"
+    own = completions([0.3, 0.7], 2, advantages=[-2.0, 3.0])
+    assert NegativeSamples(0.5, of="advantages").shape(own).tolist() == [-2.0, 1.5]
+
+
+@pytest.mark.parametrize(("n", "k"), [(4, 2), (4, 4), (6, 3), (8, 4), (8, 5)])
+def test_pass_at_k_is_the_mean_advantage_of_the_subsets_that_hold_a_completion(n, k):
+    """All subsets of k completions, one by one; groups with every number of correct ones."""
+    rewards = [[1.0] * c + [0.0] * (n - c) for c in range(n + 1)]
+    found = PassAtK(k).shape(completions([r for group in rewards for r in group], n)).view(-1, n)
+    for group, advantages in zip(rewards, found.tolist(), strict=True):
+        subsets = list(itertools.combinations(range(n), k))
+        best = np.array([max(group[i] for i in subset) for subset in subsets])
+        scaled = (best - best.mean()) / best.std() if best.std() else 0 * best
+        for i in range(n):
+            holding = [a for a, subset in zip(scaled, subsets, strict=True) if i in subset]
+            assert advantages[i] == pytest.approx(np.mean(holding), abs=1e-6)
+
+
+def test_pass_at_1_is_grpo():
+    """What the closed form gives for k = 1 differs from TRL's in whose standard deviation it is."""
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    trl = (rewards - rewards.mean()) / rewards.std()
+    group = dataclasses.replace(completions(rewards.tolist()), advantages=trl)
+    assert torch.equal(PassAtK(1).shape(group), trl)
+    c, n = 1, 4
+    mean = c / n
+    spread = math.sqrt(mean * (1 - mean))
+    closed = [(1 - mean) / spread] + [-mean / spread] * 3
+    torch.testing.assert_close(trl, torch.tensor(closed) * math.sqrt((n - 1) / n))
+
+
+@pytest.mark.parametrize("shaper", [NegativeSamples(), PassAtK()])
+def test_rewards_that_tell_no_right_from_wrong_are_refused(shaper):
+    with pytest.raises(SageError, match="gives 0 or 1"):
+        shaper.shape(completions([0.5, 1.0, 0.0, 0.0]))
+
+
+def test_pass_at_k_needs_every_reward():
+    with pytest.raises(SageError, match="a reward for every completion"):
+        PassAtK().shape(completions([math.nan, 1.0, 0.0, 0.0]))
+
+
+# -- of tokens -------------------------------------------------------------------------------------
+
+#: sigmoid(7.5), to six figures of what it leaves of 1.
+LATE = 1 - 5.52779e-4
+
+
+def test_position_by_hand():
+    """Three tokens, of places 0, 1/2 and 1, and a row of one token, of place 0."""
+    batch = tokens([2.0, -1.0, 0.0], mask=[[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]])
+    ramp = [1 - LATE, 0.5, LATE]
+    late = PositionBonus(gamma=1.0).shape(batch)
+    expected = [[2 + ramp[0], 2 + ramp[1], 2 + ramp[2], 2], [-1 - ramp[0], -1, -1, -1], [0.0] * 4]
+    torch.testing.assert_close(late.advantages, torch.tensor(expected))
+    assert late.touched.tolist() == [[True] * 3 + [False], [True] + [False] * 3, [False] * 4]
+    early = PositionBonus(gamma=0.1, direction=-1).shape(batch)
+    assert early.advantages[0, 0] == pytest.approx(2 + 0.1 * ramp[2], abs=1e-6)
+    assert early.advantages[0, 2] == pytest.approx(2 + 0.1 * ramp[0], abs=1e-6)
+
+
+def test_the_position_bonus_as_printed_is_a_constant():
+    batch = tokens([1.0], mask=[[1] * 50])
+    bonus = PositionBonus(gamma=1.0, shift=-0.5).shape(batch).advantages - 1
+    assert bonus.min() > 0.9994 and bonus.max() <= 1
+
+
+def test_the_position_bonus_acts_in_its_part_of_the_run():
+    shaper = PositionBonus(start=0.666, end=0.9)
+    for progress, acts in ((0.0, False), (199 / 300, False), (200 / 300, True), (0.9, False)):
+        batch = tokens([1.0], mask=[[1, 1]], progress=progress)
+        shaped = shaper.shape(batch)
+        assert bool(shaped.touched.any()) is acts
+        assert torch.equal(shaped.advantages, batch.advantages) is not acts
+
+
+def test_the_entropy_term_by_hand():
+    batch = tokens([1.0, -1.0, 0.0], mask=[[1, 1, 0]] * 3, entropies=[[0.5, 2.0, 2.0]] * 3)
+    shaped = EntropyAdvantage(alpha=0.4, kappa=2.0).shape(batch)
+    expected = [[1.2, 1.5, 1.0], [-0.8, -0.5, -1.0], [0.0, 0.0, 0.0]]
+    torch.testing.assert_close(shaped.advantages, torch.tensor(expected))
+    assert shaped.touched.tolist() == [[True, True, False]] * 2 + [[False] * 3]
+
+
+def test_the_parts_of_the_covariance_have_it_as_their_mean():
+    batch = random_tokens()
+    counted = batch.mask.bool()
+    logps, advantages = batch.live_logps[counted].numpy(), batch.advantages[counted].numpy()
+    expected = np.cov(logps, advantages, bias=True)[0, 1]
+    assert covariance(batch)[counted].mean().item() == pytest.approx(expected, abs=1e-6)
+
+
+def cov_by_loop(batch):
+    """(row, column, covariance) of the counted tokens, without a tensor."""
+    rows, width = batch.mask.shape
+    places = [(i, t) for i in range(rows) for t in range(width) if batch.mask[i, t]]
+    logps = [float(batch.live_logps[p]) for p in places]
+    advantages = [float(batch.advantages[p]) for p in places]
+    x, y = sum(logps) / len(places), sum(advantages) / len(places)
+    parts = [(lp - x) * (a - y) for lp, a in zip(logps, advantages, strict=True)]
+    return dict(zip(places, parts, strict=True))
+
+
+def test_clip_cov_takes_its_share_of_the_tokens_between_the_bounds():
+    batch = random_tokens(rows=12)
+    parts = cov_by_loop(batch)
+    within = {place for place, part in parts.items() if 0.1 <= part <= 1.0}
+    count = int(0.1 * len(parts))
+    assert 0 < count < len(within) < len(parts)
+    seen = set()
+    for _ in range(40):  # one stream, so that every draw is another
+        shaped = ClipCov(share=0.1, low=0.1, high=1.0).shape(batch)
+        chosen = {tuple(place) for place in shaped.touched.nonzero().tolist()}
+        assert len(chosen) == count and chosen <= within
+        expected = batch.advantages.clone()
+        for place in chosen:
+            expected[place] = 0
+        assert torch.equal(shaped.advantages, expected) and shaped.beside is None
+        seen |= chosen
+    assert seen == within
+    everything = ClipCov(share=1.0, low=0.1, high=1.0).shape(batch).touched
+    assert {tuple(place) for place in everything.nonzero().tolist()} == within
+
+
+def test_kl_cov_holds_the_tokens_of_the_largest_covariance():
+    batch = random_tokens()
+    parts = cov_by_loop(batch)
+    count = int(0.15 * len(parts))
+    assert count > 1
+    chosen = sorted(parts, key=parts.get, reverse=True)[:count]
+    live = batch.live_logps.clone().requires_grad_()
+    shaped = KLCov(share=0.15, coef=2.0).shape(dataclasses.replace(batch, live_logps=live))
+    assert torch.equal(shaped.advantages, batch.advantages)
+    gradient = torch.zeros_like(live)
+    distance = torch.zeros_like(live)
+    for place in chosen:
+        gap = float(batch.live_logps[place] - batch.old_logps[place])
+        distance[place], gradient[place] = 2 * abs(gap), 2 * math.copysign(1, gap)
+    torch.testing.assert_close(shaped.beside.detach(), distance)
+    shaped.beside.sum().backward()
+    torch.testing.assert_close(live.grad, gradient)
+    assert torch.equal(shaped.touched, gradient != 0)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+#: A setting of the trainer in which every shaper works.
+USABLE = Setting(
+    beta=0.05,
+    loss_type="grpo",
+    importance_sampling_level="token",
+    use_liger_kernel=False,
+    masks_tokens=False,
+    guided=False,
+    sharded=False,
+    at_scoring=False,
+    masks_off_policy=False,
+    on_policy=False,
+    generations=8,
+    whole_groups=True,
+)
+OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k")
+OF_TOKENS = ("position", "entropy", "clip_cov", "kl_cov")
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "reason"),
+    [
+        (OF_COMPLETIONS, {"whole_groups": False}, "whole groups on every process"),
+        (("pass_at_k",), {"generations": 3}, "groups of at least as many"),
+        (OF_TOKENS, {"use_liger_kernel": True}, "Liger"),
+        (OF_TOKENS, {"at_scoring": True}, "use plain TRL"),
+        (OF_TOKENS, {"importance_sampling_level": "sequence"}, "level token"),
+        (OF_TOKENS, {"loss_type": "luspo"}, "not 'luspo'"),
+        (OF_TOKENS, {"masks_off_policy": True}, "off-policy mask"),
+        (("kl_cov",), {"on_policy": True}, "one update a batch"),
+    ],
+)
+def test_a_setting_in_which_a_shaper_cannot_work_is_refused_with_its_reason(names, change, reason):
+    for name, shaper in ADVANTAGES.items():
+        assert list(shaper().requires(USABLE)) == []
+        found = list(shaper().requires(dataclasses.replace(USABLE, **change)))
+        assert len(found) == (name in names) and all(reason in sentence for sentence in found)
+
+
+# -- choices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_every_shaper_is_built_by_its_name_and_parameters(name):
+    field, *_ = dataclasses.fields(ADVANTAGES[name])
+    assert build_advantage(name) == build_advantage({"name": name}) == ADVANTAGES[name]()
+    built = build_advantage({"name": name, field.name: field.default})
+    assert built == ADVANTAGES[name]() and build_advantage(built) is built
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ("ppl", "mine: there is no advantage 'ppl': choose one of perplexity, position"),
+        ({"alpha": 1}, "mine: an advantage is chosen by its name"),
+        (3, "mine: an advantage is chosen by its name"),
+        (
+            {"name": "entropy", "beta": 1},
+            "mine: there is no parameter 'beta'; known ones are alpha",
+        ),
+        ({"name": "entropy", "kappa": 1}, "mine: the entropy term needs .* kappa above 1"),
+        ({"name": "entropy", "alpha": "x"}, "mine.alpha is a number, not 'x'"),
+        ({"name": "position", "direction": 0}, "mine: the direction is 1 or -1, not 0"),
+        ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
+        ({"name": "negative_samples", "positive": -1}, "the weight of correct samples"),
+        ({"name": "negative_samples", "of": "tokens"}, "rewards or advantages, not 'tokens'"),
+        ({"name": "pass_at_k", "k": 0}, "k counts completions"),
+        ({"name": "pass_at_k", "k": 2.5}, "mine.k is a whole number"),
+        ({"name": "clip_cov", "share": 2}, "a share of tokens lies between 0 and 1"),
+        ({"name": "clip_cov", "low": 6}, "low lies below its high"),
+        ({"name": "kl_cov", "share": -1}, "a share of tokens lies between 0 and 1"),
+    ],
+)
+def test_what_no_advantage_can_have_is_one_sentence(choice, reason):
+    with pytest.raises(SageError, match=reason):
+        check_advantage(choice, "mine")
+
+
+def test_a_class_in_place_of_an_advantage_is_refused():
+    with pytest.raises(SageError, match=r"write PassAtK\(\)"):
+        build_advantage(PassAtK)
