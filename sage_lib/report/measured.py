@@ -30,7 +30,7 @@ LOGGED = frozenset(
         *("time/generation", "time/scoring", "time/reward", "time/loss", "step_time"),
     }
 )
-LOGGED_OF = ("guide/", "task/")
+LOGGED_OF = ("guide/", "task/", "entropy/")
 #: Steps of a block of a thinned log, and the longest log that is published whole.
 BLOCK, WHOLE_LOG = 10, 100
 #: Which notebook runs a stage.
@@ -41,6 +41,9 @@ NOTEBOOKS = {
     "effects": "05",
     "trace": "06",
     "evaluate": "07",
+    "dynamics": "14",
+    "replay": "14",
+    "impact": "15",
 }
 
 
