@@ -299,6 +299,22 @@ def traced(profile: Profile, name: str) -> pd.DataFrame:
     return table_of(profile, runs.trace_run(profile), f"{name}.csv")
 
 
+def explored(profile: Profile, stage: str, name: str) -> pd.DataFrame:
+    """A table of the stages of notebooks 14 and 15 ("dynamics", "replay", "impact"), of all runs
+    that are there, with the columns method and seed besides; empty where none is."""
+    every = {
+        "dynamics": runs.dynamics_runs,
+        "replay": runs.replay_runs,
+        "impact": runs.impact_runs,
+    }[stage](profile)
+    frames = [
+        table_of(profile, run, f"{name}.csv").assign(method=run.method, seed=run.seed)
+        for run in every
+        if run.record.is_file()
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
 def scores(profile: Profile) -> pd.DataFrame:
     """Scored samples of every finished evaluation on the data of Table 1.
 
