@@ -92,10 +92,9 @@ def _residuals(axis: Axes, table: pd.DataFrame) -> None:
 def stages(profile: Profile) -> Figure:
     """A run's stages: its reward with the rule's hinge, the entropy of positive and of negative
     samples, and the share of tokens that an update moves by more than 0.06."""
-    table, along = entropy_tables.points(profile), entropy_tables.along(profile)
-    rewards = table[
-        (table["performance"] == entropy_tables.REWARD) & (table["method"] == profile.reference)
-    ]
+    table = entropy_tables.points(entropy_tables.alone(profile))
+    along = entropy_tables.along(profile)
+    rewards = table[table["performance"] == entropy_tables.REWARD]
     with plt.rc_context(STYLE):
         figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDE, 2.4))
         curve = rewards.groupby("step")["R"].mean()

@@ -5,6 +5,7 @@ The unit of every interval here is the training run: another run means another s
 other completions. All runs of a profile start from one base.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -238,7 +239,8 @@ class Hinge:
 
 
 def hinge(steps: ArrayLike, values: ArrayLike) -> Hinge:
-    """The best R = c + s min(step, end) by least squares, ``end`` among the steps but the last two.
+    """The best R = c + s min(step, end) by least squares, ``end`` among the steps up to four fifths
+    of the last one, so that a plateau can be seen.
 
     ``bic`` compares it (three parameters and the variance) with a constant, for normal errors.
     """
@@ -246,7 +248,7 @@ def hinge(steps: ArrayLike, values: ArrayLike) -> Hinge:
     n = len(x)
     flat = ((y - y.mean()) ** 2).sum()
     best: tuple[float, float, float, float] | None = None
-    for end in np.sort(x)[1:-2]:
+    for end in [step for step in np.sort(x)[1:] if step <= 0.8 * x.max()]:
         design = np.stack([np.ones(n), np.minimum(x, end)], axis=1)
         (c, s), *_ = np.linalg.lstsq(design, y, rcond=None)
         left = ((y - design @ [c, s]) ** 2).sum()
@@ -267,7 +269,10 @@ def stages(profile: Profile) -> pd.DataFrame:
     Otherwise no rising stage is found, and end is empty. bic is the difference, gain what the hinge
     rises by.
     """
-    table = points(profile)
+    return _stages(points(profile))
+
+
+def _stages(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for method, group in table[table["performance"] == REWARD].groupby("method", sort=False):
         curve = group.groupby("step")["R"].mean()
@@ -287,14 +292,20 @@ def stages(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=STAGES)
 
 
+def alone(profile: Profile) -> Profile:
+    """The profile with its reference method alone: the logs of others need not be read."""
+    chosen = {key: one for key, one in profile.methods.items() if key == profile.reference}
+    return dataclasses.replace(profile, methods=chosen)
+
+
 def halves(profile: Profile) -> tuple[float, float, bool]:
     """(end of the rising stage, start of the plateau, found) of the reference method, in steps.
 
     Where no rising stage is found: the ends of the first and of the second third of the steps.
     """
-    table = stages(profile).set_index("method")
-    steps = measured.training(profile)
-    last = float(steps.loc[steps["method"] == profile.reference, "step"].max())
+    found = points(alone(profile))
+    table = _stages(found).set_index("method")
+    last = float(found["step"].max())
     if profile.reference in table.index and table.loc[profile.reference, "found"]:
         end = float(table.loc[profile.reference, "end"])
         return end, end, True
@@ -476,13 +487,21 @@ def judged(profile: Profile, statements: Sequence[Statement]) -> pd.DataFrame:
 
 def _law_values(column: str) -> Callable[[Profile], Sequence[float]]:
     def values(profile: Profile) -> Sequence[float]:
-        table = fits(profile)
-        chosen = table[(table["performance"] == REWARD) & (table["method"] == profile.reference)]
+        table = fits(alone(profile))
+        chosen = table[table["performance"] == REWARD]
         if column == "advantage":
             return list(chosen["mean_error"] - chosen["law_error"])
+        if column == "steeper":
+            fixed = at_fixed_weights(profile)["a"]
+            return list(chosen["a"] - fixed.iloc[0]) if len(fixed) else []
         return list(chosen[column])
 
     return values
+
+
+def _held_out(profile: Profile) -> Sequence[float]:
+    table = fits(profile)
+    return list(table.loc[table["performance"] == EXACT, "a"])
 
 
 def _per_run(frame: pd.DataFrame, value: Callable[[pd.DataFrame], float]) -> list[float]:
@@ -569,6 +588,22 @@ STATEMENTS_OF_ENTROPY = (
         "",
         "error of the first half's mean minus that of its law, on the second half",
         _law_values("advantage"),
+        "above",
+    ),
+    Statement(
+        "the law tells of learning, not of hard and easy batches",
+        "control of this companion",
+        "",
+        "a in training minus a over prompts at the base's fixed weights",
+        _law_values("steeper"),
+        "above",
+    ),
+    Statement(
+        "the law holds for held-out performance",
+        "Section 3.1",
+        "a, b > 0",
+        "a of every run of every method, exact pass@1",
+        _held_out,
         "above",
     ),
     Statement(
