@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from sage_lib.experiment.profile import Profile
 from sage_lib.policy.token_groups import MOVED
 from sage_lib.report import entropy_tables, impact_tables
+from sage_lib.report.measured import families
 from sage_lib.report.panels import intervals
 from sage_lib.report.style import (
     COLOURS,
@@ -27,31 +28,40 @@ from sage_lib.report.style import (
 
 #: What a panel says of a stage that has not run.
 NOTHING = "nothing measured yet:\nsage-companion stage {}"
-SIGNS = {"positive": series(3), "negative": series(1)}
+SIGNS = {"positive": series(6), "negative": series(1)}
 
 
 def law(profile: Profile) -> Figure:
-    """R against H with the fitted law, its residuals by step, and a of every method.
+    """R against H with the fitted law, its residuals by step, and a of the reference's family.
 
-    Left and middle the runs of the reference method; right 95 % intervals over runs.
+    Left and middle the runs of the reference method; right 95 % intervals over runs, and a at fixed
+    weights with its 95 % interval over prompts.
     """
     table, laws = entropy_tables.points(profile), entropy_tables.laws(profile)
     rewards = table[table["performance"] == entropy_tables.REWARD]
-    of_laws = laws[laws["performance"] == entropy_tables.REWARD]
-    rows = len(of_laws)
+    family = next(iter(families(profile).values()), ())
+    shown = laws[laws["performance"] == entropy_tables.REWARD].set_index("method")
+    shown = shown.loc[[method for method in family if method in shown.index]].reset_index()
     with plt.rc_context(STYLE):
         figure, (left, middle, right) = plt.subplots(
-            1, 3, figsize=(WIDE, max(2.5, 0.8 + 0.14 * rows)), width_ratios=[1.2, 1, 1]
+            1, 3, figsize=(WIDE, max(2.5, 1.0 + 0.14 * len(shown))), width_ratios=[1.3, 1, 1]
         )
         chosen = rewards[rewards["method"] == profile.reference]
+        if chosen.empty:
+            for axis in (left, middle, right):
+                sentence(axis, f"{profile.name}: no RL run")
+            return figure
         _fit(left, chosen)
         _residuals(middle, chosen)
-        fitted = of_laws[of_laws["method"] != entropy_tables.ALL].reset_index(drop=True)
-        bounded = fitted.assign(**{k: fitted[k].fillna(fitted["a"]) for k in ("a low", "a high")})
+        bounded = shown.assign(**{k: shown[k].fillna(shown["a"]) for k in ("a low", "a high")})
         intervals(right, profile, bounded, ("a", "a low", "a high"))
         right.axvline(0, color="0.3", linewidth=0.8)
-        right.set(xlabel="a (reward)", title="the law: a > 0")
-        right.tick_params(axis="y", labelsize=5.5 if rows > 12 else 7)
+        fixed = entropy_tables.at_fixed_weights(profile)
+        if len(fixed):
+            a, error = fixed.loc[0, ["a", "a_error"]]
+            right.axvspan(a - 1.96 * error, a + 1.96 * error, color="0.9", zorder=0)
+            right.axvline(a, color="0.3", linewidth=0.8, linestyle=":")
+        right.set(xlabel="a (reward)", title="a by method; dotted:\nover prompts, fixed weights")
         seeds = count(chosen["seed"].nunique(), "seed")
         figure.suptitle(
             f"{profile.name}: {profile.label(profile.reference)}, {seeds}, points: means of "
@@ -75,7 +85,7 @@ def _fit(axis: Axes, table: pd.DataFrame) -> None:
     axis.set(
         xlabel="entropy H (nats)",
         ylabel="training reward R",
-        title=f"R = {-a:.2f} exp(H) + {b:.2f}; grey: single runs",
+        title=f"R = {-a:.1f} exp(H) + {b:.1f}\n(grey: single runs)",
     )
 
 
@@ -86,7 +96,7 @@ def _residuals(axis: Axes, table: pd.DataFrame) -> None:
     means = left.groupby("step")["residual"].mean()
     axis.plot(means.index, means, color="0.1")
     axis.axhline(0, color="0.3", linewidth=0.8)
-    axis.set(xlabel="RL step", ylabel="R minus the law", title="residuals; line: mean")
+    axis.set(xlabel="RL step", ylabel="R minus the law", title="residuals\n(line: mean over runs)")
 
 
 def stages(profile: Profile) -> Figure:
