@@ -209,10 +209,11 @@ def _falls(axis: Axes, falls: pd.DataFrame, found: bool) -> None:
     axis.set(
         xticks=range(1, 11),
         xlabel="tenth of the tokens by entropy",
-        ylabel="share of the sum",
+        ylabel="share of the sum (log)",
+        yscale="log",
         title="where an update falls\n(dotted: equal shares)",
     )
-    axis.legend(loc="upper left")
+    axis.legend(loc="upper left", fontsize=6)
 
 
 def _parts(axis: Axes, parts: pd.DataFrame) -> None:
@@ -229,7 +230,7 @@ def _parts(axis: Axes, parts: pd.DataFrame) -> None:
         yscale="log",
         title="entropy by position\n(log scale)",
     )
-    axis.legend(loc="lower left", fontsize=6)
+    axis.legend(loc="upper right", fontsize=6)
 
 
 def impact(profile: Profile) -> Figure:
