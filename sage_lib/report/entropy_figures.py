@@ -247,7 +247,7 @@ def impact(profile: Profile) -> Figure:
             return figure
         names = [name for name in impact_tables.TOKENS if name in set(table["token"])]
         for i, group in enumerate(impact_tables.GROUPS):
-            chosen = series(2 * i + 1)
+            chosen = series((1, 6)[i])
             for place, name in enumerate(names):
                 at = place + (i - 0.5) * 0.3
                 of_runs = single[(single["token"] == name) & (single["perplexity_group"] == group)]
@@ -259,7 +259,7 @@ def impact(profile: Profile) -> Figure:
             left.plot([], [], label=f"{group} perplexity", **points(chosen))
         left.axhline(0, color="0.3", linewidth=0.8)
         left.set_xticks(range(len(names)), names)
-        left.legend(loc="upper right")
+        left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
         left.set(ylabel="mean impact $I_t$", xlim=(-0.5, len(names) - 0.5))
         left.set_title("kept minus replaced, share of correct continuations")
         _distribution(right, impact_tables.replaced(profile))
@@ -276,7 +276,7 @@ def _distribution(axis: Axes, frame: pd.DataFrame) -> None:
     for i, name in enumerate(("early", "late")):
         values = np.sort(frame[frame["token"] == name]["impact"])
         share = np.arange(1, len(values) + 1) / len(values)
-        axis.step(values, share, where="post", label=name, **line(series(2 * i + 1)))
+        axis.step(values, share, where="post", label=name, **line(series((1, 6)[i])))
     axis.set(
         xlabel="impact $I_t$ of a token",
         ylabel="share of tokens below",
