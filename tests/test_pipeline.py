@@ -47,6 +47,7 @@ evaluation:
   ks: [1, 8]
   batch_size: 16
   max_new_tokens: 12
+exploration: {prompts: 6, completions: 4, replaced: 2, continuations: 4}
 """
 
 
@@ -190,6 +191,60 @@ def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, base):
     assert updates["entropy"].is_monotonic_increasing
     assert set(impact["token"]) == {"most uncertain", "another"}
     assert impact[["kept", "replaced"]].isin([i / 16 for i in range(17)]).all(axis=None)
+
+
+def test_a_replay_ends_at_the_weights_of_its_run_and_watches_every_update(tiny, base):
+    run, policy = runs.replay_runs(tiny)[0], runs.rl_run(tiny, "grpo", 3407)
+    if not policy.done():
+        finish(tiny, "rl", policy.name)
+    finish(tiny, "replay", run.name)
+    assert records.load(run.record)["reproduced"] is True
+    log, first = (pd.DataFrame(files.read_lines(r.live_steps)) for r in (run, policy))
+    assert log["reward"].equals(first["reward"]) and log["entropy"].equals(first["entropy"])
+    table = pd.read_csv(run.measured / "moves.csv")
+    assert sorted(set(table["step"])) == [10, 20, 30, 40, 50], "it collapses there, as its run did"
+    every = table[table["by"] == "all"]
+    # 16 completions an update, whose lengths TRL logs
+    lengths = (16 * log["completions/mean_length"]).groupby(-(-log["step"] // 10)).sum()
+    assert every.groupby("step")["tokens"].sum().tolist() == pytest.approx(lengths.tolist())
+    entropy = (every["before"] * every["tokens"]).sum() / every["tokens"].sum()
+    by_tokens = (log["entropy"] * log["completions/mean_length"]).sum()
+    assert entropy == pytest.approx(by_tokens / log["completions/mean_length"].sum(), rel=1e-4)
+    assert (table["shift"] >= table["rise"].abs() - 1e-6).all()
+    still = every[every["sign"] == "even"]
+    assert (still["gradient"] == 0).all() and len(still), "an untrained policy earns nothing"
+
+
+def test_base_and_policy_are_read_on_the_same_tokens(tiny, base):
+    [run], policy = runs.dynamics_runs(tiny), runs.rl_run(tiny, "grpo", 3407)
+    if not policy.done():
+        finish(tiny, "rl", policy.name)
+    finish(tiny, "dynamics", run.name)
+    table, prompts = (pd.read_csv(run.measured / f"{n}.csv") for n in ("tokens", "prompts"))
+    totals = table.groupby(["source", "by"])["tokens"].sum().unstack()
+    assert (totals.nunique(axis=1) == 1).all(), "every grouping holds every token"
+    assert (prompts.groupby("source").size() == tiny.exploration.prompts).all()
+    assert (prompts["completions"] == tiny.exploration.completions).all()
+    top = table[table["by"] == "all"]
+    fallen = (top["fallen"] * top["tokens"]).groupby(top["source"]).sum()
+    assert fallen.tolist() == pytest.approx((0.2 * totals["all"]).tolist(), abs=1)
+
+
+def test_replaced_tokens_are_kept_one_by_one_and_a_kill_loses_none(tiny, base):
+    [run], policy = runs.impact_runs(tiny), runs.rl_run(tiny, "grpo", 3407)
+    if not policy.done():
+        finish(tiny, "rl", policy.name)
+    finish(tiny, "impact", run.name)
+    whole, lines = (run.measured / "impact.csv").read_text(), run.samples.read_text()
+    rows = lines.splitlines(keepends=True)
+    groups = pd.read_csv(run.measured / "impact.csv").groupby("perplexity_group")
+    assert (groups["perplexity"].max()["low"]) <= groups["perplexity"].min()["high"]
+    assert 8 <= len(rows) <= 2 * 4 * tiny.exploration.replaced
+    run.samples.write_text("".join(rows[:5]) + rows[5][:30])
+    run.record.unlink()
+    finish(tiny, "impact", run.name)
+    assert run.samples.read_text() == lines
+    assert (run.measured / "impact.csv").read_text() == whole
 
 
 def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, base):

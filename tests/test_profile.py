@@ -397,6 +397,9 @@ def stages_of(spec):
         "no_kl": runs.rl_run(profile, "grpo_no_kl", 3407).fingerprint,
         "trace": runs.trace_run(profile).fingerprint,
         "effects": runs.effects_run(profile).fingerprint,
+        "dynamics": runs.dynamics_runs(profile)[0].fingerprint,
+        "replay": runs.replay_runs(profile)[0].fingerprint,
+        "impact": runs.impact_runs(profile)[0].fingerprint,
         "samples": samples.stamp,
         "scores": samples.fingerprint,
         "grpo samples": of_plain.stamp,
@@ -404,7 +407,7 @@ def stages_of(spec):
     }
 
 
-OF_GRPO = {"grpo", "trace", "grpo samples", "grpo scores"}
+OF_GRPO = {"grpo", "trace", "grpo samples", "grpo scores", "dynamics", "replay", "impact"}
 OF_RL = {*OF_GRPO, "branch", "no_kl"}
 OF_ROLLOUTS = {*OF_RL, "entropies", "effects"}
 OF_SAMPLES = {"samples", "scores", "grpo samples", "grpo scores"}
@@ -462,6 +465,9 @@ MADE_AGAIN = {
     "evaluation.resamples=9": set(),
     "evaluation.ks=[1]": set(),
     "evaluation.methods=[grpo]": set(),
+    "exploration.prompts=4": {"dynamics", "impact"},
+    "exploration.replaced=4": {"impact"},
+    "exploration.seeds=1": set(),
     "compute.parallel=1": set(),
     "sft.save_steps=9": set(),
     "rl.save_total_limit=9": set(),

@@ -5,8 +5,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sage_lib.evaluation.token_impact import impact
+from sage_lib.evaluation.token_impact import Drawn, chosen_positions, impact, perplexity_groups
 from sage_lib.policy import loading, tiny_qwen
+from sage_lib.tasks.problem import Problem
 
 SETTINGS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_completion_length": 6}
 
@@ -58,3 +59,30 @@ def test_it_estimates_the_exact_probability_where_one_token_is_left(parts):
     kept, _ = impact(*parts, 4, count, SETTINGS, 1, judged)
     exact = float(after[wanted])
     assert abs(kept - exact) < 4 * (exact * (1 - exact) / count) ** 0.5
+
+
+class Fixed:
+    """A stream that draws the last position."""
+
+    def randrange(self, count):
+        return count - 1
+
+
+def test_the_replaced_tokens_are_the_most_uncertain_ones_of_their_part():
+    entropy = [0.1, 0.4, 0.0, 0.9, 0.2, 0.3, 0.0, 0.0, 0.2, 0.1]
+    expected = {"most uncertain": 3, "early": 1, "late": 8, "random": 9}
+    assert chosen_positions(entropy, Fixed()) == expected
+    assert set(chosen_positions([0.5], Fixed()).values()) == {0}
+
+
+def test_a_group_has_one_completion_of_a_problem_the_most_extreme():
+    def drawn(problem, number, perplexity):
+        one = Problem(problem, "d", "q", "1", "countdown")
+        return Drawn(one, number, [], [1], [0.0], perplexity, True)
+
+    every = [drawn(f"p{i}", n, 1 + i + n / 10) for i in range(5) for n in range(4)]
+    groups = perplexity_groups(every, 1)
+    assert [one.name for one in groups["low"]] == ["p0/0"]
+    assert [one.name for one in groups["high"]] == ["p4/3"]
+    # a fifth of 20 completions are the four of one problem
+    assert [one.name for one in perplexity_groups(every, 9)["high"]] == ["p4/3"]

@@ -140,11 +140,13 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     "k3_corrected" with True, which is TRL's default. A guide without an anchor changes that setting
     to False, and says so.
 
-    It logs, beside TRL's metrics: ``kl_ref``, the mean k3 to pi_ref itself (eq. 38, q = 1), while
-    ``kl`` is the divergence that the loss has, to the shaped anchor; ``guide/mean``, ``min``,
-    ``max`` of q, ``guide/acting`` and ``guide/clamped``, the shares of tokens where q is not 1 and
-    where it is at its clamp; ``advantage/touched``, the share of tokens whose advantage is shaped,
-    and ``advantage/size``, the mean of its absolute value; ``sampling/rounds`` and
+    It logs, beside TRL's metrics: ``entropy/positive`` and ``entropy/negative``, the mean entropy
+    (nats) of tokens of completions above and below their group's mean reward; ``kl_ref``, the mean
+    k3 to pi_ref itself (eq. 38, q = 1), while ``kl`` is the divergence that the loss has, to the
+    shaped anchor; ``guide/mean``, ``min``, ``max`` of q, ``guide/acting`` and ``guide/clamped``,
+    the shares of tokens where q is not 1 and where it is at its clamp; ``advantage/touched``, the
+    share of tokens whose advantage is shaped, and ``advantage/size``, the mean of its absolute
+    value; ``sampling/rounds`` and
     ``sampling/flat`` (share of groups left without a spread) with dynamic sampling;
     ``time/generation``, ``time/reward``, ``time/scoring`` (reference and everything else before the
     loss) and ``time/loss`` (forward pass and loss), seconds.
@@ -189,6 +191,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self._require_usable()
         self._set_bias_correction(warn=chosen is None)
         self._passing: _Pass | None = None
+        self._losing: Batch | None = None
         self._fixed: dict[int, _Fixed] = {}
         self._hidden: list[torch.Tensor] | None = None
         self._guide_checked = False
@@ -290,6 +293,13 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     # -- the seam ----------------------------------------------------------------------------------
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
+        self._losing = inputs if self.model.training else None
+        try:
+            return self._shaped_loss(model, inputs)
+        finally:
+            self._losing = None
+
+    def _shaped_loss(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
         read = "ref_per_token_logps" in inputs or isinstance(self.advantage, TokenShaper)
         shaped_here = self._seam == "loss" and read
         if not self.model.training or not shaped_here:
@@ -318,6 +328,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._merged() if self._scores_reference() else nullcontext():
             logps, entropies, *rest = score()
         passing = self._passing
+        if self._losing is not None and entropies is not None:
+            self._log_entropies(self._losing, entropies.detach())
         if passing is not None and entropies is not None:
             passing.score = score
             passing.aux_loss = rest[0] if rest else None
@@ -788,6 +800,18 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         self._record("advantage/touched", self._mean(touched.to(advantages), mask))
         self._record("advantage/size", self._mean(advantages.abs(), mask))
+
+    def _log_entropies(self, batch: Batch, entropies: torch.Tensor) -> None:
+        """Mean entropy (nats) of the tokens of completions that beat their group's mean, and of
+        those that fall short of it; TRL logs that of all tokens. ``entropies``: (batch, time)."""
+        mask, advantages = counted_tokens(batch), batch["advantages"]
+        if advantages.dim() == 1:
+            advantages = advantages.unsqueeze(1)
+        # In a group of equal rewards rounding can leave a sign.
+        least = 1e-3 * advantages.abs().max()
+        signs = {"positive": advantages > least, "negative": advantages < -least}
+        for name, chosen in signs.items():
+            self._record(f"entropy/{name}", self._mean(entropies, mask * chosen))
 
     def _log_guide_metrics(self, q: torch.Tensor, mask: torch.Tensor) -> None:
         self._record("guide/mean", self._mean(q, mask))

@@ -161,6 +161,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Exploration:
+    """What of the exploration report's token-level measurements is done (notebooks 14 and 15), and
+    on how much: the budget of the stages dynamics, replay and impact."""
+
+    #: Whose policies are read token by token; None is the reference method alone.
+    methods: tuple[str, ...] | None = None
+    seeds: int = 3  # of each of these methods, the first ones
+    prompts: int = 64  # of RL, whose completions are read
+    completions: int = 8  # of each prompt
+    replaced: int = 24  # completions of either group (low, high perplexity) with tokens replaced
+    continuations: int = 32  # of a token, and of its runner-up
+
+
+@dataclass(frozen=True)
 class Compute:
     """How the work is laid on the machine. ``requires_gpu`` stops a run early where there is
     none."""
@@ -192,6 +206,7 @@ class Profile:
     task_defaults: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task name
     methods: dict[str, Method] = field(default_factory=dict)
     train: tuple[str, ...] | None = None  # which of the methods are trained; None is all of them
+    exploration: Exploration = Exploration()
     compute: Compute = Compute()
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     settings: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -455,12 +470,17 @@ def _build(settings: dict[str, Any], path: Path) -> Profile:
     """The dataclasses of merged settings, checked."""
     name = path.name
     given = {
-        k: v for k, v in settings.items() if v is not None or k not in ("sft", "rl", "compute")
+        k: v
+        for k, v in settings.items()
+        if v is not None or k not in ("sft", "rl", "exploration", "compute")
     }
     data = _fields(Profile, given, name, skip={"sources", "settings", "spec", "published"})
     tasks = _defaults(data.get("task_defaults"), f"{name}: task_defaults", TASKS)
     guides = _defaults(data.get("guide_defaults"), f"{name}: guide_defaults", GUIDES)
     data["model"] = Model(**_fields(Model, data["model"], f"{name}: model"))
+    if "exploration" in data:
+        where = f"{name}: exploration"
+        data["exploration"] = Exploration(**_fields(Exploration, data["exploration"], where))
     if "compute" in data:
         data["compute"] = Compute(**_fields(Compute, data["compute"], f"{name}: compute"))
     for key in ("sft_data", "rl_data"):
@@ -477,8 +497,12 @@ def _build(settings: dict[str, Any], path: Path) -> Profile:
         for key, value in _varied(given_methods, f"{name}: methods").items()
     }
     chosen = data.get("train")
-    evaluated = data["evaluation"].methods
-    for setting, keys in (("train", chosen), ("evaluation.methods", evaluated)):
+    lists = {
+        "train": chosen,
+        "evaluation.methods": data["evaluation"].methods,
+        "exploration.methods": data.get("exploration", Exploration()).methods,
+    }
+    for setting, keys in lists.items():
         for key in (keys or ()) if methods else ():
             if key not in methods:
                 known = ", ".join(methods)
@@ -613,6 +637,10 @@ def _check(profile: Profile, name: str) -> None:
     for chosen in (profile.seeds, *(profile.seeds_of(method) for method in profile.methods)):
         require(len(set(chosen)) == len(chosen) > 0, "seeds must be given, each once")
     _check_evaluation(profile, require)
+    for field_ in dataclasses.fields(Exploration):
+        value = getattr(profile.exploration, field_.name)
+        if field_.name != "methods":
+            require(value >= 1, f"exploration.{field_.name} must be 1 or more, not {value}")
     for key, least in {"threads": 1, "parallel": 1}.items():
         value = getattr(profile.compute, key)
         require(value >= least, f"compute.{key} must be {least} or more, not {value}")

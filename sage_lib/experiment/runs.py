@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -363,6 +363,63 @@ def effects_run(profile: Profile) -> Run:
     return _run(profile, "effects", "effects", "effects", made_from, policy=base)
 
 
+def explored(profile: Profile, methods: Sequence[str] | None = None) -> list[Run]:
+    """The RL runs whose policies are read token by token: of the methods that ``exploration`` names
+    (or of ``methods``) that are trained, the first ``exploration.seeds`` seeds."""
+    settings = profile.exploration
+    named = methods or settings.methods or (profile.reference,)
+    return [
+        rl_run(profile, method, seed)
+        for method in named
+        if method in profile.methods
+        for seed in profile.seeds_of(method)[: settings.seeds]
+    ]
+
+
+def _read(profile: Profile, policy: Run, stage: str, *settings: str) -> Run:
+    """The run that measures how ``policy`` treats RL's prompts, from some settings of
+    ``exploration``."""
+    base = sft_run(profile)
+    made_from = {
+        "policy": (policy.fingerprint, policy.weights),
+        "base": base.weights,
+        "data": _content(profile.rl_data),
+        "held out": _held_out(profile),
+        "rollouts": {key: profile.rl.get(key) for key in _ROLLOUTS},
+        **{name: getattr(profile.exploration, name) for name in settings},
+    }
+    more: dict[str, Any] = {"method": policy.method, "seed": policy.seed, "policy": policy}
+    name = f"{stage}-{policy.name}"
+    return _run(profile, stage, f"{stage}/{policy.name}", name, made_from, **more)
+
+
+def dynamics_runs(profile: Profile) -> list[Run]:
+    """Base against trained policy on the same completions, for every :func:`explored` policy."""
+    found = explored(profile)
+    return [_read(profile, run, "dynamics", "prompts", "completions") for run in found]
+
+
+def replay_runs(profile: Profile) -> list[Run]:
+    """The reference method's runs once more, each update watched token by token."""
+    found = explored(profile, (profile.reference,))
+    return [_read(profile, run, "replay") for run in found]
+
+
+def impact_runs(profile: Profile) -> list[Run]:
+    """Tokens replaced by their runner-up in completions of the reference method's policies."""
+    settings = ("prompts", "completions", "replaced", "continuations")
+    found = explored(profile, (profile.reference,))
+    return [_read(profile, run, "impact", *settings) for run in found]
+
+
+def exploration_runs(profile: Profile) -> list[Run]:
+    """What notebooks 14 and 15 ask for beyond :func:`every_run`: published where it is there, and
+    missed by nobody where it is not."""
+    if not profile.rl:
+        return []
+    return [*dynamics_runs(profile), *replay_runs(profile), *impact_runs(profile)]
+
+
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
     """(method, seed, run) of every RL run of the profile, seed by seed."""
     own = {method: profile.seeds_of(method) for method in profile.methods}
@@ -451,6 +508,6 @@ def _changed(record: Mapping[str, Any], run: Run) -> str:
 
 def require_current(profile: Profile) -> None:
     """SageError where published results were made from other settings than today's."""
-    for run in every_run(profile):
+    for run in [*every_run(profile), *exploration_runs(profile)]:
         if run.record.is_file():
             published_record(profile, run)

@@ -80,6 +80,12 @@ def planned_runs(profile: Profile) -> pd.DataFrame:
     sizes["evaluate"] = f"{evaluation.asked} problems x {evaluation.samples} samples"
     for name in ("entropies", "trace"):
         sizes[name] = f"{evaluation.traced} problems x 8 completions"
+    explored = profile.exploration
+    sizes["dynamics"] = f"{explored.prompts} prompts x {explored.completions} completions, twice"
+    sizes["replay"] = sizes["rl"]
+    sizes["impact"] = (
+        f"up to 2 x {explored.replaced} completions x 4 tokens x 2 x {explored.continuations}"
+    )
     rows = [
         (stage.name, run.name, sizes.get(stage.name, ""))
         for stage in stages.STAGES.values()

@@ -25,7 +25,7 @@ from sage_lib.pipeline import draw, stages
 from sage_lib.report.measured import thinned
 
 #: Tables that are packed: long ones, of which every number is kept.
-PACKED = ("support.csv", "scores.csv")
+PACKED = ("support.csv", "scores.csv", "moves.csv", "tokens.csv")
 
 
 def publish(
@@ -47,6 +47,7 @@ def publish(
         )
     every = runs.every_run(profile)
     finished = [run for run in every if run.done()]
+    explored = [run for run in runs.exploration_runs(profile) if run.done()]
     rest = [run for run in every if run not in finished]
     if rest and not (finished_only and finished):
         others = ", and --finished-only publishes the others" if finished else ""
@@ -64,7 +65,7 @@ def publish(
     shutil.rmtree(new, ignore_errors=True)
     if rest and target.is_dir():
         shutil.copytree(target, new)
-    for run in finished:
+    for run in [*finished, *explored]:
         folder = new / run.measured.relative_to(paths.measured(profile.name))
         shutil.rmtree(folder, ignore_errors=True)
         for name, content in _files(run):

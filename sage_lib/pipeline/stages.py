@@ -114,6 +114,27 @@ STAGES = {
             alone=True,
         ),
         Stage(
+            "dynamics",
+            "base against trained policies, token by token on the same completions",
+            lambda profile: runs.dynamics_runs(profile) if profile.rl else [],
+            "sage_lib.evaluation.dynamics:measure",
+            lambda profile: 1,
+        ),
+        Stage(
+            "replay",
+            "the reference method's runs again, every update watched token by token",
+            lambda profile: runs.replay_runs(profile) if profile.rl else [],
+            "sage_lib.training.replay:measure",
+            lambda profile: profile.rl["max_steps"],
+        ),
+        Stage(
+            "impact",
+            "tokens replaced by their runner-up and rolled out again",
+            lambda profile: runs.impact_runs(profile) if profile.rl else [],
+            "sage_lib.evaluation.token_impact:measure",
+            lambda profile: 1,
+        ),
+        Stage(
             "evaluate",
             "samples of the base and of every policy that is evaluated",
             _evaluation_runs,

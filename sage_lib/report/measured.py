@@ -30,7 +30,7 @@ LOGGED = frozenset(
         *("time/generation", "time/scoring", "time/reward", "time/loss", "step_time"),
     }
 )
-LOGGED_OF = ("guide/", "task/")
+LOGGED_OF = ("guide/", "task/", "entropy/")
 #: Steps of a block of a thinned log, and the longest log that is published whole.
 BLOCK, WHOLE_LOG = 10, 100
 #: Which notebook runs a stage.
@@ -41,6 +41,9 @@ NOTEBOOKS = {
     "effects": "05",
     "trace": "06",
     "evaluate": "07",
+    "dynamics": "14",
+    "replay": "14",
+    "impact": "15",
 }
 
 
@@ -294,6 +297,22 @@ def traced(profile: Profile, name: str) -> pd.DataFrame:
     "updates": size of the update by entropy; "impact": tokens replaced by their runner-up.
     """
     return table_of(profile, runs.trace_run(profile), f"{name}.csv")
+
+
+def explored(profile: Profile, stage: str, name: str) -> pd.DataFrame:
+    """A table of the stages of notebooks 14 and 15 ("dynamics", "replay", "impact"), of all runs
+    that are there, with the columns method and seed besides; empty where none is."""
+    every = {
+        "dynamics": runs.dynamics_runs,
+        "replay": runs.replay_runs,
+        "impact": runs.impact_runs,
+    }[stage](profile)
+    frames = [
+        table_of(profile, run, f"{name}.csv").assign(method=run.method, seed=run.seed)
+        for run in every
+        if run.record.is_file()
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 def scores(profile: Profile) -> pd.DataFrame:

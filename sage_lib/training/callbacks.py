@@ -77,7 +77,7 @@ class Collapse(SageError):
         self.step, self.reason = step, reason
 
 
-def _taken_back(log: Path, step: int) -> list[dict[str, Any]]:
+def taken_back(log: Path, step: int) -> list[dict[str, Any]]:
     """The rows of a log up to a checkpoint's step; later ones are taken out of the file."""
     rows = [row for row in read_lines(log) if row["step"] <= step]
     rewrite_lines(log, rows)
@@ -102,7 +102,7 @@ class StepLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        rows = _taken_back(self.path, state.global_step)
+        rows = taken_back(self.path, state.global_step)
         self.flat, self.clock = 0, time.perf_counter()
         for row in rows:
             self._count_flat(row)
@@ -184,7 +184,7 @@ class ExactLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        _taken_back(self.path, state.global_step)
+        taken_back(self.path, state.global_step)
         if state.global_step == 0:
             self._append(kwargs["model"], 0)
 

@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 # First: Unsloth patches what is imported after it.
@@ -14,6 +15,7 @@ from sage_lib.algorithm.backend import GRPOConfig
 
 import torch
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
@@ -44,50 +46,21 @@ def train(profile: Profile, run: Run) -> dict:
             f"RL starts from the SFT model of profile {profile.name}, which is not there: "
             f"sage-companion stage sft --profile {profile.spec} makes it"
         )
-    chosen = profile.methods[run.method]
+    chosen, settings = profile.methods[run.method], settings_of(profile, run)
     runs.require_entropies(profile, chosen.guide)
-    seed = profile.seeds[0] if run.seed is None else run.seed
-    settings: dict[str, Any] = {**profile.rl, **chosen.rl, "seed": seed}
     guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)
     lora = profile.rl_lora if chosen.lora else None
     kept = {"method": run.method, **dataclasses.asdict(chosen), "rl": settings, "lora": lora}
-    record = Record("rl", profile.name, run.fingerprint, seed, {**kept, "q": repr(guide)})
-    checkpointing = settings["gradient_checkpointing"]
-    model, tokenizer = load_model(profile, reference.model, lora is None, checkpointing)
-    if lora is not None:
-        model = add_lora(model, lora, seed, checkpointing)
-    asked = problems.rl_problems(profile)
-    verifier = Verifier(workers=profile.compute.threads)
-    require_golds(asked, verifier)
+    kept["q"] = repr(guide)
+    record = Record("rl", profile.name, run.fingerprint, settings["seed"], kept)
     checkpoints = run.build / "checkpoints"
-    fixed = {"output_dir": str(checkpoints), "disable_tqdm": True}
+    trainer, tokenizer, asked = trainer_of(profile, run, checkpoints)
+    trainer.add_callback(StepLog(run.live_steps))
     listed = problems.listed_problems(profile, ood=False) if profile.evaluation.every else []
     log = run.build / "exact.jsonl"
-    exact = [ExactLog(log, tokenizer, listed, profile.evaluation.every)] if listed else []
-    trainer = SageTrainer(
-        model=model,
-        processing_class=tokenizer,
-        reward_funcs=reward(asked, verifier, chosen.reward),
-        guide=guide,
-        anchor=chosen.anchor if settings["beta"] else None,
-        advantage=chosen.advantage,
-        dynamic_sampling=chosen.dynamic_sampling,
-        merge_adapter=profile.compute.merge_adapter,
-        reference_reset=chosen.reference_reset,
-        train_dataset=Dataset.from_list(rows(asked)),
-        args=arguments(GRPOConfig, {"report_to": "none", **settings}, **fixed),
-        callbacks=[StepLog(run.live_steps), *exact],
-    )
-    collapsed = None
-    try:
-        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
-    except Collapse as found:
-        collapsed = {"step": found.step, "reason": found.reason}
-    except RuntimeError as error:  # torch.multinomial's
-        if "probability tensor contains" not in str(error):
-            raise
-        reason = "the policy's probabilities are not finite"
-        collapsed = {"step": trainer.state.global_step + 1, "reason": reason}
+    if listed:
+        trainer.add_callback(ExactLog(log, tokenizer, listed, profile.evaluation.every))
+    collapsed = run_to_end(trainer, checkpoints)
     merged(trainer.model).save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
     run.publish_steps()
@@ -102,6 +75,60 @@ def train(profile: Profile, run: Run) -> dict:
     )
     shutil.rmtree(checkpoints, ignore_errors=True)
     return written
+
+
+def settings_of(profile: Profile, run: Run) -> dict[str, Any]:
+    """The section ``rl`` as a run has it, with its method's changes and its own seed."""
+    seed = profile.seeds[0] if run.seed is None else run.seed
+    return {**profile.rl, **profile.methods[run.method].rl, "seed": seed}
+
+
+def trainer_of(
+    profile: Profile, run: Run, checkpoints: Path, kind: type[SageTrainer] = SageTrainer
+) -> tuple[SageTrainer, PreTrainedTokenizerBase, list[Problem]]:
+    """The trainer of an RL run, from the base policy; its tokenizer, and the problems it asks.
+
+    ``kind``: SageTrainer, or a class of it that watches what it does."""
+    chosen, settings = profile.methods[run.method], settings_of(profile, run)
+    guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)
+    lora = profile.rl_lora if chosen.lora else None
+    checkpointing, base = settings["gradient_checkpointing"], runs.sft_run(profile).model
+    model, tokenizer = load_model(profile, base, lora is None, checkpointing)
+    if lora is not None:
+        model = add_lora(model, lora, settings["seed"], checkpointing)
+    asked = problems.rl_problems(profile)
+    verifier = Verifier(workers=profile.compute.threads)
+    require_golds(asked, verifier)
+    fixed = {"output_dir": str(checkpoints), "disable_tqdm": True}
+    trainer = kind(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=reward(asked, verifier, chosen.reward),
+        guide=guide,
+        anchor=chosen.anchor if settings["beta"] else None,
+        advantage=chosen.advantage,
+        dynamic_sampling=chosen.dynamic_sampling,
+        merge_adapter=profile.compute.merge_adapter,
+        reference_reset=chosen.reference_reset,
+        train_dataset=Dataset.from_list(rows(asked)),
+        args=arguments(GRPOConfig, {"report_to": "none", **settings}, **fixed),
+    )
+    return trainer, tokenizer, asked
+
+
+def run_to_end(trainer: SageTrainer, checkpoints: Path) -> dict[str, Any] | None:
+    """Train from the last whole checkpoint, if there is one; at which step and why the run
+    collapsed, None where it did not."""
+    try:
+        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+    except Collapse as found:
+        return {"step": found.step, "reason": found.reason}
+    except RuntimeError as error:  # torch.multinomial's
+        if "probability tensor contains" not in str(error):
+            raise
+        reason = "the policy's probabilities are not finite"
+        return {"step": trainer.state.global_step + 1, "reason": reason}
+    return None
 
 
 def rows(asked: Sequence[Problem]) -> list[dict[str, Any]]:

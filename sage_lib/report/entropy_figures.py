@@ -1,0 +1,288 @@
+"""Figures of entropy and performance (notebook 14) and of replaced tokens (15): tables in, a
+matplotlib Figure out."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sage_lib.experiment.profile import Profile
+from sage_lib.policy.token_groups import MOVED
+from sage_lib.report import entropy_tables, impact_tables
+from sage_lib.report.measured import families
+from sage_lib.report.panels import intervals
+from sage_lib.report.style import (
+    COLOURS,
+    STYLE,
+    WIDE,
+    band,
+    count,
+    error_bar,
+    line,
+    look,
+    points,
+    sentence,
+    series,
+)
+
+#: What a panel says of a stage that has not run.
+NOTHING = "nothing measured yet:\nsage-companion stage {}"
+SIGNS = {"positive": series(6), "negative": series(1)}
+
+
+def law(profile: Profile) -> Figure:
+    """R against H with the fitted law, its residuals by step, and a of the reference's family.
+
+    Left and middle the runs of the reference method; right 95 % intervals over runs, and a at fixed
+    weights with its 95 % interval over prompts.
+    """
+    table, laws = entropy_tables.points(profile), entropy_tables.laws(profile)
+    rewards = table[table["performance"] == entropy_tables.REWARD]
+    family = next(iter(families(profile).values()), ())
+    shown = laws[laws["performance"] == entropy_tables.REWARD].set_index("method")
+    shown = shown.loc[[method for method in family if method in shown.index]].reset_index()
+    with plt.rc_context(STYLE):
+        figure, (left, middle, right) = plt.subplots(
+            1, 3, figsize=(WIDE, max(2.5, 1.0 + 0.14 * len(shown))), width_ratios=[1.3, 1, 1]
+        )
+        chosen = rewards[rewards["method"] == profile.reference]
+        if chosen.empty:
+            for axis in (left, middle, right):
+                sentence(axis, f"{profile.name}: no RL run")
+            return figure
+        _fit(left, chosen)
+        _residuals(middle, chosen)
+        bounded = shown.assign(**{k: shown[k].fillna(shown["a"]) for k in ("a low", "a high")})
+        intervals(right, profile, bounded, ("a", "a low", "a high"))
+        right.axvline(0, color="0.3", linewidth=0.8)
+        fixed = entropy_tables.at_fixed_weights(profile)
+        if len(fixed):
+            a, error = fixed.loc[0, ["a", "a_error"]]
+            right.axvspan(a - 1.96 * error, a + 1.96 * error, color="0.9", zorder=0)
+            right.axvline(a, color="0.3", linewidth=0.8, linestyle=":")
+        right.set(xlabel="a (reward)", title="a by method; dotted:\nover prompts, fixed weights")
+        seeds = count(chosen["seed"].nunique(), "seed")
+        figure.suptitle(
+            f"{profile.name}: {profile.label(profile.reference)}, {seeds}, points: means of "
+            f"{entropy_tables.BLOCK} steps; bars: 95 % over runs (none below 3)"
+        )
+    return figure
+
+
+def _fit(axis: Axes, table: pd.DataFrame) -> None:
+    steps = table["step"].max()
+    shown = axis.scatter(
+        table["H"], table["R"], c=table["step"] / steps, cmap="cividis", s=7, linewidth=0
+    )
+    axis.figure.colorbar(shown, ax=axis, label="part of the run", ticks=[0, 0.5, 1], pad=0.02)
+    grid = np.linspace(table["H"].min(), table["H"].max(), 50)
+    for _, run in table.groupby("seed"):
+        a, b = entropy_tables.law(run["H"], run["R"])
+        axis.plot(grid, b - a * np.exp(grid), color="0.6", linewidth=0.8)
+    a, b = entropy_tables.law(table["H"], table["R"])
+    axis.plot(grid, b - a * np.exp(grid), color="0.1", linewidth=1.8)
+    axis.set(
+        xlabel="entropy H (nats)",
+        ylabel="training reward R",
+        title=f"R = {-a:.1f} exp(H) + {b:.1f}\n(grey: single runs)",
+    )
+
+
+def _residuals(axis: Axes, table: pd.DataFrame) -> None:
+    a, b = entropy_tables.law(table["H"], table["R"])
+    left = table.assign(residual=table["R"] - (b - a * np.exp(table["H"])))
+    axis.plot(left["step"], left["residual"], linestyle="none", marker=".", color="0.7")
+    means = left.groupby("step")["residual"].mean()
+    axis.plot(means.index, means, color="0.1")
+    axis.axhline(0, color="0.3", linewidth=0.8)
+    axis.set(xlabel="RL step", ylabel="R minus the law", title="residuals\n(line: mean over runs)")
+
+
+def stages(profile: Profile) -> Figure:
+    """A run's stages: its reward with the rule's hinge, the entropy of positive and of negative
+    samples, and the share of tokens that an update moves by more than 0.06."""
+    table = entropy_tables.points(entropy_tables.alone(profile))
+    along = entropy_tables.along(profile)
+    rewards = table[table["performance"] == entropy_tables.REWARD]
+    with plt.rc_context(STYLE):
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDE, 2.4))
+        curve = rewards.groupby("step")["R"].mean()
+        left.plot(curve.index, curve, **{**look(profile.reference), "marker": "."})
+        fit = entropy_tables.hinge(curve.index, curve)
+        grid = np.array([0.0, fit.end, curve.index.max()])
+        found = fit.slope > 0 and fit.bic > 0
+        left.plot(
+            grid, fit.start + fit.slope * np.minimum(grid, fit.end), color="0.1", linestyle="--"
+        )
+        said = f"rising stage to step {fit.end:.0f}" if found else "no rising stage by BIC"
+        left.set(xlabel="RL step", ylabel="training reward", title=said)
+        for axis in (middle, right) if along.empty else ():
+            sentence(axis, NOTHING.format("replay"))
+        if not along.empty:
+            _signs(middle, along)
+            moved = along.groupby("step")["moved"].mean()
+            for _, run in along.groupby(["method", "seed"]):
+                right.plot(run["step"], 100 * run["moved"], color="0.75", linewidth=0.8)
+            right.plot(moved.index, 100 * moved, color="0.1")
+            right.axhline(1, color="0.3", linewidth=0.8, linestyle=":")
+            right.set(
+                xlabel="RL step",
+                ylabel=f"tokens moved by > {MOVED} (%)",
+                ylim=(0, None),
+                title="an update; dotted: the report's 1 %",
+            )
+        replayed = count(along[["method", "seed"]].drop_duplicates().shape[0], "replayed run")
+        seeds = count(rewards["seed"].nunique(), "seed")
+        figure.suptitle(f"{profile.name}: {profile.label(profile.reference)}, {seeds}; {replayed}")
+    return figure
+
+
+def _signs(axis: Axes, along: pd.DataFrame) -> None:
+    for sign, chosen in SIGNS.items():
+        for _, run in along.groupby(["method", "seed"]):
+            axis.plot(run["step"], run[sign], **{**line(chosen), "linewidth": 0.5, "alpha": 0.6})
+        means = along.groupby("step")[sign].mean()
+        axis.plot(means.index, means, label=sign, markevery=0.2, **chosen)
+    axis.set(xlabel="RL step", ylabel="entropy (nats)", ylim=(0, None), title="entropy of samples")
+    axis.legend(loc="best")
+
+
+def tokens(profile: Profile) -> Figure:
+    """Which tokens lost entropy, where updates fall by entropy, and entropy by position."""
+    kinds, falls = entropy_tables.by_kind(profile), entropy_tables.by_uncertainty(profile)
+    parts = entropy_tables.by_part(profile)
+    with plt.rc_context(STYLE):
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDE, 2.6))
+        if kinds.empty:
+            sentence(left, NOTHING.format("dynamics"))
+            sentence(right, NOTHING.format("dynamics"))
+        else:
+            _kinds(left, kinds)
+            _parts(right, parts)
+        if falls.empty:
+            sentence(middle, NOTHING.format("replay"))
+        else:
+            _falls(middle, falls, entropy_tables.halves(profile)[2])
+        read = 0 if kinds.empty else int(kinds["runs"].max())
+        replayed = 0 if falls.empty else int(falls["runs"].max())
+        figure.suptitle(
+            f"{profile.name}: policies read: {read}, runs replayed: {replayed}; "
+            "bars and bands: 95 % over runs (none below 3)"
+        )
+    return figure
+
+
+def _kinds(axis: Axes, kinds: pd.DataFrame) -> None:
+    for place, row in enumerate(kinds.to_dict("records")):
+        bounds = [
+            row[k] if row[k] == row[k] else row["fallen"] for k in ("fallen low", "fallen high")
+        ]
+        axis.barh(
+            place - 0.2, row["share"], height=0.36, color="0.8", edgecolor="0.3", linewidth=0.5
+        )
+        axis.barh(place + 0.2, row["fallen"], height=0.36, color="0.35")
+        error_bar(
+            axis, place + 0.2, row["fallen"], *bounds, horizontal=True, color="0.1", marker=""
+        )
+    axis.set_yticks(range(len(kinds)), [k.replace(" or ", "\nor ") for k in kinds["kind"]])
+    axis.invert_yaxis()
+    axis.set(
+        xlabel="share of tokens",
+        title="dark: the fifth that lost\nmost entropy; light: all",
+    )
+
+
+def _falls(axis: Axes, falls: pd.DataFrame, found: bool) -> None:
+    names = {"rising": "rising", "plateau": "plateau"}
+    if not found:
+        names = {"rising": "first third", "plateau": "last third"}
+    for i, (stage, group) in enumerate(falls.groupby("stage", sort=False)):
+        chosen = series(2 * i + 1)
+        x = group["tenth"]
+        axis.plot(x, group["shift"], label=f"change of p, {names[stage]}", **chosen)
+        band(axis, x, group["shift low"], group["shift high"], **chosen)
+    last = falls[falls["stage"] == "plateau"]
+    last = falls if last.empty else last
+    axis.plot(last["tenth"], last["gradient"], label="$G_t$", **series(8))
+    axis.axhline(0.1, color="0.3", linewidth=0.8, linestyle=":")
+    axis.set(
+        xticks=range(1, 11),
+        xlabel="tenth of the tokens by entropy",
+        ylabel="share of the sum (log)",
+        yscale="log",
+        title="where an update falls\n(dotted: equal shares)",
+    )
+    axis.legend(loc="upper left", fontsize=6)
+
+
+def _parts(axis: Axes, parts: pd.DataFrame) -> None:
+    for sign, chosen in SIGNS.items():
+        group = parts[parts["sign"] == sign]
+        axis.plot(group["part"], group["policy"], label=f"{sign}, policy", **chosen)
+        band(axis, group["part"], group["low"], group["high"], **chosen)
+        hollow = {**chosen, "linestyle": ":", "markerfacecolor": "white", "linewidth": 0.8}
+        axis.plot(group["part"], group["base"], label=f"{sign}, base", **hollow)
+    axis.set(
+        xticks=range(1, 11),
+        xlabel="tenth of a completion",
+        ylabel="entropy (nats)",
+        yscale="log",
+        title="entropy by position\n(log scale)",
+    )
+    axis.legend(loc="upper right", fontsize=6)
+
+
+def impact(profile: Profile) -> Figure:
+    """Impact of replaced tokens: left by position and perplexity, right what most of them do.
+
+    Bars are 95 % over runs; grey points are single runs.
+    """
+    table, single = impact_tables.impacts(profile), impact_tables.by_run(profile)
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE, 2.6), width_ratios=[3, 2])
+        if table.empty:
+            for axis in (left, right):
+                sentence(axis, NOTHING.format("impact"))
+            return figure
+        names = [name for name in impact_tables.TOKENS if name in set(table["token"])]
+        for i, group in enumerate(impact_tables.GROUPS):
+            chosen = series((1, 6)[i])
+            for place, name in enumerate(names):
+                at = place + (i - 0.5) * 0.3
+                of_runs = single[(single["token"] == name) & (single["perplexity_group"] == group)]
+                jitter = at + np.linspace(-0.06, 0.06, max(len(of_runs), 1))[: len(of_runs)]
+                left.plot(jitter, of_runs["impact"], linestyle="none", marker=".", color="0.7")
+                row = table[(table["token"] == name) & (table["perplexity"] == group)].iloc[0]
+                low, high = (row[k] if row[k] == row[k] else row["impact"] for k in ("low", "high"))
+                error_bar(left, at, row["impact"], low, high, **chosen)
+            left.plot([], [], label=f"{group} perplexity", **points(chosen))
+        left.axhline(0, color="0.3", linewidth=0.8)
+        left.set_xticks(range(len(names)), names)
+        left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
+        left.set(ylabel="mean impact $I_t$", xlim=(-0.5, len(names) - 0.5))
+        left.set_title("kept minus replaced, share of correct continuations")
+        _distribution(right, impact_tables.replaced(profile))
+        runs_, tokens_ = int(table["runs"].max()), int(table["completions"].sum())
+        figure.suptitle(
+            f"{profile.name}: {profile.label(profile.reference)}, {count(runs_, 'run')}, "
+            f"{count(tokens_, 'token')} replaced, "
+            f"2 x {profile.exploration.continuations} continuations each; bars: 95 % over runs"
+        )
+    return figure
+
+
+def _distribution(axis: Axes, frame: pd.DataFrame) -> None:
+    for i, name in enumerate(("early", "late")):
+        values = np.sort(frame[frame["token"] == name]["impact"])
+        share = np.arange(1, len(values) + 1) / len(values)
+        axis.step(values, share, where="post", label=name, **line(series((1, 6)[i])))
+    axis.set(
+        xlabel="impact $I_t$ of a token",
+        ylabel="share of tokens below",
+        xlim=(-1.02, 1.02),
+        ylim=(0, 1.02),
+        title="all replaced tokens",
+    )
+    axis.axvline(0, color=COLOURS["grey"], linewidth=0.8)
+    axis.legend(loc="upper left")

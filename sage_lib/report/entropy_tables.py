@@ -1,0 +1,750 @@
+"""Entropy and performance (exploration report, Section 3): the law R = -a exp(H) + b, the stages of
+a run, and which tokens change. Measured files in, tables out.
+
+The unit of every interval here is the training run: another run means another seed, other batches,
+other completions. All runs of a profile start from one base.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+from scipy.stats import t
+
+from sage_lib.experiment import runs
+from sage_lib.experiment.profile import Profile
+from sage_lib.policy.token_groups import FORMAL, KINDS, OTHER, TOP
+from sage_lib.report import exact_tables, measured
+from sage_lib.report.front_tables import FEWEST_SEEDS
+from sage_lib.report.verdict import MISSING, OPEN, outcome
+
+#: Steps of one point of a fit: of one step the reward is that of eight prompts.
+BLOCK = 10
+#: What stands for the performance R: reward of training, and exact pass@1 of held-out problems.
+REWARD, EXACT = "training reward", "exact pass@1"
+#: The row of all methods together.
+ALL = "all"
+POINTS = ["performance", "method", "seed", "step", "H", "R"]
+FITS = [
+    *("performance", "method", "seed", "points", "a", "b", "ceiling", "r2", "trend"),
+    *("law_error", "mean_error"),
+]
+LAWS = [
+    *("performance", "method", "runs", "points"),
+    *("a", "a low", "a high", "b", "b low", "b high", "ceiling", "best", "r2"),
+    *("law_error", "mean_error"),
+]
+STAGES = ["method", "seeds", "found", "end", "gain", "per 100 steps", "bic"]
+STATEMENTS = [
+    *("statement", "source", "reported", "what", "expects", "value", "low", "high"),
+    *("runs", "outcome"),
+]
+
+
+# --- the law --------------------------------------------------------------------------------------
+
+
+def law(entropy: ArrayLike, performance: ArrayLike) -> tuple[float, float]:
+    """a and b of R = -a exp(H) + b by least squares, which is linear in exp(H).
+
+    NaN where all entropies are equal. Source: exploration report, Section 3.1 (Cui et al. 2025).
+    """
+    x, y = np.exp(np.asarray(entropy, dtype=float)), np.asarray(performance, dtype=float)
+    centred = x - x.mean()
+    if len(x) < 2 or not (centred**2).sum() > 0:
+        return float("nan"), float("nan")
+    slope = float((centred * y).sum() / (centred**2).sum())
+    return -slope, float(y.mean() - slope * x.mean())
+
+
+def points(profile: Profile) -> pd.DataFrame:
+    """What the law is fitted to: columns :data:`POINTS`, of every RL run.
+
+    Training reward: means over blocks of :data:`BLOCK` steps. Exact pass@1: wherever it was logged,
+    with the mean entropy of the :data:`BLOCK` steps before it (at the start: of the first ones).
+    """
+    log = measured.training(profile)
+    if log.empty or "entropy" not in log:
+        return pd.DataFrame(columns=POINTS)
+    log = log.assign(block=(-(-log["step"] // BLOCK) * BLOCK).clip(upper=log["step"].max()))
+    keys = ["method", "seed"]
+    blocks = log.groupby([*keys, "block"], sort=False)[["entropy", "reward"]].mean().reset_index()
+    blocks = blocks.rename(columns={"block": "step", "entropy": "H", "reward": "R"})
+    exact = exact_tables.along_training(profile)[[*keys, "step", "pass@1"]]
+    if exact.empty:
+        return blocks.assign(performance=REWARD)[POINTS]
+    first = blocks.groupby(keys, sort=False)["step"].transform("min")
+    start = blocks[blocks["step"] == first].assign(step=0)
+    of_exact = exact.merge(pd.concat([start, blocks])[[*keys, "step", "H"]], on=[*keys, "step"])
+    of_exact = of_exact.rename(columns={"pass@1": "R"})
+    both = [blocks.assign(performance=REWARD), of_exact.assign(performance=EXACT)]
+    return pd.concat(both, ignore_index=True)[POINTS]
+
+
+def fits(profile: Profile) -> pd.DataFrame:
+    """The law of each run alone: columns :data:`FITS`.
+
+    ceiling is b - a, the best performance there could be (H = 0); trend the correlation of the
+    residuals with the step, 0 where the law holds all along; law_error and mean_error (root mean
+    square) what the law, and the mean, of the first half predict of the second.
+    """
+    rows = []
+    for (performance, method, seed), run in points(profile).groupby(
+        ["performance", "method", "seed"], sort=False
+    ):
+        run = run.sort_values("step")
+        h, r = run["H"].to_numpy(), run["R"].to_numpy()
+        a, b = law(h, r)
+        residuals = r - (b - a * np.exp(h))
+        spread = ((r - r.mean()) ** 2).sum()
+        rows.append(
+            {
+                "performance": performance,
+                "method": method,
+                "seed": seed,
+                "points": len(run),
+                "a": a,
+                "b": b,
+                "ceiling": b - a,
+                "r2": 1 - (residuals**2).sum() / spread if spread > 0 else np.nan,
+                "trend": _correlation(run["step"].to_numpy(dtype=float), residuals),
+                **_second_half(h, r),
+            }
+        )
+    return pd.DataFrame(rows, columns=FITS)
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    if len(x) < 3 or not (np.std(x) > 0 and np.std(y) > 1e-12):
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _second_half(h: np.ndarray, r: np.ndarray) -> dict[str, float]:
+    half = len(h) // 2
+    if half < 3:
+        return {"law_error": float("nan"), "mean_error": float("nan")}
+    a, b = law(h[:half], r[:half])
+    by_law = r[half:] - (b - a * np.exp(h[half:]))
+    by_mean = r[half:] - r[:half].mean()
+    return {
+        "law_error": float(np.sqrt((by_law**2).mean())),
+        "mean_error": float(np.sqrt((by_mean**2).mean())),
+    }
+
+
+def laws(profile: Profile) -> pd.DataFrame:
+    """The law of all runs of a method, and of all methods, with 95 % intervals over runs: columns
+    :data:`LAWS`.
+
+    One a and b for all points of the runs; the intervals are those of the jackknife that leaves out
+    one run at a time, with the t distribution (:func:`jackknife`): no fewer than
+    :data:`FEWEST_SEEDS` runs have one. best is the highest mean over runs that a step reached; the
+    errors are means over runs of those of :func:`fits`.
+    """
+    table, single = points(profile), fits(profile)
+    rows = []
+    for performance, of_kind in table.groupby("performance", sort=False):
+        methods = list(dict.fromkeys(of_kind["method"]))
+        for method in [*methods, *([ALL] if len(methods) > 1 else [])]:
+            chosen = of_kind if method == ALL else of_kind[of_kind["method"] == method]
+            alone = single[single["performance"] == performance]
+            alone = alone if method == ALL else alone[alone["method"] == method]
+            by_run = [one for _, one in chosen.groupby(["method", "seed"], sort=False)]
+            (a, b), low, high = jackknife(by_run, lambda frame: law(frame["H"], frame["R"]))
+            predicted = b - a * np.exp(chosen["H"])
+            spread = ((chosen["R"] - chosen["R"].mean()) ** 2).sum()
+            rows.append(
+                {
+                    "performance": performance,
+                    "method": method,
+                    "runs": len(by_run),
+                    "points": len(chosen),
+                    "a": a,
+                    "a low": low[0],
+                    "a high": high[0],
+                    "b": b,
+                    "b low": low[1],
+                    "b high": high[1],
+                    "ceiling": b - a,
+                    "best": chosen.groupby("step")["R"].mean().max(),
+                    "r2": 1 - ((chosen["R"] - predicted) ** 2).sum() / spread
+                    if spread > 0
+                    else np.nan,
+                    "law_error": alone["law_error"].mean(),
+                    "mean_error": alone["mean_error"].mean(),
+                }
+            )
+    return pd.DataFrame(rows, columns=LAWS)
+
+
+def jackknife(
+    by_run: Sequence[pd.DataFrame], estimate: Callable[[pd.DataFrame], Sequence[float]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """An estimate from the rows of all runs, and its 95 % interval over runs.
+
+    Leaves out one run at a time (Efron and Stein 1981); the quantile is that of t with runs - 1
+    degrees of freedom. NaN bounds of fewer than :data:`FEWEST_SEEDS` runs. Of a mean of runs with
+    equally many rows this is the usual t interval.
+
+    Returns:
+        (value, low, high), each of shape (estimates,).
+    """
+    whole = np.asarray(estimate(pd.concat(by_run)), dtype=float)
+    n = len(by_run)
+    if n < FEWEST_SEEDS:
+        nothing = np.full(whole.shape, np.nan)
+        return whole, nothing, nothing
+    without = np.array([estimate(pd.concat([*by_run[:i], *by_run[i + 1 :]])) for i in range(n)])
+    error = np.sqrt((n - 1) / n * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
+    half = t.ppf(0.975, n - 1) * error
+    return whole, whole - half, whole + half
+
+
+def at_fixed_weights(profile: Profile) -> pd.DataFrame:
+    """The law over prompts at the base's fixed weights, where nothing is learned: columns prompts,
+    a, b, a_error.
+
+    A batch of hard prompts has a lower reward *and* a higher entropy; so has every batch of every
+    step. A slope in training that is no steeper than this one tells of the prompts, not of
+    learning. Empty without the stage dynamics.
+    """
+    frames = measured.explored(profile, "dynamics", "prompts")
+    if frames.empty:
+        return pd.DataFrame(columns=["prompts", "a", "b", "a_error"])
+    one = frames[frames["source"] == "base"]
+    first = one[(one["method"] == one["method"].iloc[0]) & (one["seed"] == one["seed"].iloc[0])]
+    a, b = law(first["entropy"], first["correct"])
+    x = np.exp(first["entropy"])
+    residuals = first["correct"] - (b - a * x)
+    variance = (residuals**2).sum() / (len(x) - 2) / ((x - x.mean()) ** 2).sum()
+    row = {"prompts": len(x), "a": a, "b": b, "a_error": float(np.sqrt(variance))}
+    return pd.DataFrame([row])
+
+
+# --- the stages of a run --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hinge:
+    """A line that rises up to ``end`` and is level from there."""
+
+    start: float  # value at step 0
+    slope: float  # a step
+    end: float
+    bic: float  # of a constant minus of the hinge: above 0 speaks for the hinge
+
+
+def hinge(steps: ArrayLike, values: ArrayLike) -> Hinge:
+    """The best R = c + s min(step, end) by least squares, ``end`` among the steps up to four fifths
+    of the last one, so that a plateau can be seen.
+
+    ``bic`` compares it (three parameters and the variance) with a constant, for normal errors.
+    """
+    x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
+    n = len(x)
+    flat = ((y - y.mean()) ** 2).sum()
+    best: tuple[float, float, float, float] | None = None
+    for end in [step for step in np.sort(x)[1:] if step <= 0.8 * x.max()]:
+        design = np.stack([np.ones(n), np.minimum(x, end)], axis=1)
+        (c, s), *_ = np.linalg.lstsq(design, y, rcond=None)
+        left = ((y - design @ [c, s]) ** 2).sum()
+        if best is None or left < best[0]:
+            best = left, c, s, end
+    if best is None:
+        return Hinge(float(y.mean()), 0.0, float("nan"), float("-inf"))
+    left, c, s, end = best
+    gain = n * np.log(max(flat, 1e-300) / max(left, 1e-300)) - 2 * np.log(n)
+    return Hinge(float(c), float(s), float(end), float(gain))
+
+
+def stages(profile: Profile) -> pd.DataFrame:
+    """Where each method's rising stage ends: columns :data:`STAGES`.
+
+    The rule, of the training reward in blocks, mean over seeds: a hinge (:func:`hinge`) that rises
+    and that BIC prefers to a constant; the rising stage ends at its kink, the plateau follows.
+    Otherwise no rising stage is found, and end is empty. bic is the difference, gain what the hinge
+    rises by.
+    """
+    return _stages(points(profile))
+
+
+def _stages(table: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for method, group in table[table["performance"] == REWARD].groupby("method", sort=False):
+        curve = group.groupby("step")["R"].mean()
+        fit = hinge(curve.index, curve)
+        found = bool(fit.slope > 0 and fit.bic > 0)
+        rows.append(
+            {
+                "method": method,
+                "seeds": group["seed"].nunique(),
+                "found": found,
+                "end": fit.end if found else np.nan,
+                "gain": fit.slope * fit.end,
+                "per 100 steps": 100 * fit.slope,
+                "bic": fit.bic,
+            }
+        )
+    return pd.DataFrame(rows, columns=STAGES)
+
+
+def alone(profile: Profile) -> Profile:
+    """The profile with its reference method alone: the logs of others need not be read."""
+    chosen = {key: one for key, one in profile.methods.items() if key == profile.reference}
+    return dataclasses.replace(profile, methods=chosen)
+
+
+def halves(profile: Profile) -> tuple[float, float, bool]:
+    """(end of the rising stage, start of the plateau, found) of the reference method, in steps.
+
+    Where no rising stage is found: the ends of the first and of the second third of the steps.
+    """
+    found = points(alone(profile))
+    table = _stages(found).set_index("method")
+    last = float(found["step"].max())
+    if profile.reference in table.index and table.loc[profile.reference, "found"]:
+        end = float(table.loc[profile.reference, "end"])
+        return end, end, True
+    return last / 3, 2 * last / 3, False
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def read(profile: Profile) -> pd.DataFrame:
+    """Tokens of the policies' own completions, base against policy (stage dynamics); empty where
+    nothing is there."""
+    frame = measured.explored(profile, "dynamics", "tokens")
+    return frame if frame.empty else frame[frame["source"] == "policy"]
+
+
+def updates(profile: Profile, stage: str = "") -> pd.DataFrame:
+    """Tokens before and after each update (stage replay): of all, or of the stage "rising" or
+    "plateau" of :func:`halves`; empty where nothing is there."""
+    frame = measured.explored(profile, "replay", "moves")
+    if frame.empty or not stage:
+        return frame
+    end, start, _ = halves(profile)
+    return frame[frame["step"] <= end] if stage == "rising" else frame[frame["step"] > start]
+
+
+def weighed(frame: pd.DataFrame, by: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Means over tokens of the groups of one kind: a row for each method, seed and group, with the
+    number of tokens and their ``share`` of the run's."""
+    chosen = frame[frame["by"] == by]
+    keys = ["method", "seed", "group"]
+    sums = chosen[list(columns)].mul(chosen["tokens"], axis=0)
+    totals = (
+        sums.assign(tokens=chosen["tokens"])
+        .groupby([chosen[key] for key in keys], sort=False)
+        .sum()
+    )
+    means = totals[list(columns)].div(totals["tokens"], axis=0).assign(tokens=totals["tokens"])
+    whole = means["tokens"].groupby(level=["method", "seed"], sort=False).transform("sum")
+    return means.assign(share=means["tokens"] / whole).reset_index()
+
+
+def by_kind(profile: Profile) -> pd.DataFrame:
+    """Which tokens lost entropy: a row for each kind of token.
+
+    Columns kind, share (of all tokens), fallen (of those with the largest :data:`TOP` falls, the
+    share that is of this kind), before and after (mean entropy under base and policy, nats), runs;
+    means over runs, and bounds "fallen low" and "fallen high" over runs.
+    """
+    frame = read(profile)
+    columns = ["kind", "share", "fallen", "fallen low", "fallen high", "before", "after", "runs"]
+    if frame.empty:
+        return pd.DataFrame(columns=columns)
+    table = weighed(frame, "kind", ["fallen", "before", "after"])
+    table["fallen"] *= table["share"] / TOP
+    rows = []
+    for kind in [name for name in (*KINDS, OTHER) if name in set(table["group"])]:
+        of_kind = table[table["group"] == kind]
+        mean, low, high = over_runs(of_kind["fallen"])
+        means = of_kind[["share", "before", "after"]].mean()
+        bounds = {"fallen": mean, "fallen low": low, "fallen high": high}
+        rows.append({"kind": kind, **means, **bounds, "runs": len(of_kind)})
+    return pd.DataFrame(rows, columns=columns)
+
+
+def by_part(profile: Profile) -> pd.DataFrame:
+    """Entropy by tenth of a completion: columns part, sign, base, policy (mean entropy, nats, over
+    runs), low and high (of the policy's, over runs), runs."""
+    frame = read(profile)
+    columns = ["part", "sign", "base", "policy", "low", "high", "runs"]
+    if frame.empty:
+        return pd.DataFrame(columns=columns)
+    rows = []
+    chosen = frame[frame["by"] == "position"]
+    for (sign, part), group in chosen.groupby(["sign", chosen["group"].astype(int)]):
+        mean, low, high = over_runs(group["after"])
+        base = group["before"].mean()
+        rows.append((part, sign, base, mean, low, high, len(group)))
+    return pd.DataFrame(rows, columns=columns)
+
+
+def by_uncertainty(profile: Profile) -> pd.DataFrame:
+    """Where updates fall: a row for each stage and tenth of the tokens by entropy, least first.
+
+    Columns stage, tenth, entropy (nats), moved (share of tokens that an update moves by more than
+    0.06), shift and gradient (shares of the sums of |change of probability| and of G_t), runs;
+    means over runs, with "shift low" and "shift high" over runs.
+    """
+    columns = ["stage", "tenth", "entropy", "moved", "shift", "shift low", "shift high"]
+    columns += ["gradient", "runs"]
+    rows = []
+    for stage in ("rising", "plateau"):
+        frame = updates(profile, stage)
+        if frame.empty:
+            continue
+        table = weighed(frame, "entropy", ["before", "moved", "shift", "gradient"])
+        for name in ("shift", "gradient"):
+            sums = table[name] * table["tokens"]
+            table[name] = sums / sums.groupby([table["method"], table["seed"]]).transform("sum")
+        for tenth, group in table.groupby(table["group"].astype(int)):
+            mean, low, high = over_runs(group["shift"])
+            means = group[["before", "moved", "gradient"]].mean()
+            row = {"stage": stage, "tenth": tenth, "entropy": means["before"]}
+            row |= {"moved": means["moved"], "gradient": means["gradient"], "runs": len(group)}
+            rows.append({**row, "shift": mean, "shift low": low, "shift high": high})
+    return pd.DataFrame(rows, columns=columns)
+
+
+def along(profile: Profile) -> pd.DataFrame:
+    """What the updates of a run did, by step: columns method, seed, step, positive and negative
+    (mean entropy of such samples before the update, nats), moved (share of tokens)."""
+    columns = ["method", "seed", "step", "positive", "negative", "moved"]
+    frame = updates(profile)
+    if frame.empty:
+        return pd.DataFrame(columns=columns)
+    every = frame[frame["by"] == "all"]
+    keys = ["method", "seed", "step"]
+    entropy = every.pivot_table(index=keys, columns="sign", values="before", sort=False)
+    moved = (every["moved"] * every["tokens"]).groupby([every[key] for key in keys]).sum()
+    moved /= every["tokens"].groupby([every[key] for key in keys]).sum()
+    signs = entropy.reindex(columns=["positive", "negative"])
+    return signs.assign(moved=moved).reset_index()[columns]
+
+
+def over_runs(values: ArrayLike) -> tuple[float, float, float]:
+    """Mean and 95 % t interval over runs; NaN bounds of fewer than :data:`FEWEST_SEEDS`."""
+    found = np.asarray(values, dtype=float)
+    found = found[~np.isnan(found)]
+    n = len(found)
+    if n == 0:
+        return float("nan"), float("nan"), float("nan")
+    mean = float(found.mean())
+    if n < FEWEST_SEEDS:
+        return mean, float("nan"), float("nan")
+    half = float(t.ppf(0.975, n - 1) * found.std(ddof=1) / np.sqrt(n))
+    return mean, mean - half, mean + half
+
+
+# --- statement by statement -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What the report says, and the number of each run that would have to lie above or below
+    ``than``."""
+
+    statement: str
+    source: str
+    reported: str  # its number, in its own unit; "" where it gives none
+    what: str  # the number, in words
+    values: Callable[[Profile], Sequence[float]]  # one of each run
+    expects: str  # "above" or "below"
+    than: float = 0.0
+
+
+def judged(profile: Profile, statements: Sequence[Statement]) -> pd.DataFrame:
+    """Each statement with what was measured: columns :data:`STATEMENTS`.
+
+    It agrees where the whole 95 % interval over runs lies on its side, disagrees where all of it
+    lies on the other, and cannot be told otherwise, or from fewer than :data:`FEWEST_SEEDS` runs;
+    "not run" where nothing is there.
+    """
+    rows = []
+    for one in statements:
+        values = np.asarray(one.values(profile), dtype=float)
+        values = values[~np.isnan(values)]
+        value, low, high = over_runs(values)
+        if not len(values):
+            found = MISSING
+        elif len(values) < FEWEST_SEEDS:
+            found = OPEN
+        else:
+            found = outcome(one.expects, low - one.than, high - one.than, 0.0)
+        expects = f"{one.expects} {one.than:g}"
+        texts = (one.statement, one.source, one.reported, one.what, expects)
+        rows.append((*texts, value, low, high, len(values), found))
+    return pd.DataFrame(rows, columns=STATEMENTS)
+
+
+def _law_values(column: str) -> Callable[[Profile], Sequence[float]]:
+    def values(profile: Profile) -> Sequence[float]:
+        table = fits(alone(profile))
+        chosen = table[table["performance"] == REWARD]
+        if column == "advantage":
+            return list(chosen["mean_error"] - chosen["law_error"])
+        if column == "steeper":
+            fixed = at_fixed_weights(profile)["a"]
+            return list(chosen["a"] - fixed.iloc[0]) if len(fixed) else []
+        return list(chosen[column])
+
+    return values
+
+
+def _held_out(profile: Profile) -> Sequence[float]:
+    table = fits(profile)
+    return list(table.loc[table["performance"] == EXACT, "a"])
+
+
+def _per_run(frame: pd.DataFrame, value: Callable[[pd.DataFrame], float]) -> list[float]:
+    if frame.empty:
+        return []
+    return [value(run) for _, run in frame.groupby(["method", "seed"], sort=False)]
+
+
+def _mean(run: pd.DataFrame, column: str, **chosen: object) -> float:
+    """Mean over the tokens of some groups of a run; a list means any of its values."""
+    for key, value in chosen.items():
+        run = run[run[key].isin(value if isinstance(value, (list, tuple)) else [value])]
+    tokens = run["tokens"].sum()
+    return float((run[column] * run["tokens"]).sum() / tokens) if tokens else float("nan")
+
+
+def _parts(*numbers: int) -> list[str]:
+    return [str(number) for number in numbers]
+
+
+def _gap(profile: Profile) -> Sequence[float]:
+    return _per_run(
+        updates(profile),
+        lambda run: (
+            _mean(run, "before", by="all", sign="negative")
+            - _mean(run, "before", by="all", sign="positive")
+        ),
+    )
+
+
+def _slopes(profile: Profile) -> Sequence[float]:
+    """Slope of the entropy of negative minus of positive samples, nats per 100 steps."""
+    end, _, _ = halves(profile)
+    table = along(profile)
+    early = table[table["step"] <= end].dropna()
+    return [
+        float(100 * np.polyfit(run["step"], run["negative"] - run["positive"], 1)[0])
+        for _, run in early.groupby(["method", "seed"], sort=False)
+        if len(run) > 1
+    ]
+
+
+def _formal_share(profile: Profile) -> Sequence[float]:
+    def value(run: pd.DataFrame) -> float:
+        formal = _mean(run, "fallen", by="kind", group=FORMAL)
+        tokens = run[run["by"] == "kind"]
+        share = tokens.loc[tokens["group"].isin(FORMAL), "tokens"].sum() / tokens["tokens"].sum()
+        return formal * share / TOP - share
+
+    return _per_run(read(profile), value)
+
+
+def _top_share(column: str) -> Callable[[Profile], Sequence[float]]:
+    """Share of a sum over all tokens that falls on the fifth with the highest entropy."""
+
+    def value(run: pd.DataFrame) -> float:
+        tenths = run[run["by"] == "entropy"]
+        sums = (tenths[column] * tenths["tokens"]).groupby(tenths["group"].astype(str)).sum()
+        return float(sums.reindex(_parts(9, 10)).sum() / sums.sum())
+
+    return lambda profile: _per_run(updates(profile, "plateau"), value)
+
+
+def _valley(run: pd.DataFrame) -> float:
+    first, middle, last = (
+        _mean(run, "after", by="position", group=_parts(*numbers))
+        for numbers in ((1, 2), (5, 6), (9, 10))
+    )
+    return min(first, last) - middle
+
+
+STATEMENTS_OF_ENTROPY = (
+    Statement(
+        "reward follows R = -a exp(H) + b with a > 0",
+        "Section 3.1, after Cui et al.",
+        "a, b > 0",
+        "a of the reference method's runs, training reward",
+        _law_values("a"),
+        "above",
+    ),
+    Statement(
+        "the fitted law foretells the reward",
+        "Section 3.1",
+        "",
+        "error of the first half's mean minus that of its law, on the second half",
+        _law_values("advantage"),
+        "above",
+    ),
+    Statement(
+        "the law tells of learning, not of hard and easy batches",
+        "control of this companion",
+        "",
+        "a in training minus a over prompts at the base's fixed weights",
+        _law_values("steeper"),
+        "above",
+    ),
+    Statement(
+        "the law holds for held-out performance",
+        "Section 3.1",
+        "a, b > 0",
+        "a of every run of every method, exact pass@1",
+        _held_out,
+        "above",
+    ),
+    Statement(
+        "negative samples have the higher entropy",
+        "Section 3.2.2, Figure 3c",
+        "",
+        "entropy of negative minus positive samples, nats",
+        _gap,
+        "above",
+    ),
+    Statement(
+        "the entropy of negative samples falls faster in the rising stage",
+        "Section 3.2.2, Figure 3c",
+        "",
+        "slope of their difference, nats per 100 steps",
+        _slopes,
+        "below",
+    ),
+    Statement(
+        "the tokens that lose most entropy have nothing to do with the task",
+        "Section 3.2.2, Figure 3b",
+        "",
+        "formal tokens: share of the largest falls minus share of all tokens",
+        _formal_share,
+        "below",
+    ),
+    Statement(
+        "an update moves few probabilities on the plateau",
+        "Section 3.2.2",
+        "over 99 % below 0.06",
+        "share of tokens that an update moves by at most 0.06",
+        lambda profile: _per_run(
+            updates(profile, "plateau"), lambda run: 1 - _mean(run, "moved", by="all")
+        ),
+        "above",
+        0.99,
+    ),
+    Statement(
+        "updates reinforce positive samples and suppress negative ones",
+        "Section 3.2.2, Figure 4a",
+        "",
+        "the smaller of the mean rise in positive and the mean fall in negative samples",
+        lambda profile: _per_run(
+            updates(profile, "plateau"),
+            lambda run: min(
+                _mean(run, "rise", by="all", sign="positive"),
+                -_mean(run, "rise", by="all", sign="negative"),
+            ),
+        ),
+        "above",
+    ),
+    Statement(
+        "updates fall on the tokens of high entropy",
+        "Section 3.2.2, Figure 4b",
+        "",
+        "share of all change of probability on the fifth of highest entropy",
+        _top_share("shift"),
+        "above",
+        0.5,
+    ),
+    Statement(
+        "tokens of high entropy have the larger gradients",
+        "Section 3.2.2, eq. 4",
+        "",
+        "share of the summed G_t on the fifth of highest entropy",
+        _top_share("gradient"),
+        "above",
+        0.5,
+    ),
+    Statement(
+        "updates are largest on formal tokens",
+        "Section 3.2.2, Table 1",
+        "0.039 against 0.031 to 0.034",
+        "share among the largest fifth of changes: formal tokens minus all others",
+        lambda profile: _per_run(
+            updates(profile, "plateau"),
+            lambda run: (
+                _mean(run, "shifted", by="kind", group=FORMAL)
+                - _mean(run, "shifted", by="kind", group=[*set(KINDS) - set(FORMAL), OTHER])
+            ),
+        ),
+        "above",
+    ),
+    Statement(
+        "updates concentrate in samples of low perplexity",
+        "Section 3.2.3, Figure 5a",
+        "",
+        "share among the largest fifth of changes: lowest fifth of perplexity minus highest",
+        lambda profile: _per_run(
+            updates(profile),
+            lambda run: (
+                _mean(run, "shifted", by="perplexity", group=_parts(1))
+                - _mean(run, "shifted", by="perplexity", group=_parts(5))
+            ),
+        ),
+        "above",
+    ),
+    Statement(
+        "entropy is high at the start and at the end of a response (U shape)",
+        "Section 3.2.4, Figure 6a",
+        "",
+        "the smaller of the first and the last fifth minus the middle one, nats",
+        lambda profile: _per_run(read(profile), _valley),
+        "above",
+    ),
+    Statement(
+        "late tokens of negative samples have the higher entropy",
+        "Section 3.2.4",
+        "",
+        "entropy of the last fifth: negative minus positive samples, nats",
+        lambda profile: _per_run(
+            read(profile),
+            lambda run: (
+                _mean(run, "after", by="position", group=_parts(9, 10), sign="negative")
+                - _mean(run, "after", by="position", group=_parts(9, 10), sign="positive")
+            ),
+        ),
+        "above",
+    ),
+)
+
+
+def statements(profile: Profile) -> pd.DataFrame:
+    """What the report says of entropy and performance, judged by our runs (:func:`judged`)."""
+    return judged(profile, STATEMENTS_OF_ENTROPY)
+
+
+def missing(profile: Profile) -> str:
+    """One sentence on what is not published (yet), or not made; "" where all is there."""
+    lacking = [
+        stage
+        for stage, found in (
+            ("dynamics", runs.dynamics_runs(profile)),
+            ("replay", runs.replay_runs(profile)),
+        )
+        if not any(run.record.is_file() for run in found)
+    ]
+    if not lacking:
+        return ""
+    whose = "published" if profile.published else "made"
+    return (
+        f"Nothing is {whose} yet of {' and '.join(lacking)}, which needs trained policies: "
+        f"sage-companion stage {lacking[0]} --profile {profile.spec} makes it."
+    )

@@ -1,0 +1,90 @@
+"""Groups of tokens: kinds, parts and means, worked out by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sage_lib.policy.token_groups import grouped, kind, largest, merged, parts
+
+
+def test_kinds_are_told_by_their_text():
+    expected = {
+        "12": "number",
+        "x1": "number",
+        "+": "operator",
+        " * ": "operator",
+        "=": "operator",
+        ",": "bracket or comma",
+        "(": "bracket or comma",
+        "<SOLUTION>": "format",
+        "": "format",
+        "\n": "format",
+        "L": "word",
+        "Wait": "word",
+        "é": "word",
+        "?!": "other",
+    }
+    assert {text: kind(text) for text in expected} == expected
+
+
+def test_the_largest_fifth_is_rounded_up_and_takes_the_first_of_equals():
+    assert largest([1, 5, 3, 4, 2]).tolist() == [False, True, False, False, False]
+    assert largest([1, 1, 1, 1, 1, 1]).tolist() == [True, True, False, False, False, False]
+    assert largest(np.arange(10)).sum() == 2
+
+
+def test_parts_are_of_equal_size_and_rise():
+    assert parts([4, 1, 3, 2], 2).tolist() == [2, 1, 2, 1]
+    assert np.bincount(parts(np.random.default_rng(0).normal(size=100)))[1:].tolist() == [10] * 10
+
+
+@pytest.fixture
+def tokens():
+    """Two completions of five tokens: the first is sure, the second not."""
+    return pd.DataFrame(
+        {
+            "completion": [0] * 5 + [1] * 5,
+            "sign": ["positive"] * 5 + ["negative"] * 5,
+            "kind": ["number", "operator", "number", "word", "format"] * 2,
+            "place": [0.0, 0.2, 0.4, 0.6, 0.8] * 2,
+            "before": [0.1] * 5 + [1.0] * 5,
+            "after": [0.1, 0.1, 0.1, 0.0, 0.1, 0.5, 1.0, 1.2, 1.0, 1.0],
+            "p_before": [0.9] * 5 + [0.5] * 5,
+            "p_after": [0.95, 0.9, 0.9, 0.9, 0.9, 0.43, 0.5, 0.56, 0.5, 0.5],
+        }
+    )
+
+
+def test_groups_hold_means_over_their_tokens(tokens):
+    table = grouped(tokens).set_index(["by", "group", "sign"])
+    positive, negative = (table.loc[("all", "all", sign)] for sign in ("positive", "negative"))
+    assert positive["tokens"] == negative["tokens"] == 5
+    assert positive["before"] == pytest.approx(0.1) and negative["after"] == pytest.approx(0.94)
+    assert positive["rise"] == pytest.approx(0.01) == positive["shift"]
+    assert negative["rise"] == pytest.approx(-0.002)
+    assert negative["shift"] == pytest.approx(0.026)
+    # 0.07 is above 0.06; 0.06 (its float a little above or below) and 0.05 are no more than it
+    assert positive["moved"] == 0 and negative["moved"] >= 0.2
+    # the two of ten that fell most: 0.5 (a negative number) and 0.1 (a positive word)
+    assert table.loc[("kind", "word", "positive"), "fallen"] == 1
+    assert table.loc[("kind", "number", "negative"), "fallen"] == 0.5
+    # the first tenth of either completion is its first token, the surer completion the lower fifth
+    assert table.loc[("position", "1", "negative"), "after"] == 0.5
+    assert ("perplexity", "1", "positive") in table.index
+    assert ("perplexity", "1", "negative") not in table.index
+    assert table["gradient"].isna().all()
+
+
+def test_every_grouping_holds_every_token_once(tokens):
+    totals = grouped(tokens).groupby("by")["tokens"].sum()
+    assert set(totals.index) == {"all", "kind", "position", "entropy", "perplexity"}
+    assert (totals == 10).all()
+
+
+def test_merging_weighs_by_tokens(tokens):
+    doubled = pd.concat([tokens, tokens.assign(completion=tokens["completion"] + 2)])
+    one, two = grouped(tokens.iloc[:5]), grouped(tokens.iloc[5:])
+    both = merged(pd.concat([one, two, two.assign(before=0.0)]))
+    row = both.set_index(["by", "group", "sign"]).loc[("all", "all", "negative")]
+    assert row["tokens"] == 10 and row["before"] == pytest.approx(0.5)
+    assert merged(grouped(doubled)).shape == grouped(doubled).shape
