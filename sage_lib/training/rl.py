@@ -28,6 +28,7 @@ from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
+from sage_lib.training import rft
 from sage_lib.training.callbacks import Collapse, ExactLog, StepLog, arguments, last_checkpoint
 from sage_lib.training.sft import add_lora, load_model, merged
 
@@ -45,6 +46,8 @@ def train(profile: Profile, run: Run) -> dict:
             f"sage-companion stage sft --profile {profile.spec} makes it"
         )
     chosen = profile.methods[run.method]
+    if chosen.rft is not None:
+        return rft.train(profile, run)
     runs.require_entropies(profile, chosen.guide)
     seed = profile.seeds[0] if run.seed is None else run.seed
     settings: dict[str, Any] = {**profile.rl, **chosen.rl, "seed": seed}
