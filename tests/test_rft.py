@@ -31,7 +31,7 @@ model:
 task_defaults: {countdown: {fewest: 2, most: 2, limit: 9}}
 sft_data: {rows: 4800, distinct: 20, early_rare_share: 0.03}
 sft: {max_steps: 100, per_device_train_batch_size: 48}
-rl_data: {rows: 12, kinds: {both: 1.0}}
+rl_data: {rows: 12, kinds: {both: 1.0, forward: 0.0, reverse: 0.0}}
 rl: {max_steps: 8, per_device_train_batch_size: 16, max_completion_length: 24}
 rft:
   rounds: 2

@@ -14,6 +14,7 @@ from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables
 from sage_lib.report.front_tables import AXES
 from sage_lib.report.measured import table_of
+from sage_lib.report.style import count
 from sage_lib.report.verdict import Claim, Comparison
 
 #: RL beside which rounds of rejection sampling stand: without an anchor, at the authors' beta, at
@@ -200,7 +201,7 @@ def takeaways(profile: Profile, outside: pd.DataFrame, claims: pd.DataFrame) -> 
     for key in arms(profile):
         now = found[key].values.mean(axis=(0, 1))
         lines.append(
-            f"{profile.label(key)} ({len(found[key].seeds)} seeds): pass@1 {base[0]:.3f} -> "
+            f"{profile.label(key)} ({count(len(found[key].seeds), 'seed')}): pass@1 {base[0]:.3f} -> "
             f"{now[0]:.3f}, pass@256 {base[1]:.3f} -> {now[1]:.3f}"
         )
     of_rft = outside[outside["method"].isin(arms(profile))]
