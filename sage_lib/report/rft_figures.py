@@ -8,12 +8,12 @@ from sage_lib.report import rft_tables
 from sage_lib.report.panels import lines_of, method_legend
 from sage_lib.report.style import NARROW, STYLE, WIDE, count, look, points, sentence
 
-#: Panels of :func:`selections`: what is selected by, and its unit.
+#: Panels of :func:`selections`: what is selected by.
 PANELS = {
-    "entropy": "entropy (nats)",
-    "branching": "branching factor",
-    "perplexity": "perplexity",
-    "position": "position of\nits entropy (0 to 1)",
+    "entropy": "entropy (%)",
+    "branching": "branching factor (%)",
+    "perplexity": "perplexity (%)",
+    "position": "position of entropy (%)",
 }
 
 
@@ -58,7 +58,7 @@ def by_samples(profile: Profile) -> Figure:
 
 
 def selections(profile: Profile) -> Figure:
-    """What the selected completions differ in from all eligible ones, by round: means over both.
+    """What the selected completions differ in from all eligible ones: the change of the mean.
 
     A point for each round and seed, left of the line less than the eligible have, right of it more.
     """
@@ -72,17 +72,16 @@ def selections(profile: Profile) -> Figure:
             1, len(PANELS), figsize=(WIDE, 1.1 + 0.24 * len(methods)), sharey=True
         )
         for axis, (name, shown) in zip(axes, PANELS.items(), strict=True):
-            gained = table[f"selected {name}"] - table[f"eligible {name}"]
+            gained = 100 * (table[f"selected {name}"] / table[f"eligible {name}"] - 1)
             for place, method in enumerate(methods):
                 of_method = gained[table["method"] == method]
                 axis.plot(of_method, [place] * len(of_method), **points(look(method)), alpha=0.7)
             axis.axvline(0, color="0.3", linewidth=0.8)
             axis.set_xlabel(shown)
-            axis.ticklabel_format(axis="x", style="sci", scilimits=(-3, 3))
         axes[0].set_yticks(range(len(methods)), [profile.label(method) for method in methods])
         axes[0].set_ylim(len(methods) - 0.5, -0.5)
         figure.suptitle(
-            f"{profile.name}: mean of the selected minus mean of the eligible completions; "
-            "a point per round and seed"
+            f"{profile.name}: the selected completions against the eligible ones, "
+            "change of the mean in %; a point per round and seed"
         )
     return figure

@@ -200,8 +200,9 @@ def takeaways(profile: Profile, outside: pd.DataFrame, claims: pd.DataFrame) -> 
     base = found[BASE].values.mean(axis=(0, 1))
     for key in arms(profile):
         now = found[key].values.mean(axis=(0, 1))
+        seeds = count(len(found[key].seeds), "seed")
         lines.append(
-            f"{profile.label(key)} ({count(len(found[key].seeds), 'seed')}): pass@1 {base[0]:.3f} -> "
+            f"{profile.label(key)} ({seeds}): pass@1 {base[0]:.3f} -> "
             f"{now[0]:.3f}, pass@256 {base[1]:.3f} -> {now[1]:.3f}"
         )
     of_rft = outside[outside["method"].isin(arms(profile))]
