@@ -468,12 +468,3 @@ def exclusive_regions(sets: Mapping[str, set[str]]) -> dict[tuple[str, ...], int
 def distinct_answers(answers: Sequence[Hashable | None]) -> int:
     """Answer diversity of one problem: how many different answers its samples gave, None aside."""
     return len(set(answers) - {None})
-
-
-def ngram_redundancy(tokens: Sequence[Hashable], n: int = 3) -> float:
-    """Share of n-grams that repeat an earlier one, 1 - distinct / all (exploration report, 4.4).
-
-    0 for a text of fewer than n tokens.
-    """
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0

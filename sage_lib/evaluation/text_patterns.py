@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sage_lib.evaluation.metrics import ngram_redundancy
+from sage_lib.tasks.filters import REDUNDANCY_LIMIT, ngram_redundancy
 from sage_lib.tasks.prompts import MARKERS, SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
 
 #: Appendix G names the patterns and some phrases of each; the rest is chosen in their spirit.
@@ -112,9 +112,6 @@ _CATEGORIES = re.compile(
 )
 
 _MARKERS = re.compile("|".join(map(re.escape, MARKERS)))
-
-#: 3-gram redundancy above which a response is repetitive (exploration report, 4.4).
-REDUNDANCY_LIMIT = 0.31
 
 
 def patterns(text: str) -> set[str]:

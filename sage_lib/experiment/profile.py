@@ -33,6 +33,7 @@ from sage_lib.algorithm.guides import GUIDES, check_choice, needs_entropies
 from sage_lib.errors import SageError
 from sage_lib.files import read_json
 from sage_lib.paths import PROFILES
+from sage_lib.tasks.filters import REDUNDANCY_LIMIT
 from sage_lib.tasks.table import TASKS, check_settings, task_of
 
 #: The method key of the SFT model in every table, and its name in the paper.
@@ -71,6 +72,11 @@ WHOLE = {
 #: Those by which rollouts are drawn: entropies are measured on such.
 ROLLOUTS = ("temperature", "top_p", "top_k", "min_p", "max_completion_length")
 SFT_NEEDS = ("seed", "max_steps", "logging_steps", "gradient_checkpointing")
+#: Which correct completions a round of rejection sampling learns from: so many at random, or those
+#: of the largest mean entropy, mean branching factor, lowest perplexity, latest uncertainty.
+SELECTIONS = ("random", "entropy", "branching", "perplexity", "position")
+#: Which demonstrations of the SFT data it learns from in their place, none being drawn.
+DEMONSTRATIONS = ("last_demonstrations", "first_demonstrations")
 #: Settings that change when something is written, never what is learned.
 BOOKKEEPING = frozenset({"save_steps", "save_total_limit", "report_to"})
 
@@ -126,6 +132,36 @@ class Method:
     reference_reset: int = 0  # ProRL: steps between two resets of the reference; 0 is none
     lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
     seeds: tuple[int, ...] | None = None  # of its runs; None is the profile's
+    #: Changes of the section ``rft``: rounds of rejection sampling in the place of GRPO.
+    rft: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Rft:
+    """Rounds of rejection-sampling fine-tuning (exploration report, 4.4.1).
+
+    In each the policy draws completions as RL draws its rollouts, rules refuse some, and SFTTrainer
+    learns from a selection of the correct ones.
+    """
+
+    rounds: int
+    prompts: int  # of a round
+    samples: int  # completions of a prompt
+    selected: int  # completions that a round learns from, or fewer where fewer are correct
+    sft: dict[str, Any]  # changes of the section ``sft``; its max_steps are those of a round
+    select: str = "random"  # a name of SELECTIONS or DEMONSTRATIONS
+    noise: float = 0.0  # share of wrong completions among the selected
+    redundancy: float = REDUNDANCY_LIMIT  # above which a completion's 3-grams repeat too often
+
+    @property
+    def drawn(self) -> int:
+        """Completions drawn in all rounds."""
+        return 0 if self.select in DEMONSTRATIONS else self.rounds * self.prompts * self.samples
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps in all rounds."""
+        return self.rounds * int(self.sft["max_steps"])
 
 
 @dataclass(frozen=True)
@@ -202,6 +238,7 @@ class Profile:
     rl_data: Data | None = None
     rl: dict[str, Any] = field(default_factory=dict)
     rl_lora: dict[str, Any] | None = None
+    rft: dict[str, Any] = field(default_factory=dict)  # the settings of Rft, see there
     guide_defaults: dict[str, dict[str, Any]] = field(default_factory=dict)  # by guide name
     task_defaults: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task name
     methods: dict[str, Method] = field(default_factory=dict)
@@ -234,6 +271,13 @@ class Profile:
     def label(self, method: str) -> str:
         """The paper's name for a method key; "base" is the SFT model."""
         return BASE_LABEL if method == BASE else self.methods[method].label
+
+    def rft_of(self, method: str) -> Rft:
+        """The rounds of a method that is trained by them: its changes over the profile's."""
+        own = self.methods[method].rft or {}
+        merged = {**self.rft, **own}
+        merged["sft"] = {**self.sft, **self.rft.get("sft", {}), **own.get("sft", {})}
+        return Rft(**_fields(Rft, merged, f"{self.name}: methods.{method}.rft"))
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -709,6 +753,8 @@ def _check_method(
         method.reward in REWARDS,
         f"method {key}: there is no reward {method.reward!r}; choose one of {', '.join(REWARDS)}",
     )
+    if method.rft is not None:
+        _check_rft(profile, key, method, require)
     beta = merged["beta"]
     number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
     require(number, f"method {key}: beta is a number, not {beta!r}")
@@ -734,6 +780,34 @@ def _check_method(
         merged["use_bias_correction_kl"] is False,
         f"method {key}: choose the bias-corrected KL with anchor: k3_corrected, "
         "and leave use_bias_correction_kl at false",
+    )
+
+
+def _check_rft(
+    profile: Profile, key: str, method: Method, require: typing.Callable[[bool, str], None]
+) -> None:
+    rft = profile.rft_of(key)
+    for name in ("rounds", "prompts", "samples", "selected"):
+        value = getattr(rft, name)
+        require(value > 0, f"method {key}: rft.{name} must be 1 or more, not {value}")
+    known = (*SELECTIONS, *DEMONSTRATIONS)
+    require(
+        rft.select in known,
+        f"method {key}: there is no rft.select {rft.select!r}; choose one of {', '.join(known)}",
+    )
+    require(0 <= rft.noise < 1, f"method {key}: rft.noise is a share below 1, not {rft.noise}")
+    require(
+        rft.select in SELECTIONS or (not rft.noise and profile.sft_data is not None),
+        f"method {key}: demonstrations come from sft_data, and none of them is wrong",
+    )
+    steps = rft.sft.get("max_steps", -1)
+    require(steps > 0, f"method {key}: rft.sft.max_steps are those of a round, not {steps}")
+    plain = Method(
+        method.label, method.family, lora=method.lora, seeds=method.seeds, rft=method.rft
+    )
+    require(
+        method == plain,
+        f"method {key} is trained by rft: it takes no rl, guide, anchor, reward or sampling of RL",
     )
 
 

@@ -18,6 +18,7 @@ from sage_lib.experiment import problems, records
 from sage_lib.experiment.profile import (
     BASE,
     BOOKKEEPING,
+    DEMONSTRATIONS,
     ROLLOUTS,
     Data,
     Method,
@@ -258,6 +259,8 @@ def guide_of(profile: Profile, choice: Mapping[str, Any]) -> Guide:
 def rl_run(profile: Profile, method: str, seed: int) -> Run:
     """The run of one method (a key of ``profile.methods``) and seed."""
     chosen, base = profile.methods[method], sft_run(profile)
+    if chosen.rft is not None:
+        return _rft_run(profile, method, seed, base)
     settings = {**profile.rl, **chosen.rl, "seed": seed}
     made_from = {
         "policy": (base.fingerprint, base.weights),
@@ -269,6 +272,29 @@ def rl_run(profile: Profile, method: str, seed: int) -> Run:
         "entropies": _entropy_digest(profile, chosen.guide),
         "evaluated": _evaluated_in_training(profile),
     }
+    return _policy_run(profile, method, seed, base, made_from)
+
+
+def _rft_run(profile: Profile, method: str, seed: int, base: Run) -> Run:
+    """:func:`rl_run` of a method that is trained by rounds of rejection sampling."""
+    rft, lora = profile.rft_of(method), profile.methods[method].lora
+    demonstrated = rft.select in DEMONSTRATIONS
+    made_from = {
+        "policy": (base.fingerprint, base.weights),
+        "data": _content(profile.sft_data if demonstrated else profile.rl_data),
+        "held out": _held_out(profile),
+        "rft": {**canonical(rft), "sft": _learning(rft.sft)},
+        "rollouts": {key: profile.rl[key] for key in ROLLOUTS},
+        "lora": profile.rl_lora if lora else None,
+        "seed": seed,
+        "evaluated": _evaluated_in_training(profile),
+    }
+    return _policy_run(profile, method, seed, base, made_from)
+
+
+def _policy_run(
+    profile: Profile, method: str, seed: int, base: Run, made_from: dict[str, Any]
+) -> Run:
     name = f"{method}-s{seed}"
     more: dict[str, Any] = {"makes": ("model",), "method": method, "seed": seed, "policy": base}
     return _run(profile, "rl", f"rl/{name}", name, made_from, **more)

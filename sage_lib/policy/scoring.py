@@ -77,8 +77,8 @@ def score(
         bodies = []
         for ids, finished in itertools.islice(zip(row["ids"], row["finished"], strict=True), limit):
             bodies.append([*ids, tokenizer.eos_token_id] if finished else ids)
-        signals = _signals(model, base, prompt, bodies, tokenizer.pad_token_id)
-        for number, of_tokens in enumerate(signals):
+        scored = signals(model, base, prompt, bodies, tokenizer.pad_token_id)
+        for number, of_tokens in enumerate(scored):
             correct = bool(row["correct"][number])
             found.append((problem.dataset, problem.id, number, correct, *_means(of_tokens)))
     return pd.DataFrame(found, columns=COLUMNS)
@@ -93,14 +93,18 @@ def _means(signals: Signals) -> tuple[int, float, float, float]:
     return tokens, perplexity, signals.entropy.mean(), signals.branching.mean()
 
 
-def _signals(
+@torch.no_grad()
+def signals(
     model: PreTrainedModel,
     base: PreTrainedModel,
     prompt: list[int],
     bodies: Sequence[list[int]],
     pad: int,
 ) -> Iterator[Signals]:
-    """The signals of each completion, as many completions at a time as :data:`LOGITS` allows."""
+    """The signals of each completion (token ids) of one prompt, in order.
+
+    As many completions at a time as :data:`LOGITS` allows; ``pad`` fills the shorter ones.
+    """
     length = len(prompt) + max(map(len, bodies), default=0)
     at_a_time = max(1, LOGITS // (length * model.config.vocab_size))
     for start in range(0, len(bodies), at_a_time):

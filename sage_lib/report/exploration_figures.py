@@ -1,6 +1,6 @@
 """Figures of the exploration metrics: measured tables in, a matplotlib Figure out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -201,12 +201,20 @@ def unsolvable_venn(profile: Profile, methods: Sequence[str]) -> Figure:
 
 
 def unsolvable_upset(profile: Profile, methods: Sequence[str]) -> Figure:
-    """Which problems any number of methods never solved, as an UpSet plot.
-
-    Bars: the problems that exactly the methods marked below them never solved, most first.
-    """
+    """Which problems any number of methods never solved, as an UpSet plot."""
     sets = result_tables.unsolvable(profile, methods)
-    found = metrics.exclusive_regions(sets)
+    return upset(
+        profile, sets, _unsolvable_title(profile), "unsolved by exactly the marked methods"
+    )
+
+
+def upset(profile: Profile, sets: Mapping[str, set[str]], title: str, label: str) -> Figure:
+    """An UpSet plot of sets of problems by method.
+
+    Bars: the problems that stand in exactly the sets marked below them, most first.
+    """
+    methods = list(sets)
+    found = metrics.exclusive_regions(dict(sets))
     regions = sorted(found.items(), key=lambda region: -region[1])
     rows, columns = range(len(methods)), range(len(regions))
     below = 0.18 * len(methods)
@@ -217,7 +225,7 @@ def unsolvable_upset(profile: Profile, methods: Sequence[str]) -> Figure:
         bars.bar(columns, [size for _, size in regions], color="0.3", width=0.6)
         bars.margins(y=0.15)
         bars.yaxis.set_major_locator(MaxNLocator(integer=True))
-        bars.set(ylabel="problems", title=_unsolvable_title(profile))
+        bars.set(ylabel="problems", title=title)
         for column, (members, size) in enumerate(regions):
             bars.annotate(str(size), (column, size), ha="center", va="bottom", fontsize=6.5)
             marked = [row for row in rows if methods[row] in members]
@@ -228,7 +236,7 @@ def unsolvable_upset(profile: Profile, methods: Sequence[str]) -> Figure:
             yticks=rows,
             yticklabels=[f"{profile.label(m)} ({len(sets[m])})" for m in methods],
             xticks=[],
-            xlabel="unsolved by exactly the marked methods",
+            xlabel=label,
             xlim=(-0.6, max(len(regions), 1) - 0.4),
             ylim=(len(methods) - 0.5, -0.5),
         )

@@ -44,7 +44,9 @@ OUTSIDE = [
 
 
 def beta_of(profile: Profile, method: str) -> float:
-    """The beta that a method is trained at."""
+    """The beta that a method is trained at; NaN where no anchor is trained (``rft``)."""
+    if profile.methods[method].rft is not None:
+        return float("nan")
     return float({**profile.rl, **profile.methods[method].rl}["beta"])
 
 
@@ -85,7 +87,7 @@ def points(profile: Profile, ks: Sequence[int] = AXES) -> pd.DataFrame:
         row: dict[str, Any] = {
             "method": method,
             "beta": beta_of(profile, method) if chosen else np.nan,
-            "anchor": chosen.anchor if chosen and beta_of(profile, method) else "",
+            "anchor": chosen.anchor if chosen and beta_of(profile, method) > 0 else "",
             "guide": str(chosen.guide["name"]) if chosen and chosen.guide else "",
             "seeds": len(found.seeds),
             "problems": found.values.shape[1],

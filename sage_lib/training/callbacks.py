@@ -44,6 +44,7 @@ def check_sections(profile: Profile) -> None:
         (LoraConfig, profile.sft_lora),
         (LoraConfig, profile.rl_lora),
         *((GRPOConfig, {**profile.rl, **m.rl}) for m in profile.methods.values()),
+        *((SFTConfig, profile.rft_of(key).sft) for key, m in profile.methods.items() if m.rft),
     ):
         _known(cls, section or {})
 
@@ -88,12 +89,13 @@ class StepLog(TrainerCallback):
     """Appends every logged step to a JSONL file; after a resume, steps past the checkpoint are
     taken back first.
 
-    Raises :class:`Collapse` where nothing is left to learn from, and before a gradient that is not
-    finite destroys the weights.
+    ``before``: steps that stand in the log already, of trainers that came before; ``more``: what
+    every row says besides. Raises :class:`Collapse` where nothing is left to learn from, and before
+    a gradient that is not finite destroys the weights.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, before: int = 0, more: dict[str, float] | None = None):
+        self.path, self.before, self.more = path, before, more or {}
 
     def on_train_begin(
         self,
@@ -102,7 +104,7 @@ class StepLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        rows = taken_back(self.path, state.global_step)
+        rows = taken_back(self.path, self.before + state.global_step)
         self.flat, self.clock = 0, time.perf_counter()
         for row in rows:
             self._count_flat(row)
@@ -131,7 +133,8 @@ class StepLog(TrainerCallback):
             return
         now = time.perf_counter()
         row = {
-            "step": state.global_step,
+            "step": self.before + state.global_step,
+            **self.more,
             **{k: v for k, v in logs.items() if isinstance(v, (int, float))},
             "seconds": round(now - self.clock, 4),
         }
@@ -140,7 +143,7 @@ class StepLog(TrainerCallback):
         self._count_flat(row)
         if self.flat >= FLAT_STEPS:
             raise Collapse(
-                state.global_step,
+                self.before + state.global_step,
                 f"every group of the last {FLAT_STEPS} steps earned one and the same reward",
             )
 
@@ -155,7 +158,7 @@ class StepLog(TrainerCallback):
             return
         gradients = [p.grad for p in kwargs["model"].parameters() if p.grad is not None]
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
-            raise Collapse(state.global_step + 1, "the gradient is not finite")
+            raise Collapse(self.before + state.global_step + 1, "the gradient is not finite")
 
 
 class ExactLog(TrainerCallback):
@@ -186,7 +189,7 @@ class ExactLog(TrainerCallback):
     ) -> None:
         taken_back(self.path, state.global_step)
         if state.global_step == 0:
-            self._append(kwargs["model"], 0)
+            self.append(kwargs["model"], 0)
 
     def on_step_end(
         self,
@@ -196,9 +199,10 @@ class ExactLog(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if state.global_step % self.every == 0:
-            self._append(kwargs["model"], state.global_step)
+            self.append(kwargs["model"], state.global_step)
 
-    def _append(self, model: PreTrainedModel, step: int) -> None:
+    def append(self, model: PreTrainedModel, step: int) -> None:
+        """The rows of one step, of the policy as it stands."""
         training = model.training
         model.eval()
         try:

@@ -30,6 +30,7 @@ from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
+from sage_lib.training import rft
 from sage_lib.training.callbacks import Collapse, ExactLog, StepLog, arguments, last_checkpoint
 from sage_lib.training.sft import add_lora, load_model, merged
 
@@ -47,6 +48,8 @@ def train(profile: Profile, run: Run) -> dict:
             f"sage-companion stage sft --profile {profile.spec} makes it"
         )
     chosen, settings = profile.methods[run.method], settings_of(profile, run)
+    if chosen.rft is not None:
+        return rft.train(profile, run)
     runs.require_entropies(profile, chosen.guide)
     guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)
     lora = profile.rl_lora if chosen.lora else None

@@ -1,0 +1,328 @@
+"""Rejection-sampling fine-tuning: its rules and selections by hand, what it trains on, and a run
+that is killed."""
+
+import dataclasses
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from sage_lib import files
+from sage_lib.errors import SageError
+from sage_lib.experiment import records, runs
+from sage_lib.experiment.profile import Rft, load_profile
+from sage_lib.tasks import filters
+
+#: Two rounds on a small model that learns enough of a small task to be right now and then.
+TINY = """
+name: tiny
+extends: smoke
+model:
+  architecture:
+    {hidden_size: 48, intermediate_size: 96, num_hidden_layers: 2, num_attention_heads: 4,
+     num_key_value_heads: 4}
+task_defaults: {countdown: {fewest: 2, most: 2, limit: 9}}
+sft_data: {rows: 4800, distinct: 20, early_rare_share: 0.03}
+sft: {max_steps: 100, per_device_train_batch_size: 48}
+rl_data: {rows: 12, kinds: {both: 1.0, forward: 0.0, reverse: 0.0}}
+rl: {max_steps: 8, per_device_train_batch_size: 16, max_completion_length: 24}
+rft:
+  rounds: 2
+  prompts: 8
+  samples: 8
+  selected: 24
+  sft: {max_steps: 6, per_device_train_batch_size: 8, save_steps: 2, logging_steps: 1}
+methods:
+  rft_entropy: {label: E, family: rft, rft: {select: entropy}}
+train: [rft_entropy]
+evaluation:
+  methods: null
+  every: 4
+  data:
+    - {name: countdown, rows: 4, seed: 1001, kinds: {both: 1.0}}
+  samples: 8
+  ks: [1, 8]
+"""
+
+TEXT = "L 4 + 2 = 6 <end_working_out> <SOLUTION> 4 + 2 </SOLUTION>"
+
+
+def test_the_rules_of_the_report_by_hand():
+    assert filters.refusal(TEXT) is None
+    assert filters.refusal(TEXT.replace("</SOLUTION>", "")) == filters.NO_ANSWER
+    assert filters.refusal("</SOLUTION> 4 <SOLUTION> 4") == filters.NO_ANSWER
+    assert filters.refusal("so <SOLUTION> none </SOLUTION>") == filters.NO_DIGIT
+    again = "4 + 2 " * 3 + "<SOLUTION> 6 </SOLUTION>"
+    # 10 3-grams of 12 words: "4 + 2" stands there thrice, "+ 2 4" and "2 4 +" twice.
+    grams = [tuple(again.split()[i : i + 3]) for i in range(10)]
+    assert len(grams) == 10 and len(set(grams)) == 6
+    assert filters.refusal(again) == filters.REDUNDANT, "0.4 is above 0.31"
+    assert filters.refusal(again, limit=0.4) is None, "at the limit it stays"
+    assert filters.ngram_redundancy(list("abcabca")) == pytest.approx(1 - 3 / 5)
+    assert filters.ngram_redundancy(["a", "b"]) == 0
+
+
+def test_what_follows_the_first_answer_is_cut_before_it_is_judged():
+    assert filters.up_to_first_answer(f"{TEXT} and <SOLUTION> 9 </SOLUTION>") == TEXT
+    assert filters.up_to_first_answer("no answer") is None
+
+
+SETTINGS = Rft(rounds=1, prompts=2, samples=4, selected=4, sft={"max_steps": 1})
+
+
+def candidates():
+    """Six correct ones with known means, and ten wrong ones that every score would prefer."""
+    from sage_lib.training.rft import Candidate
+
+    values = [  # entropy, branching, perplexity, position
+        (0.1, 1.5, 1.30, 0.5),
+        (0.6, 1.0, 1.10, 0.9),
+        (0.3, 1.9, 1.20, 0.1),
+        (0.5, 1.2, 1.60, 0.8),
+        (0.2, 1.8, 1.05, 0.2),
+        (0.4, 1.1, 1.40, 0.7),
+    ]
+    right = [Candidate(0, n, (n,), "", True, *row) for n, row in enumerate(values)]
+    return right + [Candidate(1, n, (n,), "", False, 9.0, 9.0, 0.1, 1.0) for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("entropy", {1, 3, 5, 2}),
+        ("branching", {2, 4, 0, 3}),
+        ("perplexity", {4, 1, 2, 0}),
+        ("position", {1, 3, 5, 0}),
+    ],
+)
+def test_a_selection_takes_the_best_of_the_correct_ones(name, expected):
+    from sage_lib.training.rft import select
+
+    chosen = select(candidates(), dataclasses.replace(SETTINGS, select=name), random.Random(1))
+    assert {one.number for one in chosen} == expected
+    assert all(one.correct for one in chosen), "the wrong ones have better scores, and stay out"
+
+
+def test_at_random_every_correct_one_has_its_chance_and_no_wrong_one():
+    from sage_lib.training.rft import select
+
+    found = Counter()
+    for seed in range(600):
+        chosen = select(candidates(), SETTINGS, random.Random(seed))
+        assert len(chosen) == 4 and all(one.correct for one in chosen)
+        found.update(one.number for one in chosen)
+    assert set(found) == set(range(6)), "4 of 6: 400 times each, 11.5 the standard deviation"
+    assert all(abs(times - 400) < 60 for times in found.values())
+
+
+def test_noise_is_its_share_of_what_is_selected_also_where_few_are_correct():
+    from sage_lib.training.rft import select
+
+    noisy = dataclasses.replace(SETTINGS, selected=8, noise=0.25)
+    chosen = select(candidates(), noisy, random.Random(0))
+    assert sum(one.correct for one in chosen) == 6 and len(chosen) == 8
+    few = [one for one in candidates() if not one.correct or one.number < 3]
+    chosen = select(few, noisy, random.Random(0))
+    assert sum(one.correct for one in chosen) == 3 and len(chosen) == 4
+
+
+def test_the_position_of_entropy_by_hand():
+    from sage_lib.training.rft import position
+
+    assert position(np.array([1.0, 0.0, 0.0])) == 0 and position(np.array([0.0, 0.0, 2.0])) == 1
+    assert position(np.array([1.0, 1.0, 2.0])) == pytest.approx((0.5 + 2) / 4)
+    assert position(np.zeros(3)) == 0.5
+
+
+def test_equal_samples_are_drawn_and_learned_from_in_the_profile():
+    """19,200 by RL and by each arm; the demonstrations are learned from and not drawn."""
+    countdown = load_profile("countdown")
+    rl = countdown.rl["max_steps"] * countdown.rl["per_device_train_batch_size"]
+    assert rl == 19_200
+    for key, method in countdown.methods.items():
+        if method.rft is None:
+            continue
+        rft = countdown.rft_of(key)
+        assert rft.steps * rft.sft["per_device_train_batch_size"] == rl
+        assert rft.drawn == (rl if method.family == "rft" else 0)
+        assert countdown.seeds_of(key) == (3407, 3408, 3409, 3410, 3411)
+        run = runs.rl_run(countdown, key, 3407)
+        assert run.made_from["lora"] == countdown.rl_lora, "the adapter that RL trains"
+    keys = [key for key, method in countdown.methods.items() if method.rft is not None]
+    recipes = {runs.rl_run(countdown, key, 3407).recipe for key in keys}
+    assert len(recipes) == len(keys) == 9, "no two methods are the same run"
+
+
+def test_rounds_go_through_the_prompts_before_one_returns(profile):
+    from sage_lib.experiment.problems import rl_problems
+    from sage_lib.training.rft import prompts_of
+
+    asked, rft = rl_problems(profile), profile.rft_of("rft_entropy")
+    first, second = (prompts_of(asked, rft, 3407, number) for number in range(2))
+    assert len(first) == len(second) == 8 and len(asked) == 12
+    assert len({p.id for p in first}) == 8 and {p.id for p in first[:4]} != {
+        p.id for p in asked[:4]
+    }
+    assert {p.id for p in (*first, *second)} == {p.id for p in asked}
+    with pytest.raises(SageError, match=r"lower rft\.prompts"):
+        prompts_of(asked[:7], rft, 3407, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("rft.select=entropie", "no rft.select 'entropie'"),
+        ("rft.noise=1.5", "share below 1"),
+        ("rft.rounds=0", "1 or more"),
+        ("rft.samples=2.5", "whole number"),
+        ("methods.rft_entropy.anchor=k3_corrected", "trained by rft"),
+        ("rft.prompt=3", "unknown key 'prompt'"),
+    ],
+)
+def test_wrong_settings_are_named(profile, change, sentence):
+    if change.startswith("rft.select"):
+        change = "methods.rft_entropy.rft={select: entropie}"
+    with pytest.raises(SageError, match=sentence):
+        load_profile(f"{profile.spec}+{change}")
+
+
+# --- a run --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rft")
+    (folder / "tiny.yaml").write_text(TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAGE_BUILD", str(folder / "build"))
+        patch.setenv("SAGE_RESULTS", str(folder))
+        yield load_profile(folder / "tiny.yaml")
+
+
+def start(profile, stage, run):
+    words = [stage, "--run", run, "--profile", profile.spec]
+    return subprocess.Popen(
+        [sys.executable, "-m", "sage_lib.pipeline.stages", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ},
+    )
+
+
+def finish(profile, stage, run):
+    process = start(profile, stage, run)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-3000:]
+
+
+@pytest.fixture(scope="module")
+def base(profile):
+    finish(profile, "sft", "sft")
+    return runs.sft_run(profile)
+
+
+def wait_for(there, process):
+    deadline = time.monotonic() + 300
+    while not there():
+        alive = process.poll() is None and time.monotonic() < deadline
+        assert alive, process.communicate()[0][-3000:]
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_weights(
+    profile, base, tmp_path
+):
+    run = runs.rl_run(profile, "rft_entropy", 3407)
+    samples = run.build / "round1" / "samples.jsonl"
+    wait_for(samples.is_file, start(profile, "rl", run.name))
+    for step in (4, 9):  # in the middle of each round's training
+        process = start(profile, "rl", run.name)
+        wait_for(lambda at=step: len(files.read_lines(run.live_steps)) >= at, process)
+        assert not run.done()
+    finish(profile, "rl", run.name)
+    killed = records.load(run.record)
+    steps = files.read_lines(run.measured / "steps.jsonl")
+    assert [row["step"] for row in steps] == list(range(1, 13)), "no step is lost or doubled"
+    exact = files.read_lines(run.measured / "exact.jsonl")
+    assert [row["step"] for row in exact] == [0, 6, 12]
+    rounds = (run.measured / "rounds.csv").read_text()
+    assert killed["drawn"] == 2 * 8 * 8
+    with pytest.MonkeyPatch.context() as patch:  # from the same base, undisturbed, elsewhere
+        shutil.copytree(base.build, tmp_path / "build" / profile.name / "sft")
+        shutil.copytree(
+            base.measured, tmp_path / base.measured.relative_to(run.measured.parents[2])
+        )
+        patch.setenv("SAGE_RESULTS", str(tmp_path))
+        patch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+        finish(profile, "rl", run.name)
+        again = runs.rl_run(profile, "rft_entropy", 3407)
+        whole = records.load(again.record)
+        assert without_seconds((again.measured / "rounds.csv").read_text()) == without_seconds(
+            rounds
+        )
+    assert killed["weights"] == whole["weights"] != records.load(base.record)["weights"]
+
+
+def without_seconds(table):
+    return [line.rsplit(",", 2)[0] for line in table.splitlines()]
+
+
+def test_a_planted_wrong_completion_is_never_learned_from(profile, base, tmp_path, monkeypatch):
+    """Samples of which we know what is wrong: what reaches SFTTrainer's rows is read back."""
+    from sage_lib.experiment.problems import rl_problems
+    from sage_lib.policy import loading, sampling
+    from sage_lib.tasks import countdown
+    from sage_lib.training import rft
+
+    run = runs.rl_run(profile, "rft_entropy", 3407)
+    settings = profile.rft_of("rft_entropy")
+    work = rft.Rounds(profile, run, settings, 3407)
+    model, tokenizer = loading.load(profile, base.model)
+    asked = {problem.id: problem for problem in rl_problems(profile)}
+
+    def planted(paths, posed, samples):
+        rows = []
+        for problem in posed:
+            _, working, answer = countdown.completions(problem)[0]
+            right = f"{working} <end_working_out> <SOLUTION> {answer} </SOLUTION>"
+            wrong = f"{working} <end_working_out> <SOLUTION> 9 - 9 </SOLUTION>"
+            # The first answer counts: a right one that comes later saves nothing.
+            late = f"{wrong} {right}"
+            texts = [right, wrong, late, right + " 7 7", "no answer", *[wrong] * (samples - 5)]
+            ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            rows.append({"completions": texts, "ids": ids, "finished": [True] * samples})
+        return rows
+
+    monkeypatch.setattr(sampling, "sample", lambda *a, **k: None)
+    monkeypatch.setattr(sampling, "collect", planted)
+    learned, said = work.own_samples(0, model, tmp_path)
+    assert said["drawn"] == 64 and said["correct"] == said["eligible"] == 16
+    assert said["selected"] == 16 and said["wrong"] == 0 and said["no answer"] == 8
+    for row in learned:
+        ids = [i for i, m in zip(row["input_ids"], row["completion_mask"], strict=True) if m]
+        assert ids[-1] == tokenizer.eos_token_id
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        assert "9 - 9" not in text and text.endswith("</SOLUTION>"), text
+        asked_for = tokenizer.decode(
+            [i for i, m in zip(row["input_ids"], row["completion_mask"], strict=True) if not m]
+        )
+        assert any(problem.question in asked_for for problem in asked.values())
+
+
+def test_effective_number_by_hand():
+    from sage_lib.report.sft_rl_tables import effective_number
+
+    assert effective_number(np.log([0.2, 0.2])) == pytest.approx(2), "normalised first"
+    assert effective_number([-5.0]) == pytest.approx(1)
+    expected = np.exp(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)))
+    assert effective_number(np.log([0.3, 0.1])) == pytest.approx(expected)
