@@ -52,6 +52,7 @@ def make(tiny_model, tmp_path_factory):
         data=Dataset,
         change=None,
         other_reference=False,
+        reference=None,
         merge_adapter=False,
         advantage=None,
         reference_reset=0,
@@ -108,6 +109,7 @@ def make(tiny_model, tmp_path_factory):
             anchor=anchor,
             dynamic_sampling=dynamic_sampling,
             other_reference=other_reference,
+            reference=reference,
             merge_adapter=merge_adapter,
             advantage=advantage,
             reference_reset=reference_reset,
@@ -454,6 +456,35 @@ def test_a_policy_away_from_its_reference_is_refused_unless_it_is_meant(make, lo
     meant = trained(moved(make(None, lora=lora, max_steps=1, other_reference=True)))
     assert meant.state.log_history[0]["kl_ref"] > 1e-3
     assert torch.equal(weights(stock), weights(meant))
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_reference_of_its_own_is_what_the_anchor_reads(make, tiny_model, lora):
+    from transformers import AutoModelForCausalLM
+
+    def other():
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        with torch.no_grad():
+            model.lm_head.weight.add_(
+                0.2
+                * torch.sin(torch.arange(model.lm_head.weight.numel())).view_as(
+                    model.lm_head.weight
+                )
+            )
+        return model
+
+    def kl(reference):
+        trainer = trained(make(None, lora=lora, max_steps=1, reference=reference))
+        return trainer, trainer.state.log_history[0]["kl_ref"]
+
+    start, nearest = kl(None)
+    same, also = kl(AutoModelForCausalLM.from_pretrained(tiny_model))
+    moved_away, far = kl(other())
+    assert nearest == pytest.approx(also, abs=1e-6) and far > 1e-3 > nearest
+    assert not torch.equal(weights(start), weights(moved_away))
+    assert torch.allclose(weights(start), weights(same), atol=1e-6)
+    with pytest.raises(SageError, match="a reference needs beta > 0"):
+        make(None, anchor=None, beta=0.0, lora=lora, reference=other())
 
 
 def larger(model):

@@ -19,7 +19,7 @@ os.environ.setdefault(
 # isort: off
 import unsloth  # noqa: F401  (must come before trl)
 import trl
-from trl.trainer.utils import use_adapter
+from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, use_adapter
 from unsloth import FastLanguageModel
 # isort: on
 
@@ -40,5 +40,7 @@ __all__ = [
     "GRPOTrainer",
     "SFTConfig",
     "SFTTrainer",
+    "add_fused_lm_head",
+    "disable_dropout_in_model",
     "use_adapter",
 ]

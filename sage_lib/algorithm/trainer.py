@@ -23,13 +23,19 @@ from functools import partial
 from typing import Any, Literal
 
 # first: Unsloth patches what is imported after it
-from sage_lib.algorithm.backend import GRPOTrainer, use_adapter
+from sage_lib.algorithm.backend import (
+    GRPOTrainer,
+    add_fused_lm_head,
+    disable_dropout_in_model,
+    use_adapter,
+)
 
 # isort: split
 
 import torch
 from datasets import IterableDataset
 from peft import PeftModel
+from transformers import PreTrainedModel
 
 from sage_lib.algorithm import anchors
 from sage_lib.algorithm.advantages import (
@@ -122,6 +128,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             rewards are all equal, up to the rounding of a float32.
         other_reference: the policy is not meant to start at its reference, and the first step does
             not ask whether it does.
+        reference: the policy of the anchor, where it is not the one that training starts from, with
+            an adapter too; ``other_reference`` is then understood. None: as in GRPOTrainer.
         merge_adapter: a LoRA adapter is merged while completions are drawn and the reference is
             scored, by ``merging.merged_adapters``: the same policy up to the rounding of single
             precision, in fewer operations. The loss, its gradient and checkpoints are those of the
@@ -166,6 +174,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         anchor: str | Anchor | None = None,
         dynamic_sampling: int = 0,
         other_reference: bool = False,
+        reference: PreTrainedModel | None = None,
         merge_adapter: bool = False,
         advantage: str | Mapping[str, Any] | AdvantageShaper | None = None,
         reference_reset: int = 0,
@@ -179,7 +188,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self.guide = guide
         self.anchor = anchors.K3() if chosen is None and guide is not None else chosen
         self.dynamic_sampling = dynamic_sampling
-        self.other_reference = other_reference
+        self.other_reference = other_reference or reference is not None
         self.merge_adapter = merge_adapter
         self.reference_reset = reference_reset
         # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no
@@ -189,6 +198,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         replaced = any("unsloth" in name.lower() for name in classes)
         self._seam: Literal["loss", "scoring"] = "scoring" if replaced else "loss"
         self._require_usable()
+        if reference is not None:
+            self._anchor_to(reference)
         self._set_bias_correction(warn=chosen is None)
         self._passing: _Pass | None = None
         self._losing: Batch | None = None
@@ -214,6 +225,22 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         """Raise a SageError with the first reason why these settings cannot work together."""
         for reason in self._refusals():
             raise SageError(reason)
+
+    def _anchor_to(self, reference: PreTrainedModel) -> None:
+        """Make ``reference`` TRL's ``ref_model``, which it asks before any adapter; as its
+        constructor makes the one of a model without an adapter."""
+        if self.beta == 0:
+            raise SageError("a reference needs beta > 0: without a KL term there is no anchor")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise SageError("a reference of its own is not sharded: train without FSDP and ZeRO")
+        if self.args.disable_dropout:
+            disable_dropout_in_model(reference)
+        add_fused_lm_head(
+            reference,
+            temperature=self.temperature,
+            cast_lm_head_to_fp32=self.args.cast_lm_head_to_fp32,
+        )
+        self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     def _refusals(self) -> Iterator[str]:
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled

@@ -77,6 +77,8 @@ SFT_NEEDS = ("seed", "max_steps", "logging_steps", "gradient_checkpointing")
 SELECTIONS = ("random", "entropy", "branching", "perplexity", "position")
 #: Which demonstrations of the SFT data it learns from in their place, none being drawn.
 DEMONSTRATIONS = ("last_demonstrations", "first_demonstrations")
+#: How a changed setting begins, as in "rl.beta=0.2".
+_CHANGE = r"[A-Za-z_][\w.-]*="
 #: Settings that change when something is written, never what is learned.
 BOOKKEEPING = frozenset({"save_steps", "save_total_limit", "report_to"})
 
@@ -129,6 +131,9 @@ class Method:
     advantage: dict[str, Any] | None = None  # a choice of algorithm.advantages.ADVANTAGES
     reward: str = "accuracy"  # or "random": a coin, as a control
     dynamic_sampling: int = 0  # DAPO: fresh batches at most, to replace groups without a spread
+    #: The anchor's policy, where it is not the one that training starts from: the base of the
+    #: profile with this change, such as "sft.max_steps=750".
+    reference: str | None = None
     reference_reset: int = 0  # ProRL: steps between two resets of the reference; 0 is none
     lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
     seeds: tuple[int, ...] | None = None  # of its runs; None is the profile's
@@ -350,7 +355,7 @@ def load_profile(spec: str | Path, results: str = "own") -> Profile:
     """
     if results not in RESULTS:
         raise SageError(f"results are {' or '.join(map(repr, RESULTS))}, not {results!r}")
-    base, *changes = re.split(r"\+(?=[A-Za-z_][\w.-]*=)", str(spec))
+    base, *changes = re.split(rf"\+(?={_CHANGE})", str(spec))
     path = _find(base, Path.cwd())
     settings, sources = _read(path, ())
     given_name = settings.get("name")
@@ -768,6 +773,11 @@ def _check_method(
         steps == 0 or (beta > 0 and method.lora and profile.rl_lora is not None),
         f"method {key} resets its reference, an adapter under a KL term: give it beta > 0 and an "
         "adapter, or rl.sync_ref_model where all weights are trained",
+    )
+    require(
+        method.reference is None or (beta > 0 and re.match(_CHANGE, method.reference) is not None),
+        f"method {key}: reference is a change of the profile's base under a beta > 0, such as "
+        f"sft.max_steps=750, not {method.reference!r}",
     )
     own = [key for key in ROLLOUTS if key in method.rl]
     measured = method.guide is not None and needs_entropies(method.guide)

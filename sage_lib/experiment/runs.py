@@ -26,6 +26,7 @@ from sage_lib.experiment.profile import (
     canonical,
     digest,
     flatten,
+    load_profile,
 )
 from sage_lib.files import read_json, write_bytes, write_text
 
@@ -172,7 +173,7 @@ def put_aside(folder: Path) -> Path:
 
 
 #: What a run is made from that earlier runs made; the rest is settings.
-_MADE_BEFORE = ("policy", "entropies", "base")
+_MADE_BEFORE = ("policy", "entropies", "base", "reference")
 
 
 def _settings(made_from: dict[str, Any]) -> dict[str, Any]:
@@ -272,6 +273,9 @@ def rl_run(profile: Profile, method: str, seed: int) -> Run:
         "entropies": _entropy_digest(profile, chosen.guide),
         "evaluated": _evaluated_in_training(profile),
     }
+    if chosen.reference is not None:
+        anchor = reference_run(profile, method)
+        made_from["reference"] = (anchor.fingerprint, anchor.weights)
     return _policy_run(profile, method, seed, base, made_from)
 
 
@@ -298,6 +302,17 @@ def _policy_run(
     name = f"{method}-s{seed}"
     more: dict[str, Any] = {"makes": ("model",), "method": method, "seed": seed, "policy": base}
     return _run(profile, "rl", f"rl/{name}", name, made_from, **more)
+
+
+def reference_profile(profile: Profile, method: str) -> Profile:
+    """The profile whose base a method is anchored to: its own, unless the method changes it."""
+    change = profile.methods[method].reference
+    return profile if change is None else load_profile(f"{profile.spec}+{change}")
+
+
+def reference_run(profile: Profile, method: str) -> Run:
+    """The run that makes the policy a method is anchored to."""
+    return sft_run(reference_profile(profile, method))
 
 
 def _learned(method: Method, beta: float) -> Method:

@@ -68,7 +68,14 @@ class Task:
         if self.stage == "evaluate" and self.method != BASE:
             return [replace(self, stage="rl")]
         base = [Task(self.profile, "sft")]
-        return [*base, Task(self.profile, "entropies")] if self.stage == "rl" else base
+        if self.stage != "rl":
+            return base
+        anchored = Task(runs.reference_profile(self.profile, self.method), "sft")
+        return [
+            *base,
+            Task(self.profile, "entropies"),
+            *([anchored] if anchored not in base else []),
+        ]
 
     def run(self) -> Run:
         if self.stage == "entropies":
@@ -94,6 +101,7 @@ def tasks(grid: Grid, blocks: Sequence[str], seeds: Sequence[int]) -> list[Task]
         first = ("sft", "entropies", "evaluate") if trained else ("sft", "evaluate")
         found += [Task(block.profile, stage) for stage in first]
         for profile, method, seed in trained:
+            found.append(Task(runs.reference_profile(profile, method), "sft"))
             found.append(Task(profile, "rl", method, seed))
             if method in profile.evaluated:
                 found.append(Task(profile, "evaluate", method, seed))

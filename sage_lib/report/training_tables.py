@@ -1,5 +1,8 @@
 """Tables made from step logs, and from what the guide adds to the expected gradients."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -21,6 +24,25 @@ def time_split(profile: Profile) -> pd.DataFrame:
         return pd.DataFrame(columns=["method", "seed", *TIMES])
     later = frame[frame["step"] > 1]
     return later.groupby(["method", "seed"], sort=False)[TIMES].median().reset_index()
+
+
+def starts(profile: Profile, records: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Where runs started, a row a seed: columns seed, runs, references, kl_ref.
+
+    ``records``: of each run by its name. Of the runs that are anchored to the policy they start
+    from: how many, how many different references they have, and the largest KL to it (nats) at
+    the first step, of those that log it (NaN where none does, or logs were thinned).
+    """
+    own = {key for key, method in profile.methods.items() if method.reference is None}
+    frame = pd.DataFrame(
+        [(r["settings"]["method"], r["seed"], r["reference"]) for r in records.values()],
+        columns=["method", "seed", "reference"],
+    )
+    frame = frame[frame["method"].isin(own)]
+    log = measured.training(profile).reindex(columns=["method", "seed", "step", "kl_ref"])
+    first = log[(log["step"] == 1) & log["method"].isin(own)]
+    found = frame.groupby("seed")["reference"].agg(runs="size", references="nunique")
+    return found.join(first.groupby("seed")["kl_ref"].max()).reset_index()
 
 
 def table5(profile: Profile) -> pd.DataFrame:

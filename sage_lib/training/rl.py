@@ -24,6 +24,7 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import write_bytes
+from sage_lib.policy import loading
 from sage_lib.policy.loading import weights_hash
 from sage_lib.tasks import prompts
 from sage_lib.tasks.judging import digest, judge, require_golds
@@ -41,12 +42,13 @@ def train(profile: Profile, run: Run) -> dict:
     A run that collapses is a result: its policy is kept as it stood, and the record says at which
     step and why (``collapsed``, null otherwise).
     """
-    reference = runs.sft_run(profile)
-    if not reference.done():
-        raise SageError(
-            f"RL starts from the SFT model of profile {profile.name}, which is not there: "
-            f"sage-companion stage sft --profile {profile.spec} makes it"
-        )
+    anchored = runs.reference_profile(profile, run.method)
+    for made, whose in (("starts from", profile), ("is anchored to", anchored)):
+        if not runs.sft_run(whose).done():
+            raise SageError(
+                f"RL {made} the SFT model of profile {whose.name}, which is not there: "
+                f"sage-companion stage sft --profile {whose.spec} makes it"
+            )
     chosen, settings = profile.methods[run.method], settings_of(profile, run)
     if chosen.rft is not None:
         return rft.train(profile, run)
@@ -72,7 +74,7 @@ def train(profile: Profile, run: Run) -> dict:
     written = run.finish(
         record,
         data=digest(asked),
-        reference=weights_hash(reference.model),
+        reference=weights_hash(runs.sft_run(anchored).model),
         weights=weights_hash(run.model),
         collapsed=collapsed,
     )
@@ -103,12 +105,16 @@ def trainer_of(
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
     fixed = {"output_dir": str(checkpoints), "disable_tqdm": True}
+    anchored = None
+    if chosen.reference is not None:
+        anchored, _ = loading.load(profile, runs.reference_run(profile, run.method).model)
     trainer = kind(
         model=model,
         processing_class=tokenizer,
         reward_funcs=reward(asked, verifier, chosen.reward),
         guide=guide,
         anchor=chosen.anchor if settings["beta"] else None,
+        reference=anchored,
         advantage=chosen.advantage,
         dynamic_sampling=chosen.dynamic_sampling,
         merge_adapter=profile.compute.merge_adapter,
