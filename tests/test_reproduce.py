@@ -188,7 +188,7 @@ def test_an_earlier_build_is_put_aside_unless_resumed(sandbox):
 
 def test_unknown_notebook_number_and_stage():
     with pytest.raises(SageError, match="no notebook '42'"):
-        reproduce._select(["42"])
+        reproduce.select(["42"])
     with pytest.raises(SageError, match="no stage 'sfft': choose one of sft, entropies, rl"):
         stages.run(load_profile("smoke"), "sfft")
 

@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
 
 from sage_lib import paths
 from sage_lib.experiment import runs
@@ -86,11 +87,13 @@ class Page:
         numbered = not any(shown.index.names)
         if numbered:
             shown = shown.reset_index(drop=True)
-        style = shown.style.format(formats, precision=precision, na_rep="")
+        # Without a name for each cell a table takes half the room in a notebook.
+        style = Styler(shown, cell_ids=False).format(formats, precision=precision, na_rep="")
         if numbered:
             style = style.hide(axis="index")
         words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
-        _display(style.set_properties(subset=words, **LEFT))
+        left = [{"selector": "", "props": [*LEFT.items()]}]
+        _display(style.set_table_styles(dict.fromkeys(words, left)))
 
     def _commands(self, frame: pd.DataFrame) -> None:
         if self.profile is None or "method" not in frame:
