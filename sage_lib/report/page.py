@@ -13,6 +13,7 @@ from sage_lib import paths
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.files import write_text
+from sage_lib.report import sliders
 from sage_lib.report.measured import labelled
 from sage_lib.report.style import save_figure
 
@@ -48,6 +49,19 @@ class Page:
             save_figure(figure, name, paths.figures(self.name, self.published))
         plt.close(figure)  # an open figure would be displayed again at the end of the cell
         _display(figure)
+
+    def slide(
+        self,
+        figures: Mapping[str, Figure],
+        label: str,
+        start: int = 0,
+        choices: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        """Display figures behind a slider that needs no kernel, as :func:`sliders.slider` has them;
+        nothing is saved."""
+        for figure in figures.values():
+            plt.close(figure)
+        _display(sliders.slider(figures, label, start, choices))
 
     def keep(
         self,
