@@ -7,6 +7,7 @@ sage-companion dry-run --profile paper      settings, data, plan, memory; trains
 sage-companion bench verifier               measure a benchmark again
 sage-companion figures                      draw all published figures and tables again
 sage-companion notebooks --check            do the notebooks still say what is stored in them?
+sage-companion site                         build the site from notebooks, figures, docstrings
 sage-companion compare --profile smoke      own results beside the published ones
 sage-companion publish --profile smoke      put own results in the place of the published ones
 """
@@ -16,7 +17,7 @@ import sys
 
 import sage_lib
 from sage_lib.errors import SageError
-from sage_lib.pipeline import bench, compare, draw, grid, outputs, publish, reproduce, stages
+from sage_lib.pipeline import bench, compare, draw, grid, outputs, publish, reproduce, site, stages
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -51,6 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     storing = commands.add_parser("notebooks", help="execute the notebooks and store their outputs")
     outputs.add_arguments(storing)
     storing.set_defaults(do=outputs.do)
+    building = commands.add_parser("site", help="build the site, without a network")
+    building.set_defaults(do=site.do)
     comparing = commands.add_parser("compare", help="own results beside the published ones")
     stages.add_profile(comparing)
     comparing.set_defaults(do=compare.do)
