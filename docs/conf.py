@@ -1,6 +1,12 @@
 """Sphinx's settings for the site. Its pages are put together by sage_lib/pipeline/site.py: this
 folder holds what is written by hand."""
 
+import re
+import sys
+
+from astroid.manager import AstroidManager
+from sphinx.application import Sphinx
+
 import sage_lib
 from sage_lib import paths
 
@@ -34,7 +40,17 @@ myst_heading_anchors = 4
 # The formulas are set by a copy that lies beside the pages (sage_lib/pipeline/site.py puts it there).
 mathjax_path = "mathjax/tex-chtml.js"
 
-# Read, not imported: no torch is needed to document what uses it.
+
+
+class _Outside(set):
+    """The modules of neither this library nor Python itself."""
+
+    def __contains__(self, module: object) -> bool:
+        return str(module).partition(".")[0] not in {"sage_lib", *sys.stdlib_module_names}
+
+
+# Read, not imported, and nothing but the library: with torch read as well it takes ten minutes.
+AstroidManager.brain["module_denylist"] = _Outside()
 autoapi_dirs = [str(paths.ROOT / "sage_lib")]
 autoapi_root = "api"
 autoapi_add_toctree_entry = False
@@ -42,3 +58,32 @@ autoapi_keep_files = False
 autoapi_own_page_level = "module"
 autoapi_member_order = "bysource"
 autoapi_options = ["members", "undoc-members", "show-inheritance", "show-module-summary"]
+
+_LITERAL = re.compile(r"(``.*?``|:\w+:`.*?`)", re.DOTALL)
+_LIST = ("- ", "* ", ">>> ")
+
+
+def as_rst(lines: list[str]) -> list[str]:
+    """A docstring's lines as reStructuredText reads them: bars of a divergence and stars of a file
+    name are no markup, and what is indented is a block of its own."""
+    text = _LITERAL.split("\n".join(lines))
+    text[::2] = [re.sub(r"(?<!\\)\||\*(?=[./])|(?<=/)\*", r"\\\g<0>", part) for part in text[::2]]
+    made: list[str] = []
+    for line in "".join(text).split("\n"):
+        before = made[-1] if made else ""
+        if line.strip() and before.strip():
+            deeper = len(line) - len(line.lstrip()) - (len(before) - len(before.lstrip()))
+            inside = before.lstrip().startswith(_LIST) or line.lstrip().startswith(_LIST)
+            if deeper < 0 or (deeper > 0 and not inside):
+                made.append("")
+        made.append(line)
+    return made
+
+
+def _mend(app: object, what: str, name: str, thing: object, options: object, lines: list) -> None:
+    lines[:] = as_rst(lines)
+
+
+def setup(app: Sphinx) -> None:
+    app.add_event("autodoc-process-docstring")
+    app.connect("autodoc-process-docstring", _mend)
