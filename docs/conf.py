@@ -41,7 +41,6 @@ myst_heading_anchors = 4
 mathjax_path = "mathjax/tex-chtml.js"
 
 
-
 class _Outside(set):
     """The modules of neither this library nor Python itself."""
 
@@ -85,5 +84,4 @@ def _mend(app: object, what: str, name: str, thing: object, options: object, lin
 
 
 def setup(app: Sphinx) -> None:
-    app.add_event("autodoc-process-docstring")
     app.connect("autodoc-process-docstring", _mend)

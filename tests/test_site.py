@@ -171,7 +171,9 @@ def read_in_browser():
 @pytest.mark.parametrize("name", read_in_browser())
 def test_a_page_opens_without_errors_and_fits_the_window(tab, address, name):
     tab.goto(urljoin(address, f"{name}.html"), wait_until="load")
-    tab.wait_for_function("() => !window.MathJax?.startup?.promise || window.MathJax.startup.output")
+    tab.wait_for_function(
+        "() => !window.MathJax?.startup?.promise || window.MathJax.startup.output"
+    )
     tab.evaluate("() => window.MathJax?.startup?.promise")
     assert tab.complaints == []
     width = tab.viewport_size["width"]

@@ -56,7 +56,8 @@ def home(readme: str) -> str:
     text = _LINK.sub(link, readme)
     text = _PICTURE.sub(r"\1/\2\3", text)
     for notebook in notebooks.found():
-        text = text.replace(f"| {notebook.name} |", f"| [{notebook.name}](notebooks/{notebook.name}.ipynb) |")
+        name = notebook.name
+        text = text.replace(f"| {name} |", f"| [{name}](notebooks/{name}.ipynb) |")
     pages = ["gallery", "reported", "fidelity"]
     contents = {
         "Notebooks": [f"notebooks/{notebook.name}" for notebook in notebooks.found()],

@@ -28,9 +28,7 @@ SOURCES = {"sage": "SAGE", "report": "Exploration report"}
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str) -> str:
     """An HTML table that scrolls by itself; cells are HTML."""
     top = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "\n".join(
-        f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows
-    )
+    body = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return (
         f'<div class="wide {kind}"><table><thead><tr>{top}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
@@ -112,8 +110,7 @@ def reported_tables(profiles: Sequence[Profile]) -> str:
         state = "measured here" if found else "reported only"
         states.append(f"| [{title(table)}](#{_anchor(title(table))}) | {state} |")
         lines = [
-            f"- profile `{name}`: {', '.join(rows)} "
-            f"(`data/published/{name}/{COUNTERPARTS[table]}`)"
+            f"- profile `{name}`: {', '.join(rows)} (`data/published/{name}/{COUNTERPARTS[table]}`)"
             for name, rows in found.items()
         ]
         said = "\n".join(lines) if lines else "No run of this companion measures it."
