@@ -37,7 +37,7 @@ nb_merge_streams = True
 nb_render_markdown_format = "myst"
 myst_enable_extensions = ["dollarmath", "amsmath", "attrs_inline", "colon_fence"]
 myst_heading_anchors = 4
-# The formulas are set by a copy that lies beside the pages (sage_lib/pipeline/site.py puts it there).
+# The formulas are set by a copy beside the pages, where sage_lib/pipeline/site.py puts it.
 mathjax_path = "mathjax/tex-chtml.js"
 
 
@@ -66,7 +66,10 @@ def as_rst(lines: list[str]) -> list[str]:
     """A docstring's lines as reStructuredText reads them: bars of a divergence and stars of a file
     name are no markup, and what is indented is a block of its own."""
     text = _LITERAL.split("\n".join(lines))
-    text[::2] = [re.sub(r"(?<!\\)\||\*(?=[./])|(?<=/)\*", r"\\\g<0>", part) for part in text[::2]]
+    text[::2] = [
+        re.sub(r"(?<!\\)\||\*(?=[./])|(?<=[/\s])\*(?=[,\s])", r"\\\g<0>", part)
+        for part in text[::2]
+    ]
     made: list[str] = []
     for line in "".join(text).split("\n"):
         before = made[-1] if made else ""

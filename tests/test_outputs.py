@@ -15,7 +15,9 @@ TABLE = '<style>#T_1a2b3_row0 {}</style><table id="T_1a2b3"><tr><td>0.5</td></tr
 def ran(*of_cell, tags=()):
     """A notebook of one code cell, and its executed copy with these outputs."""
     cell = v4.new_code_cell("show()", id="a", metadata={"tags": list(tags)} if tags else {})
-    done = v4.new_code_cell("show()", id="a", metadata={"execution": 1}, outputs=list(of_cell))
+    done = v4.new_code_cell(
+        "show()", id="a", metadata={"execution": {"x": "1"}}, outputs=list(of_cell)
+    )
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     executed = v4.new_notebook(cells=[done], metadata={**kernel, "papermill": {"duration": 3}})
     return v4.new_notebook(cells=[cell], metadata=kernel), executed

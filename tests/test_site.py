@@ -75,9 +75,10 @@ def broken(path, links):
         target = Path(os.path.normpath(path.parent / unquote(place))) if place else path
         if target.is_dir():
             target /= "index.html"
-        if not target.is_file():
-            found.append(link)
-        elif name and target.suffix == ".html" and unquote(name) not in page(target).names:
+        there = target.is_file()
+        if there and name and target.suffix == ".html":
+            there = unquote(name) in page(target).names
+        if not there:
             found.append(link)
     return found
 

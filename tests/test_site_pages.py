@@ -94,7 +94,7 @@ def test_a_new_function_and_its_test_come_into_the_map(tmp_path):
     tests.mkdir()
     (library / "new.py").write_text('def made():\n    """Eq. 4."""\n')
     (tests / "test_new.py").write_text(
-        "from sage_lib import new\n\n\ndef test_it():\n    new.made()\n\n\ndef test_other():\n    1\n"
+        "from sage_lib import new\n\ndef test_it():\n    new.made()\n\ndef test_other():\n    1\n"
     )
     [place] = equations.equation_map(library, tests)[Equation(SAGE, 4)]
     assert place.qualified == "sage_lib.new.made"

@@ -91,7 +91,7 @@ def _draw_front(
 
 
 def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
-    """pass@1 against pass@k of every method, GRPO's front over beta as a line that ends at the base.
+    """pass@1 against pass@k of every method, GRPO's front over beta as a line to the base.
 
     ``table``: front_tables.points with this k. A method's point has its key as gid.
     """

@@ -47,9 +47,10 @@ def fidelity() -> str:
 # Fidelity
 
 {len(frame)} settings: what the paper says and where, what the authors' code does (file and line),
-what the profile `paper` does, and why. `why` begins with whom it follows: both, the paper, the code,
-neither; *restored* is a formula that the paper's text copy lost, *chosen* stands where neither says
-anything. Made from `data/reported/fidelity.csv`, whose README says at which commit the code was read.
+what the profile `paper` does, and why. `why` begins with whom it follows: both, the paper, the code
+or neither; *restored* is a formula that the paper's text copy lost, *chosen* stands where neither
+says anything. From `data/reported/fidelity.csv`, whose README says at which commit the code was
+read.
 
 | followed | settings |
 |---|---|
