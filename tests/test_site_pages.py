@@ -33,7 +33,7 @@ def test_a_slider_holds_every_frame_and_shows_the_one_it_starts_with():
     positions, pictures = json.loads(data)
     assert positions == ["1", "</script>"] and len(pictures) == 2
     assert pictures[0] != pictures[1] and all(one.count("<svg") == 1 for one in pictures)
-    assert 'id="bar"' in pictures[0]
+    assert "id='bar'" in pictures[0]
     assert f'below it: k &amp; more">{pictures[1]}</div>' in page
     assert "a &lt;bar&gt;</label>" in page and 'max="1"' in page
     assert "http" not in page.replace("http://www.w3.org/", "")

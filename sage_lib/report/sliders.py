@@ -70,7 +70,13 @@ def svg(figure: Figure) -> str:
     text = _METADATA.sub("", text[text.index("<svg") :])
     # Its style is meant for a file of its own, where no page stands around it.
     text = text.replace("*{stroke-linejoin", ".sage-slider svg *{stroke-linejoin")
-    return _SPACE.sub(" ", _TAG.sub(lambda tag: _DIGITS.sub(r"\1", tag[0]), text)).strip()
+    return _SPACE.sub(" ", _TAG.sub(_short, text)).strip()
+
+
+def _short(tag: re.Match[str]) -> str:
+    """An element's tag with short numbers, and quotes that JSON need not escape."""
+    text = _DIGITS.sub(r"\1", tag[0])
+    return text if "'" in text else text.replace('"', "'")
 
 
 def slider(
