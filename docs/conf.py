@@ -24,6 +24,7 @@ suppress_warnings = [
 
 html_theme = "furo"
 html_title = project
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False

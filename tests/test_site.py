@@ -72,6 +72,7 @@ def broken(path, links):
         if is_outside(link):
             continue
         place, name = urldefrag(link)
+        place = place.partition("?")[0]
         target = Path(os.path.normpath(path.parent / unquote(place))) if place else path
         if target.is_dir():
             target /= "index.html"

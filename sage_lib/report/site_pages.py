@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from sage_lib import paths
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.files import read_json
 from sage_lib.report import equations, reported
 
@@ -72,7 +72,7 @@ def measured_rows(table: str, profiles: Iterable[Profile]) -> dict[str, list[str
             continue
         labels = {profile.label(key) for key in pd.read_csv(path)["method"]}
         both = [row for row in rows if row.rpartition(" / ")[2] in labels]
-        if both:
+        if set(both) - {profile.label(BASE)}:  # a base alone is no comparison of methods
             found[profile.name] = both
     return found
 
@@ -155,7 +155,9 @@ def equation_map(link: str = "api/{module}/index.html#{anchor}") -> str:
                 tests += f"<br>and {len(place.tests) - 3} more"
             rows.append([name, tests])
         heading = f"{equation.paper}, eq. {equation.number}"
-        parts.append(f"## {heading}\n\n{_table(['in the code', 'tests that use it'], rows, '')}\n")
+        parts.append(
+            f"## {heading}\n\n{_table(['in the code', 'tests that use it'], rows, 'places')}\n"
+        )
     return """\
 # From equation to code
 
