@@ -106,8 +106,8 @@ def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
             place = (row["pass@1"], row[f"pass@{k}"])
             axis.annotate(name, place, textcoords="offset points", xytext=(4, 4), fontsize=6)
         for key in beside_front(profile, table):
-            place = [[means.loc[key, "pass@1"]], [means.loc[key, f"pass@{k}"]]]
-            axis.plot(*place, gid=key, markersize=6, **points(look(key)))
+            point = [[means.loc[key, "pass@1"]], [means.loc[key, f"pass@{k}"]]]
+            axis.plot(*point, gid=key, markersize=6, **points(look(key)))
         problems = count(int(table["problems"].iloc[0]), "problem")
         axis.set(
             xlabel="exact pass@1",
