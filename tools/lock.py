@@ -1,4 +1,4 @@
-"""Write requirements.lock and environment.yml from what is installed and pyproject.toml needs.
+"""Write requirements*.lock and environment.yml from what is installed and pyproject.toml needs.
 
     python tools/lock.py      (or: make lock)
 
@@ -26,6 +26,10 @@ UNDECLARED = ["docstring-parser", "typeguard", "shtab"]
 #: conda's pip resolves, and Unsloth asks for a newer certifi than every mirror has.
 CERTIFI = "certifi>=2026.10.19  # conda's pip resolves, and Unsloth asks for this"
 
+SITE_HEAD = """\
+# What the site is built with, besides requirements.lock; made by `make lock`, installed by
+# `make site` with --no-deps.
+"""
 LOCK_HEAD = """\
 # Every package at one version; made by `make lock`. Install torch first, with its dependencies,
 # then this with --no-deps.
@@ -90,12 +94,17 @@ def main() -> None:
     pins = [f"{name}=={version}" for name, version in lock.items()]
     (ROOT / "requirements.lock").write_text(LOCK_HEAD + "".join(f"{pin}\n" for pin in pins))
 
+    site = walk([Requirement(line).name for line in extras["site"]])
+    beside = [f"{name}=={version}" for name, version in site.items() if name not in lock]
+    (ROOT / "requirements-site.lock").write_text(SITE_HEAD + "".join(f"{p}\n" for p in beside))
+
     conda = [CERTIFI if pin.startswith("certifi==") else pin for pin in pins]
     conda += [f"{requirement}  # GPU" for requirement in extras["gpu"]]
     (ROOT / "environment.yml").write_text(
         CONDA_HEAD + "".join(f"      - {line}\n" for line in conda)
     )
-    print(f"requirements.lock: {len(pins)} packages; environment.yml: {len(conda)}")
+    print(f"requirements.lock: {len(pins)} packages, requirements-site.lock: {len(beside)}")
+    print(f"environment.yml: {len(conda)}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ sage-companion grid countdown --dry-run     all runs of a grid, some at a time; 
 sage-companion dry-run --profile paper      settings, data, plan, memory; trains nothing
 sage-companion bench verifier               measure a benchmark again
 sage-companion figures                      draw all published figures and tables again
+sage-companion notebooks --check            do the notebooks still say what is stored in them?
+sage-companion site                         build the site from notebooks, figures, docstrings
 sage-companion compare --profile smoke      own results beside the published ones
 sage-companion publish --profile smoke      put own results in the place of the published ones
 """
@@ -15,7 +17,7 @@ import sys
 
 import sage_lib
 from sage_lib.errors import SageError
-from sage_lib.pipeline import bench, compare, draw, grid, publish, reproduce, stages
+from sage_lib.pipeline import bench, compare, draw, grid, outputs, publish, reproduce, site, stages
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -47,6 +49,11 @@ def main(argv: list[str] | None = None) -> None:
     benching.set_defaults(do=bench.do)
     drawing = commands.add_parser("figures", help="draw all published figures and tables again")
     drawing.set_defaults(do=draw.do)
+    storing = commands.add_parser("notebooks", help="execute the notebooks and store their outputs")
+    outputs.add_arguments(storing)
+    storing.set_defaults(do=outputs.do)
+    building = commands.add_parser("site", help="build the site, without a network")
+    building.set_defaults(do=site.do)
     comparing = commands.add_parser("compare", help="own results beside the published ones")
     stages.add_profile(comparing)
     comparing.set_defaults(do=compare.do)

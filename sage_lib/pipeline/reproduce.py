@@ -90,7 +90,8 @@ def write_page(executed: Path) -> Path:
     return page
 
 
-def _select(only: list[str] | None) -> list[Notebook]:
+def select(only: list[str] | None) -> list[Notebook]:
+    """The notebooks of these numbers, all without any; SageError for a number that there is not."""
     every = notebooks.found()
     known = {notebook.number: notebook for notebook in every}
     for number in only or ():
@@ -119,7 +120,7 @@ def _start_afresh(profile: Profile) -> None:
 def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = False) -> bool:
     """Run the notebooks, print the closing table, and where something is published the comparison
     with it; True when all are ok. Stops at the first that fails."""
-    chosen = _select(only)
+    chosen = select(only)
     stages.check_machine(profile)
     if not resume and not only:
         _start_afresh(profile)

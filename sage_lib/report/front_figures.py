@@ -14,7 +14,7 @@ from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, front_tables
 from sage_lib.report.panels import intervals
 from sage_lib.report.result_tables import common_seeds
-from sage_lib.report.style import STYLE, WIDE, count, look, points
+from sage_lib.report.style import NARROW, STYLE, WIDE, count, look, points
 
 #: Looks of the fronts of the anchors, in the order of their names here.
 FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
@@ -88,6 +88,40 @@ def _draw_front(
         path = np.array(of_seed)
         thin = {**chosen, "marker": "", "linewidth": 0.5, "alpha": 0.5}
         axis.plot(path[:, 0], path[:, 1], **thin)
+
+
+def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
+    """pass@1 against pass@k of every method, GRPO's front over beta as a line to the base.
+
+    ``table``: front_tables.points with this k. A method's point has its key as gid.
+    """
+    means = table.set_index("method")
+    front = [key for key in front_tables.front_methods(profile) if key in means.index]
+    line = means.loc[[*front, *([BASE] if BASE in means.index else [])]]
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(NARROW + 0.9, 3))
+        axis.plot(line["pass@1"], line[f"pass@{k}"], **look("grpo"))
+        for key, row in line.iterrows():
+            name = "base" if key == BASE else f"{row['beta']:g}"
+            place = (row["pass@1"], row[f"pass@{k}"])
+            axis.annotate(name, place, textcoords="offset points", xytext=(4, 4), fontsize=6)
+        for key in beside_front(profile, table):
+            point = [[means.loc[key, "pass@1"]], [means.loc[key, f"pass@{k}"]]]
+            axis.plot(*point, gid=key, markersize=6, **points(look(key)))
+        problems = count(int(table["problems"].iloc[0]), "problem")
+        axis.set(
+            xlabel="exact pass@1",
+            ylabel=f"exact pass@{k}",
+            title=f"{profile.name}: {problems}; line: GRPO's front over beta",
+        )
+    return figure
+
+
+def beside_front(profile: Profile, table: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """The arms of ``table`` (front_tables.points) beside the front: key -> label, colour."""
+    front = {BASE, *front_tables.front_methods(profile)}
+    others = [key for key in table["method"] if key not in front and _is_arm(profile, key)]
+    return {key: (profile.label(key), str(look(key)["color"])) for key in others}
 
 
 def excess(profile: Profile, anchor: str = "k3") -> Figure:

@@ -7,11 +7,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
 
 from sage_lib import paths
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.files import write_text
+from sage_lib.report import sliders
 from sage_lib.report.measured import labelled
 from sage_lib.report.style import save_figure
 
@@ -47,6 +49,19 @@ class Page:
             save_figure(figure, name, paths.figures(self.name, self.published))
         plt.close(figure)  # an open figure would be displayed again at the end of the cell
         _display(figure)
+
+    def slide(
+        self,
+        figures: Mapping[str, Figure],
+        label: str,
+        start: int = 0,
+        choices: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        """Display figures behind a slider that needs no kernel, as :func:`sliders.slider` has them;
+        nothing is saved."""
+        for figure in figures.values():
+            plt.close(figure)
+        _display(sliders.slider(figures, label, start, choices))
 
     def keep(
         self,
@@ -86,11 +101,13 @@ class Page:
         numbered = not any(shown.index.names)
         if numbered:
             shown = shown.reset_index(drop=True)
-        style = shown.style.format(formats, precision=precision, na_rep="")
+        # Without a name for each cell a table takes half the room in a notebook.
+        style = Styler(shown, cell_ids=False).format(formats, precision=precision, na_rep="")
         if numbered:
             style = style.hide(axis="index")
         words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
-        _display(style.set_properties(subset=words, **LEFT))
+        left = [{"selector": "", "props": [*LEFT.items()]}]
+        _display(style.set_table_styles(dict.fromkeys(words, left)))
 
     def _commands(self, frame: pd.DataFrame) -> None:
         if self.profile is None or "method" not in frame:

@@ -38,6 +38,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
     "pdf.fonttype": 42,
+    "figure.dpi": 144,  # below a cell, where it is sharp enough for a page; files say their own
 }
 _PALETTE = sns.color_palette("colorblind").as_hex()
 COLOURS = {

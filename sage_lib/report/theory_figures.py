@@ -489,6 +489,37 @@ def entropy_bonus(bonus: pd.DataFrame, guided: pd.DataFrame, names: Mapping[int,
     return figure
 
 
+def tilting(
+    reference: torch.Tensor,
+    reward: torch.Tensor,
+    guide: torch.Tensor,
+    names: Mapping[int, str],
+    beta: float,
+) -> Figure:
+    """Some completions under pi_ref, eq. 2 and eq. 4 at one beta.
+
+    ``reference``, ``reward``, ``guide``: of every completion, shape (L,); ``names``: number of a
+    completion -> label. The axis is the same at every beta.
+    """
+    columns = {
+        r"$\pi_{ref}$": reference,
+        r"$\pi_{RLVR}$ (eq. 2)": solutions.tilted(reference, reward, beta),
+        r"$\pi_{SAGE}$ (eq. 4)": solutions.tilted(reference, reward, beta, guide),
+    }
+    places = np.arange(len(names))
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(NARROW + 0.9, 2.7))
+        for i, (label, policy) in enumerate(columns.items()):
+            shown = [float(policy[completion]) for completion in names]
+            axis.bar(
+                places + 0.27 * (i - 1), shown, 0.25, label=label, color=series(i + 1)["color"]
+            )
+        axis.set_xticks(places, [name.replace(", ", "\n") for name in names.values()])
+        axis.set(yscale="log", ylim=(1e-5, 1.5), ylabel="probability", title=f"beta = {beta:g}")
+        figure.legend(loc="outside lower center", ncols=len(columns))
+    return figure
+
+
 def separation(frame: pd.DataFrame) -> Figure:
     """A.4: mass on wrong completions under eq. 4 against eq. 27, by whether eq. 30 holds.
 

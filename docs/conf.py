@@ -1,0 +1,91 @@
+"""Sphinx's settings for the site. Its pages are put together by sage_lib/pipeline/site.py: this
+folder holds what is written by hand."""
+
+import re
+import sys
+
+from astroid.manager import AstroidManager
+from sphinx.application import Sphinx
+
+import sage_lib
+from sage_lib import paths
+
+project = "SAGE companion"
+author = "The SAGE companion maintainers"
+version = release = sage_lib.__version__
+language = "en"
+extensions = ["myst_nb", "autoapi.extension", "sphinx_copybutton"]
+templates_path = []
+exclude_patterns = []
+suppress_warnings = [
+    "myst.header",  # a README's headings are as they are
+    "autoapi.python_import_resolution",  # nothing outside the library is read
+]
+
+html_theme = "furo"
+html_title = project
+html_favicon = "_static/favicon.svg"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+
+# The notebooks' own outputs are shown; nothing runs here.
+nb_execution_mode = "off"
+nb_ipywidgets_js = {}  # nothing of another host: widgets are not stored
+nb_merge_streams = True
+nb_render_markdown_format = "myst"
+myst_enable_extensions = ["dollarmath", "amsmath", "attrs_inline", "colon_fence"]
+myst_heading_anchors = 4
+# The formulas are set by a copy beside the pages, where sage_lib/pipeline/site.py puts it.
+mathjax_path = "mathjax/tex-chtml.js"
+
+
+class _Outside(set):
+    """The modules of neither this library nor Python itself."""
+
+    def __contains__(self, module: object) -> bool:
+        return str(module).partition(".")[0] not in {"sage_lib", *sys.stdlib_module_names}
+
+
+# Read, not imported, and nothing but the library: with torch read as well it takes ten minutes.
+AstroidManager.brain["module_denylist"] = _Outside()
+autoapi_dirs = [str(paths.ROOT / "sage_lib")]
+autoapi_root = "api"
+autoapi_add_toctree_entry = False
+autoapi_keep_files = False
+autoapi_own_page_level = "module"
+autoapi_member_order = "bysource"
+autoapi_options = ["members", "undoc-members", "show-inheritance", "show-module-summary"]
+
+_LITERAL = re.compile(r"(``.*?``|:\w+:`.*?`)", re.DOTALL)
+_LIST = ("- ", "* ", ">>> ")
+
+
+def as_rst(lines: list[str]) -> list[str]:
+    """A docstring's lines as reStructuredText reads them: bars of a divergence and stars of a file
+    name are no markup, and what is indented is a block of its own."""
+    text = _LITERAL.split("\n".join(lines))
+    text[::2] = [
+        re.sub(r"(?<!\\)\||\*(?=[./])|(?<=[/\s])\*(?=[,\s])", r"\\\g<0>", part)
+        for part in text[::2]
+    ]
+    made: list[str] = []
+    for line in "".join(text).split("\n"):
+        before = made[-1] if made else ""
+        if line.strip() and before.strip():
+            deeper = len(line) - len(line.lstrip()) - (len(before) - len(before.lstrip()))
+            inside = before.lstrip().startswith(_LIST) or line.lstrip().startswith(_LIST)
+            if deeper < 0 or (deeper > 0 and not inside):
+                made.append("")
+        made.append(line)
+    return made
+
+
+def _mend(app: object, what: str, name: str, thing: object, options: object, lines: list) -> None:
+    lines[:] = as_rst(lines)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", _mend)

@@ -1,0 +1,153 @@
+"""The site: pages put together from what there is, and built by Sphinx without a network.
+
+    make site          (or, with the extra "site" installed: sage-companion site)
+
+Notebooks become pages from their stored outputs: nothing runs here.
+"""
+
+import argparse
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from PIL import Image
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile, published_specs
+from sage_lib.files import write_text
+from sage_lib.pipeline import notebooks
+from sage_lib.report import site_pages
+
+DOCS = paths.ROOT / "docs"
+#: A thumbnail's longer side, pixels: twice what it takes on a page.
+THUMBNAIL = 480
+#: The package that brings MathJax, and what of it a page loads.
+MATHJAX = "sphinx-mathjax-offline"
+MATHJAX_PARTS = ("tex-chtml.js", "output")
+#: A picture or a page that a README names by its place in the repository.
+_PICTURE = re.compile(r"(!\[[^\]]*\]\()(?!https?:)([^)#\s]+)(\))")
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
+_CONTENTS = """
+```{{toctree}}
+:hidden:
+:maxdepth: 1
+:caption: {caption}
+
+{pages}
+```
+"""
+
+
+def home(readme: str) -> str:
+    """The README as the site's first page: its pictures, its links to notebooks, and the table of
+    contents. A link to another file of the repository becomes the file's name."""
+
+    def link(found: re.Match[str]) -> str:
+        text, place = found[1], found[2].partition("#")[0]
+        if place.startswith("notebooks/") and place.endswith(".ipynb"):
+            return f"[{text}]({place})"
+        return f"{text} (`{place}`)" if place not in text else text
+
+    text = _LINK.sub(link, readme)
+    text = _PICTURE.sub(r"\1/\2\3", text)
+    for notebook in notebooks.found():
+        name = notebook.name
+        text = text.replace(f"| {name} |", f"| [{name}](notebooks/{name}.ipynb) |")
+    pages = ["gallery", "reported", "fidelity"]
+    contents = {
+        "Notebooks": [f"notebooks/{notebook.name}" for notebook in notebooks.found()],
+        "Results": pages,
+        "Code": ["equations", "api"],
+    }
+    tables = [
+        _CONTENTS.format(caption=caption, pages="\n".join(names))
+        for caption, names in contents.items()
+    ]
+    return text + "".join(tables)
+
+
+def _drawn_by() -> dict[str, str]:
+    """ "folder/figure" -> name of the notebook that draws it."""
+    found = {}
+    for notebook in notebooks.found():
+        for spec in published_specs().values():
+            profile = load_profile(spec, "published")
+            for path in notebook.artefacts(profile):
+                found[f"{path.parent.name}/{path.stem}"] = notebook.name
+    return found
+
+
+def assemble(source: Path) -> None:
+    """Write the site's sources to a folder, from nothing."""
+    if source.is_dir():
+        shutil.rmtree(source)
+    source.mkdir(parents=True)
+    shutil.copytree(paths.NOTEBOOKS, source / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    shutil.copytree(paths.FIGURES, source / "figures", ignore=shutil.ignore_patterns("*.pdf"))
+    for page in DOCS.glob("*.md"):
+        shutil.copy(page, source)
+    profiles = [load_profile(spec, "published") for spec in published_specs().values()]
+    about = {notebook.name: notebook.about for notebook in notebooks.found()}
+    pages = {
+        "index": home((paths.ROOT / "README.md").read_text()),
+        "gallery": site_pages.gallery(_drawn_by(), about),
+        "reported": site_pages.reported_tables(profiles),
+        "fidelity": site_pages.fidelity(),
+        "equations": site_pages.equation_map(),
+    }
+    for name, text in pages.items():
+        write_text(source / f"{name}.md", text)
+
+
+def _add_static(site: Path) -> None:
+    """Figures, their thumbnails and MathJax, beside the pages."""
+    static = site / "_static"
+    for figure in sorted(paths.FIGURES.glob("*/*.png")):
+        place = figure.relative_to(paths.FIGURES)
+        for folder in ("figures", "thumbnails"):
+            (static / folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(figure, static / "figures" / place)
+        with Image.open(figure) as picture:
+            picture.thumbnail((THUMBNAIL, THUMBNAIL))
+            picture.convert("RGB").save(static / "thumbnails" / place, optimize=True)
+    found = importlib.util.find_spec(MATHJAX)
+    if found is None or found.origin is None:
+        raise SageError(f"the site's formulas need {MATHJAX}: make site installs it")
+    mathjax = Path(found.origin).parent / "static" / "mathjax"
+    for part in MATHJAX_PARTS:
+        copied = shutil.copytree if (mathjax / part).is_dir() else shutil.copy
+        (static / "mathjax").mkdir(exist_ok=True)
+        copied(mathjax / part, static / "mathjax" / part)
+
+
+def build(warnings_are_errors: bool = True) -> Path:
+    """Build the site; returns its folder. SageError where Sphinx is missing or fails."""
+    if importlib.util.find_spec("sphinx") is None:
+        raise SageError('the site needs the extra "site": make site installs it')
+    source, site = paths.build("site-source"), paths.build("site")
+    assemble(source)
+    if site.is_dir():
+        shutil.rmtree(site)
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-c", str(DOCS)]
+    command += ["-d", str(paths.build("site-doctrees"))]
+    command += ["-W", "--keep-going"] if warnings_are_errors else []
+    done = subprocess.run([*command, str(source), str(site)])
+    if done.returncode:
+        raise SageError("Sphinx could not build the site: see its messages above")
+    _add_static(site)
+    return site
+
+
+def do(options: argparse.Namespace) -> None:
+    started = time.perf_counter()
+    site = build()
+    files = [path for path in site.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 1e6
+    pages = sum(path.suffix == ".html" for path in files)
+    seconds = time.perf_counter() - started
+    print(f"{site}: {pages} pages, {size:.0f} MB, {seconds:.0f} s; open index.html")

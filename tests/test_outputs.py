@@ -1,0 +1,144 @@
+"""Stored outputs of notebooks: what is taken away, what would be noticed, and what may differ."""
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.pipeline import notebooks, outputs
+from sage_lib.pipeline.notebooks import Makes, Notebook
+
+TABLE = '<style>#T_1a2b3_row0 {}</style><table id="T_1a2b3"><tr><td>0.5</td></tr></table>'
+
+
+def ran(*of_cell, tags=()):
+    """A notebook of one code cell, and its executed copy with these outputs."""
+    cell = v4.new_code_cell("show()", id="a", metadata={"tags": list(tags)} if tags else {})
+    done = v4.new_code_cell(
+        "show()", id="a", metadata={"execution": {"x": "1"}}, outputs=list(of_cell)
+    )
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    executed = v4.new_notebook(cells=[done], metadata={**kernel, "papermill": {"duration": 3}})
+    return v4.new_notebook(cells=[cell], metadata=kernel), executed
+
+
+def shown(**data):
+    return v4.new_output(
+        "display_data", data={kind.replace("_", "/"): text for kind, text in data.items()}
+    )
+
+
+def stream(text, name="stdout"):
+    return v4.new_output("stream", text=text, name=name)
+
+
+def stored(*of_cell, tags=()):
+    return outputs.with_outputs(*ran(*of_cell, tags=tags))
+
+
+def test_what_a_run_leaves_of_itself_is_taken_away():
+    notebook = stored(
+        stream("10%|##", "stderr"),
+        stream("at "),
+        stream(f"{paths.ROOT}/data, "),
+        shown(image_png="cGljdHVyZQ==", text_plain="<Figure size 640x480 with 1 Axes>"),
+        v4.new_output("display_data", data={outputs.WIDGET: {"model_id": "1"}, "text/plain": "V"}),
+        shown(text_html=TABLE, text_plain="<Styler at 0x7f0000000000>"),
+    )
+    [cell] = notebook.cells
+    assert [dict(output.get("data", {})) for output in cell.outputs] == [
+        {},
+        {"image/png": "cGljdHVyZQ=="},
+        {"text/html": TABLE.replace("T_1a2b3", "T_a-2-0")},
+    ]
+    assert cell.outputs[0].text == "at data, " and cell.execution_count == 1
+    assert cell.metadata == {} and "papermill" not in notebook.metadata
+    assert outputs.faults(notebook) == []
+
+
+def test_the_same_outputs_are_the_same_file_whatever_pandas_calls_its_tables():
+    once, again = (
+        stored(shown(text_html=TABLE)),
+        stored(shown(text_html=TABLE.replace("1a2b3", "f00d5"))),
+    )
+    assert nbformat.writes(once) == nbformat.writes(again)
+
+
+def test_a_cell_about_the_machine_stores_nothing():
+    assert stored(stream("4 cores"), tags=["machine"]).cells[0].outputs == []
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (stream("see /home/me/x"), "a path of a machine"),
+        (shown(text_plain="<object at 0x7f12345678>"), "address"),
+        (stream("<Figure size 640x480>"), "a picture instead"),
+        (stream(" 40%|####  | 2/5"), "a progress bar"),
+        (shown(image_png="A" * 300_000), "picture of over"),
+    ],
+)
+def test_what_is_not_the_same_elsewhere_is_a_fault(output, words):
+    [fault] = outputs.faults(stored(output))
+    assert words in fault
+
+
+def test_a_web_address_and_a_fraction_are_no_path():
+    text = "https://example.org/home/a and data/home/b, 1/work/2"
+    assert outputs.faults(stored(stream(text))) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("pass@1 0.310", "pass@1 0.311", True),  # one unit of the last digit
+        ("pass@1 0.310", "pass@1 0.312", False),
+        ("3 of 7", "4 of 7", False),  # counts are equal
+        ("holds to 4e-16", "holds to 9e-17", True),  # both nothing but rounding
+        ("1.2e-03", "1.3e-03", True),
+        ("1.2e-03", "1.2e-02", False),
+        ("1,500 agree", "1,500 differ", False),
+        ("-0.000", "0.000", True),
+    ],
+)
+def test_text_agrees_up_to_the_last_digit_that_is_printed(old, new, same):
+    assert outputs.agree(old, new) is same
+
+
+def test_a_changed_cell_of_a_table_a_lost_picture_and_a_new_line_are_noticed():
+    one = stored(shown(text_html=TABLE), shown(image_png="eA=="), stream("a"))
+    for other in (
+        stored(shown(text_html=TABLE.replace("0.5", "0.7")), shown(image_png="eA=="), stream("a")),
+        stored(shown(text_html=TABLE), stream("a")),
+        stored(shown(text_html=TABLE), shown(image_png="eA=="), stream("a\nb")),
+    ):
+        assert len(outputs.differences(one, other)) == 1
+    styled = TABLE.replace("row0", "row1")
+    same = stored(shown(text_html=styled), shown(image_png="eQ=="), stream("a"))
+    assert outputs.differences(one, same) == []
+
+
+def test_a_notebook_is_executed_stored_and_checked(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    cells = [
+        v4.new_code_cell("x = 0.5", id="p", metadata={"tags": ["parameters"]}),
+        v4.new_code_cell("print(x)", id="q"),
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path = tmp_path / "99_trial.ipynb"
+    nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+    trial = Notebook(path, "a trial", Makes())
+    with pytest.raises(SageError, match="stores no outputs"):
+        outputs.check(trial)
+    assert outputs.store(trial) is True
+    assert nbformat.read(path, as_version=4).cells[1].outputs[0].text == "0.5\n"
+    assert outputs.check(trial) == [] and outputs.store(trial) is False
+    path.write_text(path.read_text().replace("0.5\\n", "0.7\\n"))
+    [fault] = outputs.check(trial)
+    assert "'0.7'" in fault and "'0.5'" in fault
+
+
+@pytest.mark.parametrize("notebook", notebooks.found(), ids=lambda one: one.name)
+def test_the_committed_outputs_are_clean(notebook):
+    assert outputs.faults(nbformat.read(notebook.path, as_version=4)) == []

@@ -1,0 +1,151 @@
+"""The site's parts that need no builder: sliders, the equation map, pages of what there is."""
+
+import ast
+import json
+import re
+
+import matplotlib.pyplot as plt
+import pytest
+
+from sage_lib import paths
+from sage_lib.experiment.profile import load_profile, published_specs
+from sage_lib.pipeline import notebooks, site
+from sage_lib.report import equations, reported, site_pages, sliders
+from sage_lib.report.equations import REPORT, SAGE, Equation
+
+# --- sliders --------------------------------------------------------------------------------------
+
+
+def figure(height, name="bar"):
+    drawn, axis = plt.subplots()
+    axis.plot([0, height], gid=name)
+    plt.close(drawn)
+    return drawn
+
+
+def test_a_slider_holds_every_frame_and_shows_the_one_it_starts_with():
+    drawn = {"1": figure(1), "</script>": figure(2)}
+    page = sliders.slider(drawn, "k & more", start=1, choices={"bar": ("a <bar>", "#0173b2")})
+    assert page == sliders.slider(
+        {"1": figure(1), "</script>": figure(2)}, "k & more", 1, {"bar": ("a <bar>", "#0173b2")}
+    )
+    data = re.search(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)[1]
+    positions, pictures = json.loads(data)
+    assert positions == ["1", "</script>"] and len(pictures) == 2
+    assert pictures[0] != pictures[1] and all(one.count("<svg") == 1 for one in pictures)
+    assert "id='bar'" in pictures[0]
+    assert f'below it: k &amp; more">{pictures[1]}</div>' in page
+    assert "a &lt;bar&gt;</label>" in page and 'max="1"' in page
+    assert "http" not in page.replace("http://www.w3.org/", "")
+
+
+def test_a_frames_text_is_text_and_its_style_stays_inside():
+    picture = sliders.svg(figure(1))
+    assert "<text" in picture and "metadata" not in picture
+    assert re.search(r"[^ ] ?\*\{", picture) is None or ".sage-slider svg *{" in picture
+    assert not re.search(r"\.\d{3,}", picture)
+
+
+# --- the equation map -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("docstring", "found"),
+    [
+        ("Eq. 4: pi.", {(SAGE, 4)}),
+        ("q (eq. 9-12) of", {(SAGE, n) for n in (9, 10, 11, 12)}),
+        ("eq. 2, 4 and 27, and where", {(SAGE, 2), (SAGE, 4), (SAGE, 27)}),
+        ("eq. 11, 1 + 0.3 of it", {(SAGE, 11)}),
+        ("Source: Chen et al. 2021; exploration\n    report, eq. 2.", {(REPORT, 2)}),
+        ("G_t of the exploration report (eq. 4, 14).\n\nEq. 39 here.",
+         {(REPORT, 4), (REPORT, 14), (SAGE, 39)}),
+        ("it is equal to 4", set()),
+    ],
+)  # fmt: skip
+def test_what_a_docstring_names(docstring, found):
+    assert equations.equations(docstring) == {Equation(*one) for one in found}
+
+
+def test_every_function_of_the_map_exists_and_every_test_too():
+    known = equations.equation_map()
+    assert {Equation(SAGE, n) for n in (2, 4, 7, 8, 9, 10, 11, 12, 13, 24, 38, 39)} <= set(known)
+    for places in known.values():
+        for place in places:
+            path = paths.ROOT.joinpath(*place.module.split("."))
+            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            node = ast.parse(path.read_text())
+            for part in place.name.split(".") if place.name else ():
+                [node] = [n for n in ast.iter_child_nodes(node) if getattr(n, "name", "") == part]
+            for test in place.tests:
+                file, _, name = test.partition("::")
+                assert f"def {name}(" in (paths.ROOT / file).read_text()
+
+
+def test_the_method_itself_is_tested_by_name():
+    """Every equation that the rooms of the method and of its theory hold has a test."""
+    for equation, places in equations.equation_map().items():
+        ours = [p for p in places if p.module.split(".")[1] in ("algorithm", "theory") and p.name]
+        assert not ours or any(place.tests for place in ours), equation
+
+
+def test_a_new_function_and_its_test_come_into_the_map(tmp_path):
+    library, tests = tmp_path / "sage_lib", tmp_path / "tests"
+    library.mkdir()
+    tests.mkdir()
+    (library / "new.py").write_text('def made():\n    """Eq. 4."""\n')
+    (tests / "test_new.py").write_text(
+        "from sage_lib import new\n\ndef test_it():\n    new.made()\n\ndef test_other():\n    1\n"
+    )
+    [place] = equations.equation_map(library, tests)[Equation(SAGE, 4)]
+    assert place.qualified == "sage_lib.new.made"
+    assert place.tests == ("tests/test_new.py::test_it",)
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def profiles():
+    return [load_profile(spec, "published") for spec in published_specs().values()]
+
+
+def test_every_reported_number_is_on_its_page_with_its_decimals():
+    page = site_pages.reported_tables(profiles())
+    for table in reported.tables():
+        lines = (paths.REPORTED / f"{table}.csv").read_text().splitlines()
+        assert f"## {site_pages.title(table)}\n" in page and lines
+    assert ">0.950 ± 0.018</td>" in page  # Table 1, base model, AMC23, pass@256
+
+
+def test_a_table_is_measured_where_a_published_run_has_its_rows():
+    known = {profile.name: profile for profile in profiles()}
+    of_table = site_pages.measured_rows("sage_table1", known.values())
+    assert "GRPO + Branch" in of_table["countdown"]
+    assert site_pages.measured_rows("sage_table1", []) == {}
+    assert site_pages.measured_rows("sage_table6", known.values()) == {}
+    page = site_pages.reported_tables(list(known.values()))
+    assert "[SAGE, Table 6](#sage-table-6) | reported only |" in page
+    assert "[SAGE, Table 1](#sage-table-1) | measured here |" in page
+
+
+def test_the_gallery_has_a_card_for_every_published_figure():
+    page = site_pages.gallery({"countdown/front": "13_verdict"}, {"13_verdict": "a < b"})
+    figures = list(paths.FIGURES.glob("*/*.png"))
+    assert page.count("<img ") == len(figures) > 0
+    assert "sage-companion reproduce --profile countdown --only 13" in page and "a &lt; b" in page
+
+
+def test_the_home_page_is_the_readme_with_links_that_lead_somewhere():
+    table = "| 13_verdict | story |"
+    text = "![f](figures/a.png) [n](notebooks/13_verdict.ipynb) [l](LICENSE) [w](https://x.org)"
+    page = site.home(f"{text}\n{table}\n")
+    assert "![f](/figures/a.png) [n](notebooks/13_verdict.ipynb) l (`LICENSE`)" in page
+    assert "[w](https://x.org)" in page
+    assert "| [13_verdict](notebooks/13_verdict.ipynb) | story |" in page
+    for notebook in notebooks.found():
+        assert f"notebooks/{notebook.name}\n" in page
+
+
+def test_the_page_of_the_library_has_every_room():
+    rooms = {path.parent.name for path in (paths.ROOT / "sage_lib").glob("*/__init__.py")}
+    text = (paths.ROOT / "docs" / "api.md").read_text()
+    assert set(re.findall(r"api/sage_lib/(\w+)/index\) \| ", text)) == rooms
