@@ -23,9 +23,10 @@ FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
 def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     """pass@1 against pass@256: GRPO's front over beta with each seed, and methods as points.
 
-    ``methods``: keys of the points beside the front; None is all that lie on no front. Without
-    bars: what tells methods apart is paired, and drawn by :func:`excess`. The base is the front's
-    end.
+    ``methods``: keys of the points beside the front; None is those of the first method's family
+    that lie on no front. The base is the front's end. Right, the same around the points; their bars
+    are the 95 % intervals of what tells them apart, the paired differences to the profile's first
+    method.
     """
     exact = exact_tables.by_method(profile, front_tables.AXES)
     table = front_tables.points(profile).set_index("method")
@@ -33,26 +34,51 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     fronts = {anchor: keys for anchor, keys in fronts.items() if len(keys) > 1}
     on_front = {key for keys in fronts.values() for key in keys}
     if methods is None:
-        methods = [key for key in table.index if key not in on_front and _is_arm(profile, key)]
+        beside = [key for key in table.index if key not in {BASE, *on_front}]
+        own = profile.methods[profile.reference].family
+        methods = [key for key in beside if profile.methods[key].family == own]
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(WIDE, 3.6 + 0.09 * len(methods)))
-        for anchor, keys in fronts.items():
-            _draw_front(axis, profile, anchor, [*(exact[key] for key in keys), exact[BASE]])
-        for key in methods:
-            if key == BASE:
-                continue
-            row = table.loc[key]
-            axis.plot(
-                row["pass@1"],
-                row["pass@256"],
-                label=f"{profile.label(key)} ({_seeds_of(row)})",
-                **points(look(key)),
-            )
-        axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
-        figure.legend(loc="outside lower center", ncols=2)
+        figure, axes = plt.subplots(1, 2, figsize=(WIDE, 3.4 + 0.09 * len(methods)))
+        for axis in axes:
+            for anchor, keys in fronts.items():
+                _draw_front(axis, profile, anchor, [*(exact[key] for key in keys), exact[BASE]])
+            for key in methods:
+                if key == BASE:
+                    continue
+                row = table.loc[key]
+                name = f"{profile.label(key)} ({_seeds_of(row)})"
+                axis.plot(row["pass@1"], row["pass@256"], label=name, **points(look(key)))
+            axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
+        _draw_paired(axes[1], profile, table.loc[[key for key in methods if key != BASE]])
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
         problems = count(int(table["problems"].iloc[0]), "problem")
-        axis.set_title(f"{profile.name}: {problems}, no sampling; thin lines, if any: single seeds")
+        axes[0].set_title("thin lines, if any: single seeds")
+        axes[1].set_title(f"around the points; bars: minus {profile.label(profile.reference)}")
+        figure.suptitle(f"{profile.name}: {problems}, no sampling")
     return figure
+
+
+def _draw_paired(axis: Axes, profile: Profile, of_methods: pd.DataFrame) -> None:
+    """The intervals of the paired differences as bars of the points, which fill the panel."""
+    found = front_tables.paired(profile, profile.reference, list(of_methods.index))
+    ends = {"x": [*of_methods["pass@1"]], "y": [*of_methods["pass@256"]]}
+    for key, rows in found.groupby("method", sort=False):
+        row, by_metric = of_methods.loc[key], rows.set_index("metric")
+        errors = {}
+        for name, metric in (("x", "pass@1"), ("y", "pass@256")):
+            of_metric = by_metric.loc[metric]
+            below = of_metric["difference"] - of_metric["low"]
+            above = of_metric["high"] - of_metric["difference"]
+            errors[f"{name}err"] = [[below], [above]]
+            ends[name] += [row[metric] - below, row[metric] + above]
+        bars = {"color": look(key)["color"], "linewidth": 0.7, "capsize": 1.5, "zorder": 1}
+        axis.errorbar(row["pass@1"], row["pass@256"], fmt="none", **errors, **bars)
+    for name, values in ends.items():
+        finite = np.array(values)[np.isfinite(values)]
+        if len(finite):
+            room = 0.05 * np.ptp(finite) or 0.01
+            axis.set(**{f"{name}lim": (finite.min() - room, finite.max() + room)})
 
 
 def _is_arm(profile: Profile, method: str) -> bool:
@@ -78,7 +104,8 @@ def _draw_front(
     axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta", **chosen)
     for one, (x, y) in zip(of_front, line, strict=True):
         name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
-        axis.annotate(name, (x, y), textcoords="offset points", xytext=(4, 4), fontsize=6)
+        where = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6}
+        axis.annotate(name, (x, y), annotation_clip=True, **where)
     values, common = common_seeds([(one.values, one.seeds) for one in of_front])
     for number in range(len(common)) if len(common) > 1 else ():
         of_seed = [
