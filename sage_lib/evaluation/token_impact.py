@@ -5,6 +5,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,9 +127,6 @@ def impacts(
     if others:
         positions["another"] = random.Random(sample_seed(seed, problem, 0)).choice(others)
 
-    def judged(texts: list[str]) -> list[bool]:
-        return judge([problem] * len(texts), texts, verifier)
-
     rows = []
     for kind, position in positions.items():
         kept, replaced = impact(
@@ -140,7 +138,7 @@ def impacts(
             CONTINUATIONS,
             settings,
             seed,
-            judged,
+            partial(_judged, problem, verifier),
         )
         rows.append(
             {
@@ -183,6 +181,10 @@ class Drawn:
     @property
     def name(self) -> str:
         return f"{self.problem.id}/{self.number}"
+
+
+def _judged(problem: Problem, verifier: Verifier, texts: list[str]) -> list[bool]:
+    return judge([problem] * len(texts), texts, verifier)
 
 
 def chosen_positions(entropy: Sequence[float], stream: random.Random) -> dict[str, int]:
@@ -257,7 +259,7 @@ def measure(profile: Profile, run: Run) -> dict:
                     explored.continuations,
                     profile.rl,
                     stream + position,
-                    lambda texts, one=one: judge([one.problem] * len(texts), texts, verifier),
+                    partial(_judged, one.problem, verifier),
                 )
                 values = (
                     *(one.problem.id, one.name, group, one.perplexity, one.correct, token),

@@ -182,8 +182,9 @@ def _kinds(axis: Axes, kinds: pd.DataFrame) -> None:
             place - 0.2, row["share"], height=0.36, color="0.8", edgecolor="0.3", linewidth=0.5
         )
         axis.barh(place + 0.2, row["fallen"], height=0.36, color="0.35")
+        low, high = bounds
         error_bar(
-            axis, place + 0.2, row["fallen"], *bounds, horizontal=True, color="0.1", marker=""
+            axis, place + 0.2, row["fallen"], low, high, horizontal=True, color="0.1", marker=""
         )
     axis.set_yticks(range(len(kinds)), [k.replace(" or ", "\nor ") for k in kinds["kind"]])
     axis.invert_yaxis()

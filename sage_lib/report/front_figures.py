@@ -70,10 +70,16 @@ def _draw_paired(axis: Axes, profile: Profile, of_methods: pd.DataFrame) -> None
             of_metric = by_metric.loc[metric]
             below = of_metric["difference"] - of_metric["low"]
             above = of_metric["high"] - of_metric["difference"]
-            errors[f"{name}err"] = [[below], [above]]
+            errors[name] = [[below], [above]]
             ends[name] += [row[metric] - below, row[metric] + above]
-        bars = {"color": look(key)["color"], "linewidth": 0.7, "capsize": 1.5, "zorder": 1}
-        axis.errorbar(row["pass@1"], row["pass@256"], fmt="none", **errors, **bars)
+        axis.errorbar(
+            *(row["pass@1"], row["pass@256"], errors["y"], errors["x"]),
+            fmt="none",
+            color=look(key)["color"],
+            linewidth=0.7,
+            capsize=1.5,
+            zorder=1,
+        )
     for name, values in ends.items():
         finite = np.array(values)[np.isfinite(values)]
         if len(finite):
@@ -104,7 +110,7 @@ def _draw_front(
     axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta", **chosen)
     for one, (x, y) in zip(of_front, line, strict=True):
         name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
-        where = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6}
+        where: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6}
         axis.annotate(name, (x, y), annotation_clip=True, **where)
     values, common = common_seeds([(one.values, one.seeds) for one in of_front])
     for number in range(len(common)) if len(common) > 1 else ():
