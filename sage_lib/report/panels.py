@@ -41,9 +41,11 @@ def banded(profile: Profile, methods: Sequence[str]) -> tuple[str, ...]:
     return (profile.reference,) if profile.reference in methods else (methods[0],)
 
 
-def seeds(profile: Profile) -> str:
-    """How many training seeds a figure stands on, for its title; one shows checkpoints alone."""
-    sizes = sorted({len(profile.seeds_of(method)) for method in profile.methods})
+def seeds(profile: Profile, methods: Sequence[str] | None = None) -> str:
+    """How many training seeds a figure of these methods (None: all) stands on, for its title; one
+    shows checkpoints alone."""
+    chosen = [m for m in profile.methods if methods is None or m in methods]
+    sizes = sorted({len(profile.seeds_of(method)) for method in chosen})
     sizes = sizes or [len(profile.seeds)]
     if sizes == [1]:
         return "1 seed (these checkpoints)"

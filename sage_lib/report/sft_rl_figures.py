@@ -10,7 +10,7 @@ from sage_lib.report import exact_tables, sft_rl_tables
 from sage_lib.report.exact_figures import KS
 from sage_lib.report.exploration_figures import upset
 from sage_lib.report.panels import intervals, lines_of
-from sage_lib.report.style import STYLE, WIDE
+from sage_lib.report.style import STYLE, WIDE, count
 
 PANELS = {
     "diversity": "(b) valid completions\nto choose among",
@@ -47,7 +47,11 @@ def figure1(profile: Profile, means: pd.DataFrame) -> Figure:
             axis.set_title(title)
         others[1].tick_params(labelleft=False)
         seeds = sorted(set(means.loc[means["method"] != "base", "seeds"]))
-        shown = "no trained arm" if not seeds else f"{seeds[0]} to {seeds[-1]} seeds"
+        shown = "no trained arm"
+        if seeds:
+            shown = (
+                count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+            )
         problems = {name: int(n) for name, n in means.groupby("metric")["problems"].max().items()}
         figure.suptitle(
             f"{profile.name}: {shown}; (a), (b) {problems['diversity']} problems, exact; "

@@ -137,7 +137,7 @@ def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
             axis.set_xlabel("RL step")
         batch = profile.rl["per_device_train_batch_size"]
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
-        averaged = f"mean over {count(window, 'step')} and {_seeds(profile)}"
+        averaged = f"mean over {count(window, 'step')} and {_seeds(profile, methods)}"
         figure.suptitle(f"{profile.name}: {rollouts} rollouts a step, {averaged}")
         method_legend(figure, profile, methods)
     return figure
@@ -190,9 +190,10 @@ def _smooth(values: np.ndarray, window: int) -> np.ndarray:
     return (total[end] - total[start]) / (end - start)
 
 
-def _seeds(profile: Profile) -> str:
+def _seeds(profile: Profile, methods: Sequence[str] | None = None) -> str:
     """How many seeds a panel shows, and what its bands are."""
-    return seeds(profile) if len(profile.seeds) == 1 else f"{seeds(profile)}; bands: all of them"
+    found = seeds(profile, methods)
+    return found if len(profile.seeds) == 1 else f"{found}; bands: all of them"
 
 
 def guide_effects(profile: Profile) -> Figure:
