@@ -1,11 +1,11 @@
-"""Tables 3 and 6, measured beside reported."""
+"""Tables 3 and 6, measured beside reported; where runs started."""
 
 import pandas as pd
 import pytest
 
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile
-from sage_lib.report import front_tables, paper_tables
+from sage_lib.report import front_tables, measured, paper_tables, training_tables
 
 
 def points(*methods):
@@ -42,3 +42,21 @@ def test_reported_table6_has_the_printed_cells_in_their_places():
     found = paper_tables.reported_table6()
     assert found.shape == (3, 6) and found.loc[1.2, ("pass@1", 0.3)] == 0.433
     assert found.loc[2.0, ("pass@256", 0.3)] == 0.983 and found.notna().all(axis=None)
+
+
+def test_starts_counts_the_references_of_a_seed_and_leaves_other_anchors_out(monkeypatch):
+    profile = load_profile("countdown")
+    runs_of = [("grpo", 1, "a"), ("grpo_branch", 1, "a"), ("early", 1, "z"), ("grpo", 2, "b")]
+    runs_of.append(("grpo_branch", 2, "c"))  # the fault: not the base of the seed's other run
+    records = {
+        f"{method}-s{seed}": {"settings": {"method": method}, "seed": seed, "reference": reference}
+        for method, seed, reference in runs_of
+    }
+    log = pd.DataFrame(
+        [("grpo", 1, 1, 1e-9), ("grpo", 1, 2, 0.5), ("early", 1, 1, 0.7), ("grpo", 2, 1, 2e-9)],
+        columns=["method", "seed", "step", "kl_ref"],
+    )
+    monkeypatch.setattr(measured, "training", lambda profile: log)
+    found = training_tables.starts(profile, records).set_index("seed")
+    assert list(found["runs"]) == [2, 2] and list(found["references"]) == [1, 2]
+    assert list(found["kl_ref"]) == pytest.approx([1e-9, 2e-9])
