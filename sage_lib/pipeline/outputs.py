@@ -36,7 +36,7 @@ LARGEST, LARGEST_PICTURE = 1_000_000, 150_000
 _TABLE = re.compile(r"\bT_[0-9a-f]{5}(?=_|\b)")
 #: Where a machine keeps things, and an object's place in memory.
 _UNWANTED = {
-    "a path of a machine": re.compile(r"(?<![\w./:-])/(?:home|root|tmp|Users|usr|opt|work)/"),
+    "a path of a machine": re.compile(r"(?<![\w./:-])/(?:home|root|tmp|Users|usr|opt|mnt)/"),
     "an object's address": re.compile(r"\bat 0x[0-9a-f]{6,}"),
     "a picture instead of its name": re.compile(r"<Figure size "),
     "a progress bar": re.compile(r"\d+%\|"),
