@@ -260,7 +260,7 @@ def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_w
     with pytest.MonkeyPatch.context() as patch:  # from the same base, undisturbed, elsewhere
         shutil.copytree(base.build, tmp_path / "build" / profile.name / "sft")
         shutil.copytree(
-            base.measured, tmp_path / base.measured.relative_to(run.measured.parents[2])
+            base.measured, tmp_path / base.measured.relative_to(run.measured.parents[3])
         )
         patch.setenv("SAGE_RESULTS", str(tmp_path))
         patch.setenv("SAGE_BUILD", str(tmp_path / "build"))
@@ -295,7 +295,7 @@ def test_a_planted_wrong_completion_is_never_learned_from(profile, base, tmp_pat
         for problem in posed:
             _, working, answer = countdown.completions(problem)[0]
             right = f"{working} <end_working_out> <SOLUTION> {answer} </SOLUTION>"
-            wrong = f"{working} <end_working_out> <SOLUTION> 9 - 9 </SOLUTION>"
+            wrong = f"{working} <end_working_out> <SOLUTION> 9 - 9 - 9 </SOLUTION>"
             # The first answer counts: a right one that comes later saves nothing.
             late = f"{wrong} {right}"
             texts = [right, wrong, late, right + " 7 7", "no answer", *[wrong] * (samples - 5)]
@@ -312,7 +312,7 @@ def test_a_planted_wrong_completion_is_never_learned_from(profile, base, tmp_pat
         ids = [i for i, m in zip(row["input_ids"], row["completion_mask"], strict=True) if m]
         assert ids[-1] == tokenizer.eos_token_id
         text = tokenizer.decode(ids, skip_special_tokens=True)
-        assert "9 - 9" not in text and text.endswith("</SOLUTION>"), text
+        assert "9 - 9 - 9" not in text and text.endswith("</SOLUTION>"), text
         asked_for = tokenizer.decode(
             [i for i, m in zip(row["input_ids"], row["completion_mask"], strict=True) if not m]
         )
