@@ -1,6 +1,11 @@
 """Stored outputs of notebooks: what is taken away, what would be noticed, and what may differ."""
 
+import base64
+import io
+
+import matplotlib.pyplot as plt
 import nbformat
+import numpy as np
 import pytest
 from nbformat import v4
 
@@ -142,3 +147,23 @@ def test_a_notebook_is_executed_stored_and_checked(tmp_path, monkeypatch):
 @pytest.mark.parametrize("notebook", notebooks.found(), ids=lambda one: one.name)
 def test_the_committed_outputs_are_clean(notebook):
     assert outputs.faults(nbformat.read(notebook.path, as_version=4)) == []
+
+
+def test_a_stored_picture_is_smaller_and_looks_the_same():
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    figure, axis = plt.subplots(figsize=(6, 3))
+    for _ in range(6):
+        axis.plot(rng.normal(size=200).cumsum())
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=144)
+    plt.close(figure)
+    before = base64.b64encode(drawn.getvalue()).decode()
+    after = outputs.smaller(before)
+    assert len(after) < 0.6 * len(before) and outputs.smaller(before) == after
+    one, other = (
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(p))).convert("RGB"), dtype=float)
+        for p in (before, after)
+    )
+    assert one.shape == other.shape and abs(one - other).mean() < 2

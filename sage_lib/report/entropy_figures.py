@@ -231,7 +231,7 @@ def _parts(axis: Axes, parts: pd.DataFrame) -> None:
         yscale="log",
         title="entropy by position\n(log scale)",
     )
-    axis.legend(loc="upper right", fontsize=6)
+    axis.legend(loc="lower left", fontsize=6)
 
 
 def impact(profile: Profile) -> Figure:
