@@ -70,12 +70,8 @@ class Task:
         base = [Task(self.profile, "sft")]
         if self.stage != "rl":
             return base
-        anchored = Task(runs.reference_profile(self.profile, self.method), "sft")
-        return [
-            *base,
-            Task(self.profile, "entropies"),
-            *([anchored] if anchored not in base else []),
-        ]
+        anchored = Task(runs.reference_profile(self.profile, self.method), "sft")  # mostly the base
+        return [*base, anchored, Task(self.profile, "entropies")]
 
     def run(self) -> Run:
         if self.stage == "entropies":
