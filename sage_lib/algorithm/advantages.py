@@ -12,6 +12,7 @@ Profiles choose a shaper by a mapping, ``{name: position, direction: -1}``: a na
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import comb
@@ -64,7 +65,7 @@ class ShapedTokens:
     beside: torch.Tensor | None = None  # added to TRL's loss, per token, with its gradient
 
 
-class AdvantageShaper:
+class AdvantageShaper(ABC):  # noqa: B024  (each kind has its own abstract method)
     """Base of the two kinds."""
 
     def requires(self, setting: Setting) -> Iterator[str]:
@@ -85,9 +86,9 @@ class CompletionShaper(AdvantageShaper):
                 "num_generations"
             )
 
+    @abstractmethod
     def shape(self, completions: Completions) -> torch.Tensor:
         """The advantages, shape (rows,)."""
-        raise NotImplementedError
 
 
 class TokenShaper(AdvantageShaper):
@@ -114,9 +115,9 @@ class TokenShaper(AdvantageShaper):
                 "off_policy_mask_threshold to None, or leave the advantages of tokens alone"
             )
 
+    @abstractmethod
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
         """The advantages of the tokens."""
-        raise NotImplementedError
 
 
 # -- of completions --------------------------------------------------------------------------------
