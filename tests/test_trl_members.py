@@ -61,9 +61,13 @@ ATTRIBUTES = {
     "train_dataset",
     "use_vllm",
 }
+#: Attributes of theirs that it sets: TRL asks ``ref_model`` for the reference before any adapter.
+SET = {"ref_model"}
 #: Settings that it reads from ``args``.
 SETTINGS = {
+    "cast_lm_head_to_fp32",
     "delta",
+    "disable_dropout",
     "gradient_accumulation_steps",
     "per_device_train_batch_size",
     "save_strategy",
@@ -135,7 +139,7 @@ CONFIGS = (
 )
 THEIR_METHODS = {name for node in THEIRS for name in methods_of(node)}
 THEIR_ATTRIBUTES = set().union(*(on_self(node, ast.Store) for node in THEIRS))
-OUR_ATTRIBUTES = on_self(OURS, ast.Store) | set(methods_of(OURS)) - THEIR_METHODS
+OUR_ATTRIBUTES = (on_self(OURS, ast.Store) - SET) | set(methods_of(OURS)) - THEIR_METHODS
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -188,6 +192,7 @@ def test_the_tensors_are_what_the_algorithm_reads():
 
 def test_none_of_our_members_hides_one_of_theirs():
     assert not OUR_ATTRIBUTES & (THEIR_ATTRIBUTES | THEIR_METHODS)
+    assert on_self(OURS, ast.Store) >= SET
 
 
 def test_trls_loss_reads_the_reference_once_and_after_its_forward_pass():
