@@ -175,8 +175,7 @@ def trainer() -> pd.DataFrame:
         "W-REINFORCE": {"advantage": {"name": "negative_samples", "positive": 0.1}},
         "pass@4 training": {"advantage": {"name": "pass_at_k", "k": 4}},
         "Clip-Cov": {"advantage": {"name": "clip_cov", "share": 0.02}},
-        "KL-Cov": {"advantage": {"name": "kl_cov", "share": 0.02}},
-    }
+    }  # without KL-Cov, which takes several updates a batch and reads the tokens of Clip-Cov
     turns = _Turns(list(cases))
     # One after the other: loading a model is not safe beside another's.
     trainers = [_make_trainer(name, extra, turns) for name, extra in cases.items()]
