@@ -23,7 +23,10 @@ from sage_lib.paths import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 #: What an example needs of the project, and of its results.
-COPIED = ("sage_lib", "notebooks", "data/reported", "README.md", "pyproject.toml")
+COPIED = (
+    *("sage_lib", "notebooks", "data/reported"),
+    *("README.md", "CITATION.cff", "pyproject.toml"),
+)
 PUBLISHED = "data/published/smoke"
 IGNORED = shutil.ignore_patterns("__pycache__", ".*")
 PROFILES = "sage_lib/experiment/profiles/*.yaml"
@@ -44,7 +47,7 @@ ALLOWED = {
     "a variant": {"firm.yaml": 1},
 }
 #: By row: what the commands of an example may write anew.
-GENERATED = {"a metric": {"README.md"}, "a notebook": {"README.md"}}
+GENERATED = {"a notebook": {"README.md"}}
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 #: Prints what every policy of two profiles is made from: run -> fingerprint.
 FINGERPRINTS = """

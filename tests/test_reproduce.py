@@ -53,9 +53,26 @@ def test_what_a_notebook_shows_and_keeps_is_what_it_says_that_it_makes():
             assert f'"{name.removesuffix(".csv")}"' in source, f"{entry.name} does not keep {name}"
 
 
-def test_the_readme_has_the_table_of_the_notebooks_metadata():
-    readme = (paths.ROOT / "README.md").read_text()
-    assert notebooks.with_parts(readme) == readme, "python -m sage_lib.pipeline.notebooks"
+def test_a_notebook_says_its_heading_and_the_stages_that_it_asks_for(tmp_path):
+    path = notebook(
+        tmp_path,
+        "profile = 'smoke'",
+        'stages.run(settings, "sft")\nif new:\n    stages.run(settings, "sft", "rl")["rl"]',
+        'other.run(settings, "trace")\nstages.check_machine(settings)',
+    )
+    assert notebooks.stages(path) == ("sft", "rl")
+    with pytest.raises(SageError, match='must begin with the heading "# 99'):
+        notebooks.title(path)
+    nb = nbformat.read(path, as_version=4)
+    nb.cells.insert(0, nbformat.v4.new_markdown_cell("# 99 A trial: of one thing\n\nText"))
+    nbformat.write(nb, path)
+    assert notebooks.title(path) == "A trial: of one thing"
+
+
+@pytest.mark.parametrize("entry", EVERY, ids=lambda n: n.name)
+def test_every_notebook_has_a_heading_and_asks_for_stages_that_there_are(entry):
+    assert notebooks.title(entry.path)
+    assert set(notebooks.stages(entry.path)) <= set(stages.STAGES)
 
 
 @pytest.mark.parametrize(

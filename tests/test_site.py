@@ -26,7 +26,10 @@ FLAGS = [
 ]
 WIDTHS = (1280, 390)
 #: Pages that are read in the browser, beside the first page of each room.
-READ = ("index", "gallery", "reported", "fidelity", "equations", "api", "search")
+READ = (
+    *("index", "running", "profiles", "countdown_task", "own_code", "scaling"),
+    *("gallery", "reported", "fidelity", "equations", "api", "search"),
+)
 
 
 class Parts(HTMLParser):

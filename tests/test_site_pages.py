@@ -135,17 +135,33 @@ def test_the_gallery_has_a_card_for_every_published_figure():
 
 
 def test_the_home_page_is_the_readme_with_links_that_lead_somewhere():
-    table = "| 13_verdict | story |"
     text = "![f](figures/a.png) [n](notebooks/13_verdict.ipynb) [l](LICENSE) [w](https://x.org)"
-    page = site.home(f"{text}\n{table}\n")
+    page = site.home(
+        f"{text} [p](docs/profiles.md#names) [![b](https://x.org/b.svg)](https://b.org)"
+    )
     assert "![f](/figures/a.png) [n](notebooks/13_verdict.ipynb) l (`LICENSE`)" in page
-    assert "[w](https://x.org)" in page
-    assert "| [13_verdict](notebooks/13_verdict.ipynb) | story |" in page
+    assert "[w](https://x.org) [p](profiles.md#names) [b](https://b.org)" in page
     for notebook in notebooks.found():
         assert f"notebooks/{notebook.name}\n" in page
 
 
+def test_links_of_a_page_in_docs_lead_to_the_sites_pages():
+    text = "[a](../README.md) [b](scaling.md#grids) [c](../CONTRIBUTING.md) [d](../sage_lib/theory)"
+    page = site.on_site(f"{text} [e](../sage_lib/files.py) [f](../sage_lib/__init__.py)", "docs")
+    assert page.startswith("[a](index.md) [b](scaling.md#grids) c (`CONTRIBUTING.md`) ")
+    assert page.endswith(
+        "[d](api/sage_lib/theory/index) [e](api/sage_lib/files/index) [f](api/sage_lib/index)"
+    )
+
+
+def test_every_page_written_by_hand_is_in_the_navigation():
+    written = {path.stem for path in site.DOCS.glob("*.md")}
+    assert written == {*site.USE, "api"}
+    for name in written:
+        assert f"\n{name}\n" in site.home("")
+
+
 def test_the_page_of_the_library_has_every_room():
     rooms = {path.parent.name for path in (paths.ROOT / "sage_lib").glob("*/__init__.py")}
-    text = (paths.ROOT / "docs" / "api.md").read_text()
+    text = site.library((paths.ROOT / "docs" / "api.md").read_text())
     assert set(re.findall(r"api/sage_lib/(\w+)/index\) \| ", text)) == rooms

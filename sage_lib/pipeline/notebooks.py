@@ -5,11 +5,10 @@ it leaves in the folders that paths.figures and paths.measured name; "training_{
 a figure of every family of methods), and where there is need "theory" (with figures that depend on
 no profile), by the name of a task what it makes only where a profile evaluates that task, and
 "needs" (names of :data:`NEEDS`: a profile without it leaves the notebook out).
-
-    python -m sage_lib.pipeline.notebooks       writes the README's generated parts anew
 """
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,7 @@ from typing import Any
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Profile, load_profile, published_specs
-from sage_lib.files import write_text
-from sage_lib.report import verdict
+from sage_lib.experiment.profile import Profile
 from sage_lib.report.front_tables import front_methods
 from sage_lib.report.measured import families
 from sage_lib.tasks.table import TASKS
@@ -32,11 +29,6 @@ NEEDS: dict[str, Callable[[Profile], bool]] = {
 }
 #: The part of the metadata whose figures are drawn once, in figures/theory.
 THEORY = "theory"
-#: Where the README's generated parts begin and end.
-RESULT = ("<!-- result: begin -->", "<!-- result: end -->")
-TABLE = ("<!-- notebooks: begin -->", "<!-- notebooks: end -->")
-#: The profile whose published results the README opens with.
-EVIDENCE = "countdown"
 
 
 @dataclass(frozen=True)
@@ -145,37 +137,31 @@ def parameters(path: Path) -> set[str]:
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def readme_table() -> str:
-    """The table of notebooks as the README has it, in Markdown."""
-    lines = ["| notebook | story | makes |", "|---|---|---|"]
-    for notebook in found():
-        parts = [notebook.makes, *notebook.by_part.values()]
-        made = [name for part in parts for name in (*part.figures, *part.measured)]
-        shown = ", ".join(name.replace("_{family}", "_*") for name in made)
-        lines.append(f"| {notebook.name} | {notebook.about} | {shown} |")
-    return "\n".join(lines)
+def title(path: Path) -> str:
+    """A notebook's heading without its number; SageError where its first cell has none."""
+    import nbformat
+
+    first = nbformat.read(path, as_version=4).cells[0]
+    found = re.match(rf"# {path.stem[:2]} (.+)", first.source)
+    if first.cell_type != "markdown" or found is None:
+        raise SageError(
+            f"notebook {path.stem}: its first cell must begin with the heading "
+            f'"# {path.stem[:2]} ..."'
+        )
+    return found[1].strip()
 
 
-def readme_result() -> str:
-    """The README's opening: the published front, and what it says, in Markdown."""
-    profile = load_profile(EVIDENCE, "published")
-    picture = f"![GRPO's front over beta](figures/{EVIDENCE}/front.png)"
-    return "\n".join([picture, "", *(f"- {line}" for line in verdict.summary(profile))])
+def stages(path: Path) -> tuple[str, ...]:
+    """The stages that a notebook asks for: the names in its calls of ``stages.run``, in order."""
+    import nbformat
 
-
-def with_parts(readme: str) -> str:
-    """A README's text with its generated parts as they should be."""
-    parts = {TABLE: readme_table}
-    if EVIDENCE in published_specs():  # a copy without data keeps what it has
-        parts[RESULT] = readme_result
-    for (begin, end), made in parts.items():
-        if begin not in readme or end not in readme:
-            raise SageError(f"README.md lacks the lines {begin} and {end} around a generated part")
-        before, after = readme.split(begin)[0], readme.split(end)[1]
-        readme = f"{before}{begin}\n{made()}\n{end}{after}"
-    return readme
-
-
-if __name__ == "__main__":
-    file = paths.ROOT / "README.md"
-    write_text(file, with_parts(file.read_text()))
+    cells = nbformat.read(path, as_version=4).cells
+    code = [ast.parse(cell.source) for cell in cells if cell.cell_type == "code"]
+    calls = [
+        node
+        for tree in code
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "stages.run"
+    ]
+    names = [one.value for call in calls for one in call.args if isinstance(one, ast.Constant)]
+    return tuple(dict.fromkeys(names))

@@ -7,12 +7,13 @@ Notebooks become pages from their stored outputs: nothing runs here.
 
 import argparse
 import importlib.util
+import posixpath
 import re
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
@@ -29,7 +30,12 @@ THUMBNAIL = 480
 #: The package that brings MathJax, and what of it a page loads.
 MATHJAX = "sphinx-mathjax-offline"
 MATHJAX_PARTS = ("tex-chtml.js", "output")
-#: A picture or a page that a README names by its place in the repository.
+#: The pages written by hand, in the order in which the navigation has them; the library's own page
+#: is beside its equations.
+USE = ("running", "profiles", "countdown_task", "own_code", "scaling")
+#: A badge: the picture comes from another host, and becomes its words.
+_BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?:[^)\s]+\)\]")
+#: A picture or a page that a text names by its place in the repository.
 _PICTURE = re.compile(r"(!\[[^\]]*\]\()(?!https?:)([^)#\s]+)(\))")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 _CONTENTS = """
@@ -41,34 +47,60 @@ _CONTENTS = """
 {pages}
 ```
 """
+_MODULES = """
+```{toctree}
+:hidden:
+:maxdepth: 3
+
+api/sage_lib/index
+```
+"""
+
+
+def on_site(text: str, folder: str = "") -> str:
+    """A page of the repository as one of the site's: links lead to the site's own pages, pictures
+    are found, and a link to any other file becomes the file's name.
+
+    ``folder``: where in the repository the page lies.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        words, (place, hash_, name) = found[1], found[2].partition("#")
+        path = PurePosixPath(posixpath.normpath(posixpath.join(folder, place)))
+        if path.parts[0] == "docs" and path.suffix == ".md":
+            page = path.name
+        elif str(path) == "README.md":
+            page = "index.md"
+        elif path.parts[0] == "notebooks" and path.suffix == ".ipynb":
+            page = str(path)
+        elif path.parts[0] == "sage_lib":
+            module = path.parent if path.name == "__init__.py" else path.with_suffix("")
+            page = f"api/{module}/index"
+        else:
+            return f"{words} (`{path}`)" if str(path) not in words else words
+        return f"[{words}]({page}{hash_}{name})"
+
+    return _PICTURE.sub(r"\1/\2\3", _LINK.sub(link, _BADGE.sub(r"[\1]", text)))
 
 
 def home(readme: str) -> str:
-    """The README as the site's first page: its pictures, its links to notebooks, and the table of
-    contents. A link to another file of the repository becomes the file's name."""
-
-    def link(found: re.Match[str]) -> str:
-        text, place = found[1], found[2].partition("#")[0]
-        if place.startswith("notebooks/") and place.endswith(".ipynb"):
-            return f"[{text}]({place})"
-        return f"{text} (`{place}`)" if place not in text else text
-
-    text = _LINK.sub(link, readme)
-    text = _PICTURE.sub(r"\1/\2\3", text)
-    for notebook in notebooks.found():
-        name = notebook.name
-        text = text.replace(f"| {name} |", f"| [{name}](notebooks/{name}.ipynb) |")
-    pages = ["gallery", "reported", "fidelity"]
+    """The README as the site's first page, with the table of contents."""
     contents = {
+        "Using it": list(USE),
         "Notebooks": [f"notebooks/{notebook.name}" for notebook in notebooks.found()],
-        "Results": pages,
+        "Results": ["gallery", "reported", "fidelity"],
         "Code": ["equations", "api"],
     }
     tables = [
         _CONTENTS.format(caption=caption, pages="\n".join(names))
         for caption, names in contents.items()
     ]
-    return text + "".join(tables)
+    return on_site(readme) + "".join(tables)
+
+
+def library(text: str) -> str:
+    """The page of the library, with the modules below it in the navigation."""
+    return on_site(text, "docs") + _MODULES
 
 
 def _drawn_by() -> dict[str, str]:
@@ -89,12 +121,12 @@ def assemble(source: Path) -> None:
     source.mkdir(parents=True)
     shutil.copytree(paths.NOTEBOOKS, source / "notebooks", ignore=shutil.ignore_patterns(".*"))
     shutil.copytree(paths.FIGURES, source / "figures", ignore=shutil.ignore_patterns("*.pdf"))
-    for page in DOCS.glob("*.md"):
-        shutil.copy(page, source)
     profiles = [load_profile(spec, "published") for spec in published_specs().values()]
     about = {notebook.name: notebook.about for notebook in notebooks.found()}
     pages = {
         "index": home((paths.ROOT / "README.md").read_text()),
+        **{name: on_site((DOCS / f"{name}.md").read_text(), "docs") for name in USE},
+        "api": library((DOCS / "api.md").read_text()),
         "gallery": site_pages.gallery(_drawn_by(), about),
         "reported": site_pages.reported_tables(profiles),
         "fidelity": site_pages.fidelity(),

@@ -1,0 +1,132 @@
+"""The README's generated parts: badges, the published result, and the table of notebooks.
+
+    python -m sage_lib.pipeline.readme       writes them anew
+
+What they say comes from the published files, the run records and the notebooks' metadata. The
+badges need the repository's public address, ``repository-code`` of CITATION.cff, and are left out
+while that file has none.
+"""
+
+import re
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment.profile import Profile, load_profile, published_specs
+from sage_lib.files import write_text
+from sage_lib.pipeline import notebooks, plan
+from sage_lib.report import verdict
+
+README = paths.ROOT / "README.md"
+CITATION = paths.ROOT / "CITATION.cff"
+#: The profile whose published results the README opens with.
+EVIDENCE = "countdown"
+#: The profiles whose minutes the table of notebooks has.
+TIMED = ("smoke", EVIDENCE)
+#: The branch that badges open.
+BRANCH = "main"
+COLAB = "https://colab.research.google.com"
+BINDER = "https://mybinder.org"
+_GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?")
+
+
+def repository() -> str | None:
+    """The owner/name of the companion's public repository; None while CITATION.cff names none.
+
+    Raises SageError for an address that is none of GitHub's, which the badges could not open.
+    """
+    given: Any = YAML(typ="safe").load(CITATION.read_text()).get("repository-code")
+    if given is None:
+        return None
+    found = _GITHUB.fullmatch(str(given))
+    if found is None:
+        raise SageError(
+            f"CITATION.cff: repository-code is {given!r}: Colab and Binder open what stands at "
+            "https://github.com/OWNER/NAME"
+        )
+    return found[1]
+
+
+def badges(notebook: str) -> str:
+    """Links in Markdown that open a notebook, given by its name, on Colab and Binder; "" without
+    a public address."""
+    where = repository()
+    if where is None:
+        return ""
+    place = f"notebooks/{notebook}.ipynb"
+    colab = f"{COLAB}/github/{where}/blob/{BRANCH}/{place}"
+    binder = f"{BINDER}/v2/gh/{where}/{BRANCH}?labpath={place}"
+    return (
+        f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({colab}) "
+        f"[![Open in Binder]({BINDER}/badge_logo.svg)]({binder})"
+    )
+
+
+def minutes(profile: Profile) -> dict[str, str]:
+    """Name of a notebook -> minutes of the runs that it is the first to ask for, added up.
+
+    The seconds are those of the run records; notebooks that only read have none. Where runs of a
+    notebook are not there, it says of how many the minutes are.
+    """
+    times = plan.measured_times(profile)
+    found, counted = {}, set()
+    for notebook in notebooks.found():
+        stages = set(notebooks.stages(notebook.path)) - counted
+        counted |= stages
+        seconds = times.loc[times["stage"].isin(stages), "seconds"]
+        if seconds.notna().any():
+            spent = seconds.sum() / 60
+            shown = f"{spent:.0f}" if spent >= 1 else "under 1"
+            part = f" ({seconds.count()} of {len(seconds)} runs)" if seconds.isna().any() else ""
+            found[notebook.name] = shown + part
+    return found
+
+
+def table() -> str:
+    """The table of notebooks: a line each, with the minutes of its runs by profile."""
+    published = published_specs()
+    spent = {
+        name: minutes(load_profile(published[name], "published")) if name in published else {}
+        for name in TIMED
+    }
+    lines = [
+        f"| | notebook | {' | '.join(f'min, `{name}`' for name in TIMED)} |",
+        f"|---|---|{'---:|' * len(TIMED)}",
+    ]
+    for notebook in notebooks.found():
+        link = f"[{notebook.number}](notebooks/{notebook.name}.ipynb)"
+        cells = [link, notebooks.title(notebook.path)]
+        cells += [spent[name].get(notebook.name, "") for name in TIMED]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def result() -> str:
+    """The published front, and what it says."""
+    profile = load_profile(EVIDENCE, "published")
+    picture = f"![GRPO's front over beta](figures/{EVIDENCE}/front.png)"
+    return "\n".join([picture, "", *(f"- {line}" for line in verdict.summary(profile))])
+
+
+def with_parts(text: str) -> str:
+    """A README's text with its generated parts as they should be.
+
+    Raises SageError where a part's two lines are missing.
+    """
+    made = {"badges": badges(notebooks.found()[0].name), "notebooks": table()}
+    if EVIDENCE in published_specs():  # a copy without data keeps what it has
+        made["result"] = result()
+    for name, part in made.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SageError(f"README.md lacks the lines {begin} and {end} around a generated part")
+        before, after = text.split(begin)[0], text.split(end)[1]
+        inside = f"{part}\n" if part else ""
+        text = f"{before}{begin}\n{inside}{end}{after}"
+    return text
+
+
+if __name__ == "__main__":
+    write_text(README, with_parts(README.read_text()))
