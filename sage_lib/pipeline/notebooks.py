@@ -163,5 +163,5 @@ def stages(path: Path) -> tuple[str, ...]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "stages.run"
     ]
-    names = [one.value for call in calls for one in call.args if isinstance(one, ast.Constant)]
-    return tuple(dict.fromkeys(names))
+    given = [one.value for call in calls for one in call.args if isinstance(one, ast.Constant)]
+    return tuple(dict.fromkeys(name for name in given if isinstance(name, str)))

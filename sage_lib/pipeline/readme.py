@@ -71,7 +71,8 @@ def minutes(profile: Profile) -> dict[str, str]:
     notebook are not there, it says of how many the minutes are.
     """
     times = plan.measured_times(profile)
-    found, counted = {}, set()
+    found: dict[str, str] = {}
+    counted: set[str] = set()
     for notebook in notebooks.found():
         stages = set(notebooks.stages(notebook.path)) - counted
         counted |= stages
