@@ -178,9 +178,9 @@ def test_the_times_that_a_page_names_are_those_of_the_benchmarks():
     words = " ".join(PAGES["own_code.md"].split())
     of = pd.read_csv(paths.BENCHMARKS / "trainer.csv").set_index("trainer")
     branch, forward = of.loc["Branch"], of.loc["exact forward KL"]
-    low, high = branch["ratio 10 %"], branch["ratio 90 %"]
+    low, high, steps = branch[["ratio 10 %", "ratio 90 %", "steps"]]
     assert (
-        f"A Branch step takes {branch['ratio']:.2f} of a stock one (median of {branch['steps']:.0f} "
+        f"A Branch step takes {branch['ratio']:.2f} of a stock one (median of {steps:.0f} "
         f"paired steps, 80 % of them within {low:.2f} and {high:.2f}), the exact forward KL "
         f"{forward['ratio']:.2f}:"
     ) in words
