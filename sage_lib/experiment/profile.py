@@ -378,7 +378,7 @@ def load_profile(spec: str | Path, results: str = "own") -> Profile:
             f'nothing is published for {name}: set results = "own" to train it, which is read '
             f"then, or choose one of {', '.join(names)}"
         )
-    profile = _build(settings, path)
+    profile = build_profile(settings, path)
     if published:
         profile = _published_part(profile, paths.measured(name, published=True))
     again = "+".join([base if path.parent == PROFILES else str(path), *changes])
@@ -515,7 +515,7 @@ def _change(settings: dict, sources: dict[str, str], change: str, where: str) ->
     sources[key] = "set on the command line"
 
 
-def _build(settings: dict[str, Any], path: Path) -> Profile:
+def build_profile(settings: dict[str, Any], path: Path) -> Profile:
     """The dataclasses of merged settings, checked."""
     name = path.name
     given = {
