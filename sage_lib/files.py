@@ -47,7 +47,7 @@ def read_json(path: Path) -> Any:
         raise SageError(
             f"{path.name} is missing from {path.parent.name}/: run the stage that makes it first"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SageError(
             f"{path.parent.name}/{path.name} is not valid JSON ({error}): delete it and run with "
             "--resume to make it again"
@@ -77,7 +77,7 @@ def read_lines(path: Path, repair: bool = False) -> list[dict]:
             if not line.endswith(b"\n"):
                 raise ValueError
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             if whole + len(line) < len(data):
                 raise SageError(
                     f"{path.parent.name}/{path.name}: line {len(rows) + 1} is not valid JSON; "

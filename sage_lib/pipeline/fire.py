@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import random
 import shutil
 import signal
@@ -30,7 +29,6 @@ from typing import Any
 import pandas as pd
 import psutil
 
-from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.files import read_json, read_lines
 from sage_lib.pipeline import bench, stages
@@ -359,8 +357,9 @@ def chain(
         pause = read_json((made.measured / target.after).with_name("record.json"))["exact"][
             "seconds"
         ]
-    for manner in kills:
-        aim = arena.progress() + rng.random() * (last - arena.progress())
+    aims = sorted(rng.random() for _ in kills)
+    for manner, share in zip(kills, aims, strict=True):
+        aim = before + share * (last - before)
         hit = shot(arena, target, aim, rng.random() * pause)
         if hit is None:
             break

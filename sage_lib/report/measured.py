@@ -6,6 +6,7 @@ labels on at the end.
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,39 @@ def complete(spec: str, results: str) -> Profile | None:
 
 def table_of(profile: Profile, run: runs.Run, name: str) -> pd.DataFrame:
     """A CSV table that a stage kept under ``run``; SageError where it is not there."""
-    return pd.read_csv(_present(profile, run, name))
+    return read_table(_present(profile, run, name))
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV table, packed or not; SageError where it is damaged."""
+    try:
+        return pd.read_csv(path)
+    except _DAMAGED as error:
+        raise _damaged(path, error) from None
+
+
+def read_packed(path: Path) -> list[dict[str, Any]]:
+    """The rows of a packed JSONL file; SageError where it is damaged."""
+    try:
+        lines = gzip.decompress(path.read_bytes()).decode().split("\n")
+        rows = [json.loads(line) for line in lines if line]
+    except _DAMAGED as error:
+        raise _damaged(path, error) from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise _damaged(path, ValueError("a line is no row"))
+    return rows
+
+
+#: What reading half a file raises: pandas' errors and gzip's are among these.
+_DAMAGED = (ValueError, EOFError, OSError, zlib.error, RecursionError)
+
+
+def _damaged(path: Path, error: BaseException) -> SageError:
+    place = "/".join(path.parts[-3:])
+    sentence = " ".join(str(error).split())
+    return SageError(
+        f"{place} cannot be read ({sentence}): delete its folder and run with --resume"
+    )
 
 
 def _present(profile: Profile, run: runs.Run, name: str) -> Path:
@@ -340,9 +373,7 @@ def samples(profile: Profile, method: str) -> list[dict[str, Any]]:
     datasets = chosen_sets(profile)
     rows = []
     for run in chosen:
-        packed = _present(profile, run, "samples.jsonl.gz").read_bytes()
-        lines = gzip.decompress(packed).decode().split("\n")
-        rows += [json.loads(line) for line in lines if line]
+        rows += read_packed(_present(profile, run, "samples.jsonl.gz"))
     return [row for row in rows if row["dataset"] in datasets]
 
 

@@ -3,6 +3,7 @@ resumption."""
 
 import dataclasses
 import time
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from transformers import (
 )
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import Profile, kinds_of, typed
 from sage_lib.files import append_line, read_lines, rewrite_lines
+from sage_lib.policy import tiny_qwen
 from sage_lib.policy.scoring import exact_summary, valid_probabilities
 from sage_lib.tasks.problem import Problem
 
@@ -47,15 +49,36 @@ def check_sections(profile: Profile) -> None:
         *((SFTConfig, profile.rft_of(key).sft) for key, m in profile.methods.items() if m.rft),
     ):
         _known(cls, section or {})
+        # What is known may still not go together, or be no name of theirs. (On another machine than
+        # theirs, profiles for a GPU would be refused for that alone.)
+        if section and cls is not LoraConfig and not profile.compute.requires_gpu:
+            arguments(cls, section, output_dir=str(profile.name), report_to="none")
+    if profile.model.name == tiny_qwen.NAME:
+        tiny_qwen.check_architecture(profile.model)
 
 
 def _known(cls: type, section: dict[str, Any]) -> None:
+    """SageError for a name that ``cls`` does not have, and for a value of another type: TRL and
+    PEFT take any value, and fail at their first use of it."""
     unknown = sorted(set(section) - {f.name for f in dataclasses.fields(cls) if f.init})
     if unknown:
         name = cls.__name__
         raise SageError(
             f"{name} of the pinned version has no setting {unknown[0]!r}: correct the profile"
         )
+    hints = typing.get_type_hints(cls)
+    for name, value in section.items():
+        kinds = set(kinds_of(hints[name]))
+        as_word = str in kinds and isinstance(value, bool)  # scale_rewards: false is "none" in TRL
+        if kinds <= _PLAIN and not as_word:
+            typed(value, hints[name], name, cls.__name__)
+        if isinstance(value, list) and kinds >= {list, str}:
+            for one in value:
+                typed(one, str, f"an entry of {name}", cls.__name__)
+
+
+#: Annotations whose values a profile can write, and that can be checked.
+_PLAIN = {int, float, str, bool, dict, list, type(None)}
 
 
 def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
