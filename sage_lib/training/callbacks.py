@@ -19,7 +19,7 @@ from transformers import (
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile, kinds_of, typed
-from sage_lib.files import append_line, read_lines, rewrite_lines
+from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
 from sage_lib.policy import tiny_qwen
 from sage_lib.policy.scoring import exact_summary, valid_probabilities
 from sage_lib.tasks.problem import Problem
@@ -27,7 +27,8 @@ from sage_lib.tasks.problem import Problem
 #: A run whose every group earned one and the same reward for this many steps has collapsed: it
 #: trains nothing any more.
 FLAT_STEPS = 50
-#: File that marks a checkpoint as whole; written last.
+#: File that marks a checkpoint as whole; written last. It holds the sizes of the others, and of the
+#: logs of its run.
 WHOLE = "whole"
 
 
@@ -142,7 +143,10 @@ class StepLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        logs = {log.name: log.stat().st_size for log in _logs(folder)}
+        write_json(folder / WHOLE, {"files": sizes, "logs": logs})
 
     def on_log(
         self,
@@ -237,7 +241,27 @@ class ExactLog(TrainerCallback):
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint to resume from, or None: a kill can leave one half-written,
-    without its mark."""
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}")]
+    """The newest whole checkpoint to resume from, or None.
+
+    A kill can leave one half-written, without its mark; a disk can lose the end of a file that it
+    took: of one in the checkpoint, or of a log, whose steps would then be missing."""
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}") if _is_whole(path)]
     return str(max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]))) if whole else None
+
+
+def _logs(checkpoint: Path) -> list[Path]:
+    """The logs of the run that a checkpoint belongs to: they lie beside the folder of all."""
+    return sorted(checkpoint.parent.parent.glob("*.jsonl"))
+
+
+def _is_whole(mark: Path) -> bool:
+    if not mark.stat().st_size:  # written before marks held sizes
+        return True
+    try:
+        said = read_json(mark)
+    except SageError:
+        return False
+    now = {path.name: path.stat().st_size for path in mark.parent.iterdir()}
+    logs = {path.name: path.stat().st_size for path in _logs(mark.parent)}  # which have grown
+    files = all(now.get(name) == size for name, size in said["files"].items())
+    return files and all(logs.get(name, 0) >= size for name, size in said["logs"].items())
