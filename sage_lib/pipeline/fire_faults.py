@@ -252,17 +252,20 @@ def notebook(made: Arena, folder: Path) -> list[Row]:
     )
     shown: list[str] = []
     try:
-        client.execute(cell)
+        asked = client.execute(cell)
         deadline = time.monotonic() + 600
         while len(read_lines(log)) < 5 and time.monotonic() < deadline:
             time.sleep(0.05)
         manager.interrupt_kernel()
-        client.get_shell_msg(timeout=60)  # its reply: the cell has ended
-        left = [p for p in arena.processes() if "ipykernel" not in " ".join(p.cmdline())]
-        while client.iopub_channel.msg_ready():
-            message = client.get_iopub_msg(timeout=10)
-            if message["msg_type"] == "error":
+        idle = False
+        while not idle:
+            message = client.get_iopub_msg(timeout=60)
+            own = message["parent_header"].get("msg_id") == asked
+            if own and message["msg_type"] == "error":
                 shown += message["content"]["traceback"]
+            idle = own and message["content"].get("execution_state") == "idle"
+        left = [p for p in arena.processes() if "ipykernel" not in " ".join(p.cmdline())]
+        time.sleep(1)  # after an error a kernel aborts what was asked for at that time
         reply = client.execute_interactive(cell, timeout=600, output_hook=lambda message: None)
     finally:
         client.stop_channels()

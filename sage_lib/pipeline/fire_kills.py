@@ -59,7 +59,7 @@ evaluation:
   every: 4
   traced: 4
   methods: null
-compute: {parallel: 1}
+compute: {parallel: 1, disk_gb: 0}
 """
 GRID = """
 name: fire_grid

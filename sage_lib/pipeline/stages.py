@@ -325,6 +325,8 @@ class Progress:
             return
         row = rows[-1]
         step = row["step"]
+        if self.first is not None and step < self.first:  # a resumed run took steps back
+            self.first, self.started = step, now
         if self.first is None:
             self.first, self.started = (step, now) if not last else (0, self.started)
         values = [f"{n}={row[key]:.3g}" for n, key in SHOWN.items() if key in row]

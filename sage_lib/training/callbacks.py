@@ -2,6 +2,7 @@
 resumption."""
 
 import dataclasses
+import os
 import time
 import typing
 from collections.abc import Sequence
@@ -214,8 +215,9 @@ class ExactLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        taken_back(self.path, state.global_step)
-        if state.global_step == 0:
+        begins = state.global_step == 0  # anew, too, after an end before the first checkpoint
+        taken_back(self.path, -1 if begins else state.global_step)
+        if begins:
             self.append(kwargs["model"], 0)
 
     def on_step_end(
@@ -245,8 +247,14 @@ def last_checkpoint(folder: Path) -> str | None:
 
     A kill can leave one half-written, without its mark; a disk can lose the end of a file that it
     took: of one in the checkpoint, or of a log, whose steps would then be missing."""
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}") if _is_whole(path)]
-    return str(max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]))) if whole else None
+    ordered = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rsplit("-", 1)[1]))
+    now = time.time()
+    for age, path in enumerate(reversed(ordered), 1):
+        # The trainer deletes the one that is oldest by its date: after a clock was set back, the
+        # newest.
+        os.utime(path, (now - age, now - age))
+    whole = [path for path in ordered if (path / WHOLE).is_file() and _is_whole(path / WHOLE)]
+    return str(whole[-1]) if whole else None
 
 
 def _logs(checkpoint: Path) -> list[Path]:
