@@ -201,7 +201,7 @@ SETTINGS = {
     "rl.num_generations=7": "must be divisible by num_generations",
     "rl_lora.target_modules=[1]": "an entry of target_modules must be a word",
     "rl.bf16=maybe": "bf16 must be true or false or null",
-    "model.architecture.max_position_embeddingz=3": "no 'max_position_embeddingz'",
+    "model.architecture.max_position_embeddingz=3": "tiny_qwen has no 'max_position_embeddingz'",
     "model.architecture.vocab_size=3": "no 'vocab_size'",
 }
 

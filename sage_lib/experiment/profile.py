@@ -731,7 +731,7 @@ def _check(profile: Profile, name: str) -> None:
         require(whole, f"sft.max_steps is a whole number, or -1 for whole epochs, not {steps!r}")
     require(BASE not in profile.methods, f"no method may be called {BASE!r}: that is the SFT model")
     made_here = profile.model.name == "tiny_qwen"
-    complete = profile.model.architecture is not None and profile.model.largest_number is not None
+    complete = bool(profile.model.architecture) and profile.model.largest_number is not None
     require(
         not made_here or complete,
         "tiny_qwen is made from model.architecture and model.largest_number: give both",
@@ -799,9 +799,10 @@ def _check_numbers(profile: Profile, require: typing.Callable[[bool, str], None]
         model.dtype is None or model.dtype in DTYPES,
         f"there is no model.dtype {model.dtype!r}; choose one of {', '.join(DTYPES)}",
     )
-    shape = model.architecture
-    for key in ARCHITECTURE if shape is not None else ():
-        value = (shape or {}).get(key)
+    shape = model.architecture or {}
+    words = ["vocab_size"] if shape.get("vocab_size") is not None else []
+    for key in (*ARCHITECTURE, *words) if shape else ():
+        value = shape.get(key)
         whole = _is_whole(value) and value > 0
         require(whole, f"model.architecture.{key} is a whole number of 1 or more, not {value!r}")
     for where, lora in {"sft_lora": profile.sft_lora, "rl_lora": profile.rl_lora}.items():

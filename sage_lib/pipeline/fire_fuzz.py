@@ -121,7 +121,7 @@ def profiles(names: Sequence[str], each: int | None, seed: int, sections: Check)
 def _look(settings: dict, path: Path, sections: Check) -> Profile:
     profile = build_profile(settings, path)
     plan.settings_table(profile)
-    if profile.rl:
+    if profile.methods and profile.model.architecture:
         plan.memory(profile)
     sections(profile)
     return profile

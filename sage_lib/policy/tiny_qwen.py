@@ -59,14 +59,15 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
 
 def check_architecture(model: Model) -> None:
-    """SageError for a name that Qwen2Config does not have, or that the tokenizer decides: it takes
-    any name, and makes nothing of most."""
-    own = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
-    known = {f.name for f in dataclasses.fields(Qwen2Config)} - own
+    """SageError for a name that Qwen2Config does not have: it takes any, and makes nothing of most.
+    Of a model that is made here also for one that its tokenizer decides."""
+    known = {f.name for f in dataclasses.fields(Qwen2Config)}
+    if model.name == NAME:
+        known -= {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
     for key, value in (model.architecture or {}).items():
         if value is not None and key not in known:
             raise SageError(
-                f"model.architecture: {NAME} has no {key!r}: correct it, or leave it out"
+                f"model.architecture of {model.name} has no {key!r}: correct it, or leave it out"
             )
 
 

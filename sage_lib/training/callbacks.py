@@ -55,8 +55,7 @@ def check_sections(profile: Profile) -> None:
         # theirs, profiles for a GPU would be refused for that alone.)
         if section and cls is not LoraConfig and not profile.compute.requires_gpu:
             arguments(cls, section, output_dir=str(profile.name), report_to="none")
-    if profile.model.name == tiny_qwen.NAME:
-        tiny_qwen.check_architecture(profile.model)
+    tiny_qwen.check_architecture(profile.model)
 
 
 def _known(cls: type, section: dict[str, Any]) -> None:
