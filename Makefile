@@ -12,7 +12,7 @@ extra    = $$($(RUN) -c 'import tomllib; \
 	print(*project["optional-dependencies"]["$(1)"])')
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-gpu test-slow lint format hooks bench reproduce figures notebooks \
+.PHONY: help test test-gpu test-slow lint format hooks bench fire reproduce figures notebooks \
 	check-notebooks site test-site lab lock gpu smollm clean
 
 help:
@@ -24,6 +24,8 @@ help:
 	@echo "make format                    put code, notebooks and the README's examples into form"
 	@echo "make hooks                     have git run make lint's tools before each commit"
 	@echo "make bench                     measure again what data/published/benchmarks holds"
+	@echo "make fire                      kill, break and fool what runs here, and count what was lost:"
+	@echo "                               minutes, on a tiny model (LONG=1: 50 kills, about an hour)"
 	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order"
 	@echo "                               (RESUME=1 goes on where a run stopped)"
 	@echo "make figures                   draw every published figure and table again, from"
@@ -81,6 +83,10 @@ hooks: $(VENV)/installed
 
 bench: $(VENV)/installed
 	for name in guides trainer verifier; do $(RUN) -m sage_lib.pipeline.bench $$name || exit 1; done
+
+fire: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(RUN) -m sage_lib.pipeline.fire $(if $(LONG),--long) \
+		$(or $(ONLY),answers files profiles kills faults)
 
 reproduce: $(VENV)/installed
 	$(RUN) -m sage_lib.pipeline.reproduce --profile $(PROFILE) $(if $(RESUME),--resume)

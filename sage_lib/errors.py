@@ -4,5 +4,9 @@
 class SageError(Exception):
     """Bad input, with one sentence that says what was wrong and how to put it right.
 
-    Command lines print only that sentence; a traceback is kept for faults of our own.
+    Command lines and notebooks print only that sentence; a traceback is kept for faults of our own.
     """
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of a traceback."""
+        return [f"error: {self}"]

@@ -2,6 +2,7 @@
 time."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -12,6 +13,37 @@ from typing import Any
 
 from sage_lib.errors import SageError
 
+#: Errors of a disk, not of the program: full, over a quota, read-only, or not the user's.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
+#: A disk with fewer bytes free is full: what could not be written is larger.
+_FULL = 1_000_000
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Have a disk that cannot be written said in a sentence, whoever wrote to it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        name = Path(error.filename).name if isinstance(error.filename, str) else "a file"
+        raise SageError(f"cannot write {name} ({error.strerror}); {_REMEDY}") from error
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk below a folder has no room left."""
+    return folder.is_dir() and shutil.disk_usage(folder).free < _FULL
+
+
+#: What to do about a disk that cannot be written.
+_REMEDY = (
+    "what was made is kept: free some space or make the folder writable, or set SAGE_BUILD and "
+    "SAGE_RESULTS to another disk, and go on with --resume"
+)
+#: What to say where :func:`is_full`.
+FULL = f"the disk is full; {_REMEDY}"
+
 
 def write_text(path: Path, text: str) -> Path:
     """Write a temporary file beside ``path``, then rename: readers see the old text or the new,
@@ -21,17 +53,15 @@ def write_text(path: Path, text: str) -> Path:
 
 def write_bytes(path: Path, data: bytes) -> Path:
     """As :func:`write_text`, for bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(data)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise SageError(
-            f"cannot write {path.name} ({error.strerror}); free some space or set SAGE_BUILD to "
-            "another disk"
-        ) from error
+        with contextlib.suppress(OSError):  # a disk that is read-only has none
+            temporary.unlink(missing_ok=True)
+        raise SageError(f"cannot write {path.name} ({error.strerror}); {_REMEDY}") from error
     return path
 
 
@@ -47,10 +77,10 @@ def read_json(path: Path) -> Any:
         raise SageError(
             f"{path.name} is missing from {path.parent.name}/: run the stage that makes it first"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SageError(
-            f"{path.parent.name}/{path.name} is not valid JSON ({error}): delete it and run with "
-            "--resume to make it again"
+            f"{path.parent.name}/{path.name} is not valid JSON ({error}): delete the folder "
+            f"{path.parent.name} and run with --resume to make it again"
         ) from None
 
 
@@ -59,6 +89,18 @@ def append_line(path: Path, row: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as f:
         f.write(json.dumps(row) + "\n")
+
+
+def require_end(path: Path) -> None:
+    """SageError for a finished text file whose last line is not: its end was lost."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read() != b"\n":
+            raise SageError(
+                f"{'/'.join(path.parts[-3:])} lacks its end: delete its folder and run with "
+                "--resume to make it again"
+            )
 
 
 def read_lines(path: Path, repair: bool = False) -> list[dict]:
@@ -77,7 +119,7 @@ def read_lines(path: Path, repair: bool = False) -> list[dict]:
             if not line.endswith(b"\n"):
                 raise ValueError
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             if whole + len(line) < len(data):
                 raise SageError(
                     f"{path.parent.name}/{path.name}: line {len(rows) + 1} is not valid JSON; "

@@ -34,7 +34,7 @@ sft_data: {rows: 64}
 sft: {max_steps: 6, per_device_train_batch_size: 8}
 sft_lora: {r: 4, lora_alpha: 8, target_modules: [q_proj, v_proj]}
 rl_data: {rows: 64}
-rl: {max_steps: 24, per_device_train_batch_size: 16, max_completion_length: 12}
+rl: {max_steps: 24, per_device_train_batch_size: 16, max_completion_length: 12, save_steps: 5}
 guide_defaults:
   branch: {threshold: 1.0, ratio: 0.2, threshold_quantile: null, clamp_quantile: null}
 evaluation:

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import types
@@ -69,6 +70,22 @@ WHOLE = {
     "max_completion_length": 1,
     "top_k": 0,
 }
+#: What else is read, how it is checked, and in words. (None of ``min_p`` is off.)
+DRAWING: dict[str, tuple[typing.Callable[[float], bool], str]] = {
+    "temperature": (lambda value: value > 0, "a number above 0"),
+    "top_p": (lambda value: 0 < value <= 1, "a share above 0, 1 at most"),
+    "top_k": (lambda value: value >= 0, "a number of 0 or more"),
+    "min_p": (lambda value: 0 <= value < 1, "a share of 0 or more, below 1"),
+}
+#: What a model's architecture says in any case: its size.
+ARCHITECTURE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+DTYPES = ("float32", "bfloat16", "float16")
 #: Those by which rollouts are drawn: entropies are measured on such.
 ROLLOUTS = ("temperature", "top_p", "top_k", "min_p", "max_completion_length")
 SFT_NEEDS = ("seed", "max_steps", "logging_steps", "gradient_checkpointing")
@@ -378,7 +395,7 @@ def load_profile(spec: str | Path, results: str = "own") -> Profile:
             f'nothing is published for {name}: set results = "own" to train it, which is read '
             f"then, or choose one of {', '.join(names)}"
         )
-    profile = _build(settings, path)
+    profile = build_profile(settings, path)
     if published:
         profile = _published_part(profile, paths.measured(name, published=True))
     again = "+".join([base if path.parent == PROFILES else str(path), *changes])
@@ -421,7 +438,7 @@ def _folder_name(change: str) -> str:
 def _find(name: str, folder: Path) -> Path:
     own = name.endswith((".yaml", ".yml"))
     path = (folder / Path(name).expanduser()).resolve() if own else PROFILES / f"{name}.yaml"
-    if not path.is_file():
+    if len(path.name) > 255 or not path.is_file():  # more than a file's name can have
         raise SageError(
             f"there is no profile {name!r}: choose one of {', '.join(profile_names())}, "
             "or give the path of a .yaml file"
@@ -515,7 +532,7 @@ def _change(settings: dict, sources: dict[str, str], change: str, where: str) ->
     sources[key] = "set on the command line"
 
 
-def _build(settings: dict[str, Any], path: Path) -> Profile:
+def build_profile(settings: dict[str, Any], path: Path) -> Profile:
     """The dataclasses of merged settings, checked."""
     name = path.name
     given = {
@@ -553,7 +570,7 @@ def _build(settings: dict[str, Any], path: Path) -> Profile:
     }
     for setting, keys in lists.items():
         for key in (keys or ()) if methods else ():
-            if key not in methods:
+            if not isinstance(key, str) or key not in methods:
                 known = ", ".join(methods)
                 raise SageError(
                     f"{name}: {setting} names {key!r}, which is not among its methods: {known}"
@@ -644,7 +661,10 @@ def _variants(key: str, given: dict[str, Any], where: str) -> Iterator[tuple[str
 def _method(given: Any, guides: dict[str, dict], where: str) -> Method:
     fields = _fields(Method, given, where)
     if fields.get("guide") is not None:
-        fields["guide"] = _choice(fields["guide"], guides)
+        try:
+            fields["guide"] = _choice(fields["guide"], guides)
+        except SageError as error:
+            raise SageError(f"{where}.guide: {error}") from None
         check_choice(fields["guide"], f"{where}.guide")
     if fields.get("advantage") is not None:
         given_advantage = fields["advantage"]
@@ -664,6 +684,15 @@ def _choice(given: Any, guides: dict[str, dict]) -> dict[str, Any]:
     given."""
     chosen = {"name": given} if isinstance(given, str) else dict(given)
     merged = {**guides.get(str(chosen.get("name")), {}), **chosen}
+    guide = GUIDES.get(str(merged.get("name")))
+    known = [f.name for f in dataclasses.fields(guide)] if guide else list(merged)
+    known += ["name", *getattr(guide, "measured", ())]
+    for key in merged:  # one of null, too, which is not given and left out below
+        if key not in known:
+            raise SageError(
+                f"the guide {merged['name']} has no parameter {key!r}; known ones are "
+                f"{', '.join(name for name in known if name != 'name') or 'none'}"
+            )
     if isinstance(merged.get("inner"), (str, dict)):
         merged["inner"] = _choice(merged["inner"], guides)
     return {key: value for key, value in merged.items() if value is not None}
@@ -674,6 +703,7 @@ def _check(profile: Profile, name: str) -> None:
         if not condition:
             raise SageError(f"profile {name}: {sentence}")
 
+    _check_numbers(profile, require)
     sections = {"sft": (profile.sft, SFT_NEEDS), "rl": (profile.rl, RL_NEEDS)}
     for section, (given, needs) in sections.items():
         for key in needs if given else ():
@@ -681,8 +711,8 @@ def _check(profile: Profile, name: str) -> None:
     of_methods = [seed for method in profile.methods for seed in profile.seeds_of(method)]
     seeds = [*profile.seeds, *of_methods, profile.model.seed, profile.evaluation.seed]
     for seed in [*seeds, *(given["seed"] for given, _ in sections.values() if given)]:
-        whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
-        require(whole, f"seeds are whole numbers of 0 or more, not {seed!r}")
+        whole = _is_whole(seed) and 0 <= seed < 2**32
+        require(whole, f"seeds are whole numbers of 0 or more, below 2^32, not {seed!r}")
     for chosen in (profile.seeds, *(profile.seeds_of(method) for method in profile.methods)):
         require(len(set(chosen)) == len(chosen) > 0, "seeds must be given, each once")
     _check_evaluation(profile, require)
@@ -693,19 +723,15 @@ def _check(profile: Profile, name: str) -> None:
     for key, least in {"threads": 1, "parallel": 1}.items():
         value = getattr(profile.compute, key)
         require(value >= least, f"compute.{key} must be {least} or more, not {value}")
-    for key, least in WHOLE.items() if profile.rl else ():
-        value = profile.rl[key]
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        require(whole, f"rl.{key} is a whole number of {least} or more, not {value!r}")
+    if profile.rl:
+        _check_rl("rl", profile.rl, require)
     if profile.sft:
         steps = profile.sft["max_steps"]
-        whole = (
-            isinstance(steps, int) and not isinstance(steps, bool) and (steps > 0 or steps == -1)
-        )
+        whole = _is_whole(steps) and (steps > 0 or steps == -1)
         require(whole, f"sft.max_steps is a whole number, or -1 for whole epochs, not {steps!r}")
     require(BASE not in profile.methods, f"no method may be called {BASE!r}: that is the SFT model")
     made_here = profile.model.name == "tiny_qwen"
-    complete = profile.model.architecture is not None and profile.model.largest_number is not None
+    complete = bool(profile.model.architecture) and profile.model.largest_number is not None
     require(
         not made_here or complete,
         "tiny_qwen is made from model.architecture and model.largest_number: give both",
@@ -716,6 +742,75 @@ def _check(profile: Profile, name: str) -> None:
         require(trained, "its methods need the sections rl and rl_data")
     for key, method in profile.methods.items():
         _check_method(profile, key, method, require)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_rl(
+    where: str, given: dict[str, Any], require: typing.Callable[[bool, str], None]
+) -> None:
+    """What the companion itself reads of a section ``rl``, or of a method's changes of it."""
+    for key, least in WHOLE.items():
+        if key in given:
+            value = given[key]
+            whole = _is_whole(value) and value >= least
+            require(whole, f"{where}.{key} is a whole number of {least} or more, not {value!r}")
+    optim = given.get("optim", "")
+    require(isinstance(optim, str), f"{where}.optim is the name of an optimiser, not {optim!r}")
+    _check_drawing(where, given, require)
+
+
+def _check_drawing(
+    where: str, given: Mapping[str, Any], require: typing.Callable[[bool, str], None]
+) -> None:
+    """How completions are drawn."""
+    for key, (fits, words) in DRAWING.items():
+        if key in given:
+            value = given[key]
+            off = value is None and key == "min_p"
+            require(
+                off or (_is_number(value) and fits(value)),
+                f"{where}.{key} is {words}, not {value!r}",
+            )
+
+
+def _check_numbers(profile: Profile, require: typing.Callable[[bool, str], None]) -> None:
+    """Sizes that a library would refuse late and in its own words, or take for something else."""
+    sets = {"sft_data": profile.sft_data, "rl_data": profile.rl_data}
+    sets |= {f"evaluation.data.{n}": data for n, data in enumerate(profile.evaluation.data)}
+    for where, data in sets.items():
+        if data is not None:
+            require(data.rows > 0, f"{where}: rows must be 1 or more, not {data.rows}")
+            fits = 0 <= data.seed < 2**32
+            require(fits, f"{where}: a seed is 0 or more and below 2^32, not {data.seed}")
+    model = profile.model
+    longest, largest = model.max_seq_length, model.largest_number
+    require(longest > 0, f"model.max_seq_length must be 1 or more, not {longest}")
+    require(
+        largest is None or largest > 0, f"model.largest_number must be 1 or more, not {largest}"
+    )
+    require(
+        model.dtype is None or model.dtype in DTYPES,
+        f"there is no model.dtype {model.dtype!r}; choose one of {', '.join(DTYPES)}",
+    )
+    shape = model.architecture or {}
+    words = ["vocab_size"] if shape.get("vocab_size") is not None else []
+    for key in (*ARCHITECTURE, *words) if shape else ():
+        value = shape.get(key)
+        whole = _is_whole(value) and value > 0
+        require(whole, f"model.architecture.{key} is a whole number of 1 or more, not {value!r}")
+    for where, lora in {"sft_lora": profile.sft_lora, "rl_lora": profile.rl_lora}.items():
+        rank = None if lora is None else lora.get("r")
+        whole = _is_whole(rank) and rank > 0
+        require(lora is None or whole, f"{where}.r is a whole number of 1 or more, not {rank!r}")
+    disk = profile.compute.disk_gb
+    require(disk >= 0, f"compute.disk_gb must be 0 or more, not {disk}")
 
 
 def _check_evaluation(profile: Profile, require: typing.Callable[[bool, str], None]) -> None:
@@ -734,9 +829,11 @@ def _check_evaluation(profile: Profile, require: typing.Callable[[bool, str], No
         f"pass@{ks[-1]} needs at least as many samples per problem, not {evaluation.samples}",
     )
     require(bool(evaluation.data), "evaluation.data names no data set")
-    for key, least in {"samples": 1, "resamples": 1, "scored": 0, "traced": 1, "every": 0}.items():
+    least_of = {"samples": 1, "resamples": 1, "scored": 0, "traced": 1, "every": 0}
+    for key, least in {**least_of, "max_new_tokens": 1, "batch_size": 1}.items():
         value = getattr(evaluation, key)
         require(value >= least, f"evaluation.{key} must be {least} or more, not {value}")
+    _check_drawing("evaluation", vars(evaluation), require)
     sampled = evaluation.sampled
     require(sampled is None or sampled > 0, f"evaluation.sampled is null or above 0, not {sampled}")
     require(
@@ -760,9 +857,12 @@ def _check_method(
     )
     if method.rft is not None:
         _check_rft(profile, key, method, require)
+    _check_rl(f"methods.{key}.rl", method.rl, require)
     beta = merged["beta"]
-    number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
-    require(number, f"method {key}: beta is a number, not {beta!r}")
+    number = _is_number(beta) and beta >= 0
+    require(number, f"method {key}: beta is a number of 0 or more, not {beta!r}")
+    fresh = method.dynamic_sampling
+    require(fresh >= 0, f"method {key}: dynamic_sampling is 0 or more, not {fresh}")
     require(
         method.guide is None or beta > 0,
         f"method {key} guides the anchor, which needs beta > 0, not {beta}",
@@ -836,7 +936,7 @@ def _fields(
         if name not in given and _default(f) is dataclasses.MISSING:
             raise SageError(f"{where}: the key {name!r} is missing")
     hints = typing.get_type_hints(cls)
-    return {name: _typed(value, hints[name], name, where) for name, value in given.items()}
+    return {name: typed(value, hints[name], name, where) for name, value in given.items()}
 
 
 #: How a type is called in an error.
@@ -851,13 +951,21 @@ _WORDS = {
 }
 
 
-def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
-    """``value`` when its type fits the annotation; lists as tuples. Sections are checked
-    elsewhere."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kinds = [typing.get_origin(option) or option for option in options]
+def kinds_of(hint: Any) -> list[Any]:
+    """The classes that an annotation allows: of ``list[str] | None`` list and NoneType."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if union else (hint,)
+    return [typing.get_origin(option) or option for option in options]
+
+
+def typed(value: Any, hint: Any, name: str, where: str) -> Any:
+    """``value`` when its type fits the annotation ``hint``, otherwise SageError; lists as tuples.
+    Sections are checked elsewhere."""
+    kinds = kinds_of(hint)
     if isinstance(value, list):
-        fits, value = tuple in kinds, tuple(value)
+        fits, value = tuple in kinds or list in kinds, tuple(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        fits = False
     elif isinstance(value, bool):
         fits = bool in kinds
     elif isinstance(value, int):

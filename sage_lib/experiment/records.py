@@ -146,6 +146,14 @@ def load(path: Path) -> dict[str, Any]:
             f"run record {path.parent.name}/{path.name} lacks {', '.join(sorted(missing))}: "
             "delete it and run with --resume to make it again"
         )
+    seconds, collapsed = record["seconds"], record.get("collapsed")
+    numbers = isinstance(seconds, (int, float)) and isinstance(record["fingerprint"], str)
+    told = isinstance(collapsed, dict) and {"step", "reason"} <= set(collapsed)
+    if not numbers or not (told or collapsed is None):
+        raise SageError(
+            f"run record {path.parent.name}/{path.name} is damaged: "
+            "delete it and run with --resume to make it again"
+        )
     return record
 
 

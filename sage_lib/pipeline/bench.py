@@ -441,6 +441,19 @@ def base() -> pd.DataFrame:
 BENCHMARKS = {"guides": guides, "trainer": trainer, "verifier": verifier, "base": base}
 
 
+def keep(name: str, table: pd.DataFrame, **more: Any) -> None:
+    """Write a benchmark's table, and its record, which ``more`` joins."""
+    record = {
+        "benchmark": name,
+        "revision": records.revision(),
+        "versions": records.versions(),
+        "machine": records.machine(),
+        **more,
+    }
+    write_text(paths.BENCHMARKS / f"{name}.csv", table.to_csv(index=False))
+    write_json(paths.BENCHMARKS / f"{name}.json", record)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=BENCHMARKS, help="what to measure again")
 
@@ -451,15 +464,7 @@ def do(options: argparse.Namespace) -> None:
 
     torch.set_num_threads(THREADS)
     table = BENCHMARKS[options.name]()
-    record = {
-        "benchmark": options.name,
-        "revision": records.revision(),
-        "versions": records.versions(),
-        "machine": records.machine(),
-        "threads": torch.get_num_threads(),
-    }
-    write_text(paths.BENCHMARKS / f"{options.name}.csv", table.to_csv(index=False))
-    write_json(paths.BENCHMARKS / f"{options.name}.json", record)
+    keep(options.name, table, threads=torch.get_num_threads())
     print(table.to_string(index=False))
 
 

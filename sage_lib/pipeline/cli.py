@@ -17,6 +17,7 @@ import sys
 
 import sage_lib
 from sage_lib.errors import SageError
+from sage_lib.files import disk_errors
 from sage_lib.pipeline import bench, compare, draw, grid, outputs, publish, reproduce, site, stages
 
 
@@ -62,7 +63,8 @@ def main(argv: list[str] | None = None) -> None:
     publishing.set_defaults(do=publish.do)
     options = parser.parse_args(argv)
     try:
-        options.do(options)
+        with disk_errors():
+            options.do(options)
     except SageError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import put_aside
-from sage_lib.files import is_locked, write_text
+from sage_lib.files import disk_errors, is_locked, write_text
 from sage_lib.pipeline import compare, notebooks, plan, stages
 from sage_lib.pipeline.notebooks import Notebook
 
@@ -149,7 +149,9 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
 
 def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     output = paths.build(profile.name) / "notebooks" / f"{notebook.name}.ipynb"
-    started, wall = time.perf_counter(), time.time()
+    started = time.perf_counter()
+    # Not by the clock, which may be set back.
+    before = {file: _written(file) for file in notebook.artefacts(profile)}
     parameters = notebooks.parameters(notebook.path)
     words = {"profile": profile.spec, "results": "own"}
     given: dict[str, object] = {name: value for name, value in words.items() if name in parameters}
@@ -159,7 +161,7 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
         write_page(output)
         for file in notebook.artefacts(profile):
             drawn = file.suffix in (".pdf", ".png")
-            if not file.is_file() or (drawn and file.stat().st_mtime < wall):
+            if not file.is_file() or (drawn and _written(file) == before[file]):
                 place = f"{file.parent.name}/{file.name}"
                 raise SageError(
                     f"notebook {notebook.name} ended without making {place}; "
@@ -170,6 +172,14 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
         state = "failed"
     made = sum(file.is_file() for file in notebook.artefacts(profile))
     return Outcome(notebook.name, time.perf_counter() - started, made, state)
+
+
+def _written(file: Path) -> tuple[int, int] | None:
+    """Which writing of a file this is: another one when it is written again."""
+    if not file.is_file():
+        return None
+    status = file.stat()
+    return status.st_mtime_ns, status.st_ino
 
 
 def _print_closing_table(outcomes: list[Outcome], ok: bool) -> None:
@@ -223,7 +233,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     options = parser.parse_args(argv)
     try:
-        dry_run(options) if options.dry_run else do(options)
+        with disk_errors():
+            dry_run(options) if options.dry_run else do(options)
     except SageError as error:
         sys.exit(f"error: {error}")
 

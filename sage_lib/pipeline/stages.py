@@ -28,7 +28,16 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.experiment.runs import Run
-from sage_lib.files import is_locked, locked, read_lines, require_space
+from sage_lib.files import (
+    FULL,
+    disk_errors,
+    is_full,
+    is_locked,
+    locked,
+    read_json,
+    read_lines,
+    require_space,
+)
 from sage_lib.pipeline import processes
 
 #: Seconds between two lines of progress of one run.
@@ -37,6 +46,10 @@ SHOW_EVERY = 8
 BUSY = os.EX_TEMPFAIL
 #: What a run's own process is started as.
 COMMAND = (sys.executable, "-m", "sage_lib.pipeline.stages")
+
+
+class Interrupted(SageError, KeyboardInterrupt):
+    """The user's own interrupt, as a sentence where it would be a traceback, in a notebook."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +266,10 @@ def start(profile: Profile, jobs: list[Job]) -> None:
                     print(failed[name], flush=True)
                 elif collapse := records.collapse(job.run.record):
                     _say(job, collapse)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted: what was made is kept; the same once more goes on"
+        ) from None
     finally:  # an interrupted notebook leaves no process behind
         processes.end([process for _, process, _ in running.values()])
     if failed:
@@ -308,6 +325,8 @@ class Progress:
             return
         row = rows[-1]
         step = row["step"]
+        if self.first is not None and step < self.first:  # a resumed run took steps back
+            self.first, self.started = step, now
         if self.first is None:
             self.first, self.started = (step, now) if not last else (0, self.started)
         values = [f"{n}={row[key]:.3g}" for n, key in SHOWN.items() if key in row]
@@ -332,7 +351,9 @@ def reason(job: Job, status: int) -> str:
     text = log.read_text(errors="replace") if log.is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "no output"
-    if status < 0:
+    if is_full(log.parent):  # and the log may lack its end for that
+        last = FULL
+    elif status < 0:
         last = f"ended by {signal.Signals(-status).name}"
     place = f"{log.parent.name}/{log.name} in the build folder"
     return f"{last.removeprefix('error: ')} (whole log: {place}; what was made is kept)"
@@ -453,7 +474,36 @@ def _work(profile: Profile, stage: Stage, one: Run) -> None:
     beside = profile.compute.parallel if stage.alone else 1
     torch.set_num_threads(profile.compute.threads * beside)
     module, _, function = stage.work.partition(":")
-    getattr(importlib.import_module(module), function)(profile, one)
+    work = getattr(importlib.import_module(module), function)
+    try:
+        with disk_errors():
+            work(profile, one)
+    except SageError:
+        raise
+    except Exception as error:  # libraries say in many ways that they could not write or read
+        if any(is_full(folder) for folder in (one.build, one.measured)):
+            raise SageError(FULL) from error
+        if (damaged := _damaged(one.policy)) is not None:
+            raise SageError(
+                f"the model of {damaged.name} is damaged: delete the folder {damaged.build.name} "
+                f"that holds it in the build folder, and run with --resume"
+            ) from error
+        raise
+
+
+def _damaged(policy: Run | None) -> Run | None:
+    """The run whose model is not the one that it saved, of a policy and what that is made from."""
+    if policy is None:
+        return None
+    from sage_lib.policy import loading
+
+    same = loading.weights_hash(policy.model) == policy.weights
+    try:
+        for path in policy.model.glob("*.json"):
+            read_json(path)
+    except SageError:
+        same = False
+    return _damaged(policy.policy) if same else policy
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -463,7 +513,8 @@ def main(argv: list[str] | None = None) -> None:
     add_arguments(parser)
     options = parser.parse_args(argv)
     try:
-        do(options)
+        with disk_errors():
+            do(options)
     except SageError as error:
         sys.exit(f"error: {error}")
 

@@ -3,12 +3,14 @@
 Nothing is downloaded. The folder that :func:`create` writes loads like any other model, so every
 later stage is the same code for this model and for Qwen2.5-Math-7B."""
 
+import dataclasses
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Model
 from sage_lib.tasks.countdown import OPERATORS, WAYS
 from sage_lib.tasks.prompts import CHAT_TEMPLATE, MARKERS, SYSTEM_PROMPT
@@ -56,10 +58,24 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
+def check_architecture(model: Model) -> None:
+    """SageError for a name that Qwen2Config does not have: it takes any, and makes nothing of most.
+    Of a model that is made here also for one that its tokenizer decides."""
+    known = {f.name for f in dataclasses.fields(Qwen2Config)}
+    if model.name == NAME:
+        known -= {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
+    for key, value in (model.architecture or {}).items():
+        if value is not None and key not in known:
+            raise SageError(
+                f"model.architecture of {model.name} has no {key!r}: correct it, or leave it out"
+            )
+
+
 def create(folder: Path, model: Model) -> None:
     """Write model and tokenizer to ``folder``: random weights from ``model.seed``, numbers up to
     ``model.largest_number``, ``model.architecture`` as Qwen2Config takes it (null: its default)."""
     words = tokenizer(model.largest_number or 0, model.max_seq_length)
+    check_architecture(model)
     given = (model.architecture or {}).items()
     config = Qwen2Config(
         vocab_size=len(words),

@@ -6,6 +6,7 @@ labels on at the end.
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation import counts
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile, load_profile
-from sage_lib.files import read_json, read_lines
+from sage_lib.files import read_json, read_lines, require_end
 
 #: Columns (or the index) that hold keys of methods.
 KEYS = ("method", "against")
@@ -211,7 +212,41 @@ def complete(spec: str, results: str) -> Profile | None:
 
 def table_of(profile: Profile, run: runs.Run, name: str) -> pd.DataFrame:
     """A CSV table that a stage kept under ``run``; SageError where it is not there."""
-    return pd.read_csv(_present(profile, run, name))
+    return read_table(_present(profile, run, name))
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV table, packed or not; SageError where it is damaged."""
+    if path.suffix != ".gz":  # which has a checksum
+        require_end(path)
+    try:
+        return pd.read_csv(path)
+    except _DAMAGED as error:
+        raise _damaged(path, error) from None
+
+
+def read_packed(path: Path) -> list[dict[str, Any]]:
+    """The rows of a packed JSONL file; SageError where it is damaged."""
+    try:
+        lines = gzip.decompress(path.read_bytes()).decode().split("\n")
+        rows = [json.loads(line) for line in lines if line]
+    except _DAMAGED as error:
+        raise _damaged(path, error) from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise _damaged(path, ValueError("a line is no row"))
+    return rows
+
+
+#: What reading half a file raises: pandas' errors and gzip's are among these.
+_DAMAGED = (ValueError, EOFError, OSError, zlib.error, RecursionError)
+
+
+def _damaged(path: Path, error: BaseException) -> SageError:
+    place = "/".join(path.parts[-3:])
+    sentence = " ".join(str(error).split())
+    return SageError(
+        f"{place} cannot be read ({sentence}): delete its folder and run with --resume"
+    )
 
 
 def _present(profile: Profile, run: runs.Run, name: str) -> Path:
@@ -236,7 +271,9 @@ def training(profile: Profile) -> pd.DataFrame:
     """
     frames = []
     for method, seed, run in runs.rl_runs(profile):
-        steps = _every_step(read_lines(_present(profile, run, "steps.jsonl")))
+        path = _present(profile, run, "steps.jsonl")
+        require_end(path)
+        steps = _every_step(read_lines(path))
         frames.append(steps.assign(method=method, seed=seed))
     if not frames:
         return pd.DataFrame(columns=["method", "seed", "step"])
@@ -340,9 +377,7 @@ def samples(profile: Profile, method: str) -> list[dict[str, Any]]:
     datasets = chosen_sets(profile)
     rows = []
     for run in chosen:
-        packed = _present(profile, run, "samples.jsonl.gz").read_bytes()
-        lines = gzip.decompress(packed).decode().split("\n")
-        rows += [json.loads(line) for line in lines if line]
+        rows += read_packed(_present(profile, run, "samples.jsonl.gz"))
     return [row for row in rows if row["dataset"] in datasets]
 
 

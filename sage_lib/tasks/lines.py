@@ -21,7 +21,7 @@ def json_lines(name: str, data: bytes, remedy: str = "correct or delete it") -> 
             continue
         try:
             row = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # also numbers and depths that no parser holds
             raise SageError(
                 f"{name}, line {number} is not valid JSON (half-written?): {remedy}"
             ) from None

@@ -164,7 +164,7 @@ def _typed(value: Any, expected: Any, task: str, key: str) -> Any:
             return {str(k): _typed(v, inner, task, f"{key}.{k}") for k, v in value.items()}
         if choice is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        if isinstance(choice, type) and type(value) is choice:
+        if isinstance(choice, type) and type(value) is choice and value == value:  # not nan
             return value
     words = " or ".join(_WORDS.get(choice, "a section of numbers") for choice in choices)
     raise SageError(f"the setting {key} of the task {task} must be {words}, not {value!r}")

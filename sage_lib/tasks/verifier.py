@@ -500,11 +500,13 @@ class Verifier:
         # Together first, since handing pairs over costs more than most of them; what a killed
         # worker takes with it, one by one.
         lost = self._verify_chunks([hard[i : i + CHUNK] for i in range(0, len(hard), CHUNK)])
-        self._verify_chunks([[pair] for pair in lost])
+        lost = self._verify_chunks([[pair] for pair in lost])
+        self._verify_chunks([[pair] for pair in lost], last=True)
 
-    def _verify_chunks(self, chunks: list[list[Pair]]) -> list[Pair]:
+    def _verify_chunks(self, chunks: list[list[Pair]], last: bool = False) -> list[Pair]:
         """Verify each chunk in one go; returns the pairs of the chunks of several that a limit
-        ended."""
+        ended, and, but for the ``last`` time, those whose worker died: somebody else may have
+        killed it."""
         lost: list[Pair] = []
         if not chunks:
             return lost
@@ -522,10 +524,11 @@ class Verifier:
                     "runs under if __name__ == '__main__':"
                 ) from error
             except (PairTimeout, ProcessExpired, MemoryError) as error:
-                if len(chunk) > 1:
+                reason = _reason(error)
+                if len(chunk) > 1 or (reason == "worker died" and not last):
                     lost += chunk
                     continue
-                found = [_reason(error)]
+                found = [reason]
             for pair, verdict in zip(chunk, found, strict=True):
                 self._known[pair] = _as_verdict(pair, verdict)
         return lost

@@ -2,7 +2,9 @@
 resumption."""
 
 import dataclasses
+import os
 import time
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,17 @@ from transformers import (
 )
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Profile
-from sage_lib.files import append_line, read_lines, rewrite_lines
+from sage_lib.experiment.profile import Profile, kinds_of, typed
+from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
+from sage_lib.policy import tiny_qwen
 from sage_lib.policy.scoring import exact_summary, valid_probabilities
 from sage_lib.tasks.problem import Problem
 
 #: A run whose every group earned one and the same reward for this many steps has collapsed: it
 #: trains nothing any more.
 FLAT_STEPS = 50
-#: File that marks a checkpoint as whole; written last.
+#: File that marks a checkpoint as whole; written last. It holds the sizes of the others, and of the
+#: logs of its run.
 WHOLE = "whole"
 
 
@@ -47,15 +51,35 @@ def check_sections(profile: Profile) -> None:
         *((SFTConfig, profile.rft_of(key).sft) for key, m in profile.methods.items() if m.rft),
     ):
         _known(cls, section or {})
+        # What is known may still not go together, or be no name of theirs. (On another machine than
+        # theirs, profiles for a GPU would be refused for that alone.)
+        if section and cls is not LoraConfig and not profile.compute.requires_gpu:
+            arguments(cls, section, output_dir=str(profile.name), report_to="none")
+    tiny_qwen.check_architecture(profile.model)
 
 
 def _known(cls: type, section: dict[str, Any]) -> None:
+    """SageError for a name that ``cls`` does not have, and for a value of another type: TRL and
+    PEFT take any value, and fail at their first use of it."""
     unknown = sorted(set(section) - {f.name for f in dataclasses.fields(cls) if f.init})
     if unknown:
         name = cls.__name__
         raise SageError(
             f"{name} of the pinned version has no setting {unknown[0]!r}: correct the profile"
         )
+    hints = typing.get_type_hints(cls)
+    for name, value in section.items():
+        kinds = set(kinds_of(hints[name]))
+        as_word = str in kinds and isinstance(value, bool)  # scale_rewards: false is "none" in TRL
+        if kinds <= _PLAIN and not as_word:
+            typed(value, hints[name], name, cls.__name__)
+        if isinstance(value, list) and kinds >= {list, str}:
+            for one in value:
+                typed(one, str, f"an entry of {name}", cls.__name__)
+
+
+#: Annotations whose values a profile can write, and that can be checked.
+_PLAIN = {int, float, str, bool, dict, list, type(None)}
 
 
 def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
@@ -119,7 +143,10 @@ class StepLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        logs = {log.name: log.stat().st_size for log in _logs(folder)}
+        write_json(folder / WHOLE, {"files": sizes, "logs": logs})
 
     def on_log(
         self,
@@ -187,8 +214,9 @@ class ExactLog(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        taken_back(self.path, state.global_step)
-        if state.global_step == 0:
+        begins = state.global_step == 0  # anew, too, after an end before the first checkpoint
+        taken_back(self.path, -1 if begins else state.global_step)
+        if begins:
             self.append(kwargs["model"], 0)
 
     def on_step_end(
@@ -214,7 +242,33 @@ class ExactLog(TrainerCallback):
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint to resume from, or None: a kill can leave one half-written,
-    without its mark."""
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{WHOLE}")]
-    return str(max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]))) if whole else None
+    """The newest whole checkpoint to resume from, or None.
+
+    A kill can leave one half-written, without its mark; a disk can lose the end of a file that it
+    took: of one in the checkpoint, or of a log, whose steps would then be missing."""
+    ordered = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rsplit("-", 1)[1]))
+    now = time.time()
+    for age, path in enumerate(reversed(ordered), 1):
+        # The trainer deletes the one that is oldest by its date: after a clock was set back, the
+        # newest.
+        os.utime(path, (now - age, now - age))
+    whole = [path for path in ordered if (path / WHOLE).is_file() and _is_whole(path / WHOLE)]
+    return str(whole[-1]) if whole else None
+
+
+def _logs(checkpoint: Path) -> list[Path]:
+    """The logs of the run that a checkpoint belongs to: they lie beside the folder of all."""
+    return sorted(checkpoint.parent.parent.glob("*.jsonl"))
+
+
+def _is_whole(mark: Path) -> bool:
+    if not mark.stat().st_size:  # written before marks held sizes
+        return True
+    try:
+        said = read_json(mark)
+    except SageError:
+        return False
+    now = {path.name: path.stat().st_size for path in mark.parent.iterdir()}
+    logs = {path.name: path.stat().st_size for path in _logs(mark.parent)}  # which have grown
+    files = all(now.get(name) == size for name, size in said["files"].items())
+    return files and all(logs.get(name, 0) >= size for name, size in said["logs"].items())
