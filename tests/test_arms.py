@@ -206,6 +206,17 @@ def test_what_was_not_run_is_named(plant):
     assert narrow.reference == "grpo"
 
 
+def test_curves_are_drawn_of_the_seeds_that_all_have(plant):
+    profile = plant(
+        {**GRPO, "ppl_positive": (0.3, 0.8, 0.04)}, own_seeds={"ppl_positive": (3408, 3409)}
+    )
+    same = arm_tables.at_common_seeds(profile, ["grpo", "ppl_positive"])
+    assert [same.seeds_of(key) for key in same.methods] == [(3408, 3409)] * 2
+    assert same.seeds == (3408, 3409)
+    apart = plant({**GRPO, "ppl_positive": (0.3, 0.8, 0.04)}, own_seeds={"ppl_positive": (1,)})
+    assert arm_tables.at_common_seeds(apart, ["grpo", "ppl_positive"]) == apart
+
+
 def test_the_best_rivals_are_at_a_beta_where_a_guide_acts_and_have_seeds(plant):
     keys = ["entropy_bonus_beta1.0", "reference_reset", "pass_at_k_beta1.0", "pass_at_k_beta0.0"]
     keys += ["negative_only_beta1.0", "pass_at_k_branch"]

@@ -12,7 +12,7 @@ from sage_lib.report.style import NARROW, STYLE, WIDE, count, sentence
 PANELS = {
     "pass@1": "exact pass@1",
     "pass@256": "exact pass@256",
-    "entropy": "entropy at the end (nats)",
+    "entropy": "entropy at the end\n(nats)",
 }
 #: Words of a line of a sentence in a figure.
 LINE = 14
@@ -49,7 +49,7 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             intervals(axis, profile, rows, ("difference", "low", "high"))
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
-            axis.locator_params(axis="x", nbins=4)
+            axis.locator_params(axis="x", nbins=3)
         axes[0].set_yticks(range(len(methods)), labels)
         figure.suptitle(
             f"{profile.name}: minus the same without it, paired; 95 %, of one seed over problems "

@@ -67,6 +67,20 @@ def narrowed(profile: Profile, family: str) -> Profile:
     return dataclasses.replace(profile, methods=chosen, evaluation=evaluation)
 
 
+def at_common_seeds(profile: Profile, methods: Sequence[str]) -> Profile:
+    """The profile with the seeds that all of ``methods`` have, so that curves of the same prompts
+    are drawn beside each other; as it is where there is none."""
+    common = set.intersection(*(set(profile.seeds_of(key)) for key in methods))
+    if not common:
+        return profile
+    kept = {
+        key: dataclasses.replace(profile.methods[key], seeds=tuple(sorted(common)))
+        for key in methods
+    }
+    seeds = tuple(seed for seed in profile.seeds if seed in common) or tuple(sorted(common))
+    return dataclasses.replace(profile, methods=kept, seeds=seeds)
+
+
 # --- twins ----------------------------------------------------------------------------------------
 
 

@@ -124,9 +124,9 @@ def training_curves(profile: Profile, methods: Sequence[str], *columns: str) -> 
     """
     frame = measured.training(profile)
     panels = {column: PANELS[column] for column in columns or PANELS if column in frame}
-    window, rows = _window(profile), 1 if columns else 2
+    window, rows, across = _window(profile), 1 if columns else 2, 2 if columns else 4
     with plt.rc_context(STYLE):
-        height = 0.4 + 1.6 * rows + 0.17 * -(-len(methods) // 4)
+        height = 0.4 + 1.6 * rows + 0.17 * -(-len(methods) // across)
         figure, axes = plt.subplots(rows, 3, figsize=(WIDE, height), sharex=True, squeeze=False)
         shown = list(zip(axes.flat, panels.items(), strict=False))
         for axis, (column, name) in shown:
@@ -140,7 +140,7 @@ def training_curves(profile: Profile, methods: Sequence[str], *columns: str) -> 
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
         averaged = f"mean over {count(window, 'step')} and {_seeds(profile, methods)}"
         figure.suptitle(f"{profile.name}: {rollouts} rollouts a step, {averaged}")
-        method_legend(figure, profile, methods)
+        method_legend(figure, profile, methods, across)
     return figure
 
 
