@@ -71,7 +71,7 @@ def countdown(monkeypatch):
             found[method] = exact_tables.Exact(method, values, rare, ["both"] * 30, own)
         monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
         monkeypatch.setattr(exact_tables, "evaluated", lambda profile: set(found))
-        no_logs = pd.DataFrame(columns=["method", "seed", "grad_norm"])
+        no_logs = pd.DataFrame(columns=["method", "seed", "step", "grad_norm"])
         monkeypatch.setattr(measured, "training", lambda profile: no_logs)
         return load_profile("countdown")
 

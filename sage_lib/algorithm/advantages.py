@@ -280,7 +280,8 @@ class EntropyAdvantage(TokenShaper):
     """Entropy-shaped advantage (Cheng et al. 2025, arXiv 2506.14758): A + min(alpha·H, |A|/kappa),
     with H the entropy before the token as a constant.
 
-    The paper has alpha 0.4 and kappa 2 with GRPO. kappa above 1 keeps the sign of A.
+    The paper has alpha 0.4 and kappa 2 with GRPO; what it does about a KL term was not verified.
+    kappa above 1 keeps the sign of A.
     """
 
     alpha: float = 0.4
@@ -303,7 +304,9 @@ def covariance(tokens: BatchTokens) -> torch.Tensor:
     """Each token's part of the covariance of log-probability and advantage, shape (batch, time):
     (log pi - mean log pi)·(A - mean A), means over the counted tokens of the batch at hand.
 
-    Source: Cui et al. 2025 (arXiv 2505.22617), the term that both of its methods select tokens by.
+    Source: Cui et al. 2025 (arXiv 2505.22617), the term that both of its methods select tokens by;
+    its code trains both without a KL term (recipe/dapo/7b_kl_cov.sh and 7b_clip_cov.sh of
+    PRIME-RL/Entropy-Mechanism-of-RL, read in a fork: use_kl_loss=False, kl_coef=0.0).
     The batch is what one forward pass of one process sees.
     """
 

@@ -54,9 +54,15 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
         problems = count(int(table["problems"].iloc[0]), "problem")
         axes[0].set_title("thin lines, if any: single seeds")
-        axes[1].set_title(f"around the points; bars: minus {profile.label(profile.reference)}")
+        bars = f"around the points; bars: minus {profile.label(profile.reference)}"
+        axes[1].set_title(bars + _alone(table.loc[[*methods], "seeds"], "\n"))
         figure.suptitle(f"{profile.name}: {problems}, no sampling")
     return figure
+
+
+def _alone(seeds: pd.Series, before: str) -> str:
+    """What an interval does not cover where there are methods with one seed, for a title."""
+    return f"{before}of 1 seed: over problems alone" if (seeds == 1).any() else ""
 
 
 def _draw_paired(axis: Axes, profile: Profile, of_methods: pd.DataFrame) -> None:
@@ -173,7 +179,8 @@ def excess(profile: Profile, anchor: str = "k3") -> Figure:
         axis.set_xlabel("excess over the front (share of its range); left of 0 is inside")
         seeds = sorted(set(table["seeds"]))
         shown = count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-        figure.suptitle(f"{profile.name}: against the front over beta; {shown}, paired")
+        alone = _alone(table["seeds"], "; ")
+        figure.suptitle(f"{profile.name}: against the front over beta; {shown}, paired{alone}")
     return figure
 
 

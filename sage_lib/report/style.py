@@ -57,7 +57,7 @@ _SERIES = ["grey", "orange", "green", "brown", "pink", "vermilion", "blue", "sky
 _DASHES = ["-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))]
 _MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d"]
 #: The methods that come with the companion.
-_SHIPPED = {
+_SHIPPED: dict[str, tuple[str, Any, str]] = {
     # Table 1: seven colours, seven markers
     "base": ("grey", "-", "o"),
     "grpo": ("blue", "-", "s"),
@@ -79,6 +79,37 @@ _SHIPPED = {
     "shuffled_branch": ("black", "--", "v"),
     "random_reward": ("pink", (0, (1, 1)), "d"),
 }
+_WIDE_DASH, _DENSE, _DOTTED = (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))
+#: Looks of the grid's rivals and shapers, many of which stand in one figure. A rival's colour says
+#: what its anchor is (orange none, brown none and 4 updates a batch, green beta 1, black with a
+#: guide), its marker the method. Any other key has the look that it had without these.
+_OF_THE_GRID: dict[str, tuple[str, Any, str]] = {
+    "grpo_updates": ("brown", "-", "s"),
+    "clip_higher": ("brown", "--", "^"),
+    "clip_cov": ("brown", "-.", "D"),
+    "kl_cov": ("brown", ":", "X"),
+    "entropy_bonus_beta0.0": ("orange", "-", "o"),
+    "entropy_bonus_beta1.0": ("green", "-", "o"),
+    "top_entropy_tokens_beta0.0": ("orange", "-.", "v"),
+    "top_entropy_tokens_beta1.0": ("green", "-.", "v"),
+    "reference_reset": ("green", "--", "d"),
+    "entropy_advantage_beta0.0": ("orange", _DENSE, "*"),
+    "entropy_advantage_beta1.0": ("green", _DENSE, "*"),
+    "entropy_advantage_branch": ("black", _DENSE, "*"),
+    "negative_samples_beta0.0": ("orange", _WIDE_DASH, "<"),
+    "negative_samples_beta1.0": ("green", _WIDE_DASH, "<"),
+    "negative_only_beta0.0": ("orange", _DOTTED, "H"),
+    "negative_only_beta1.0": ("green", _DOTTED, "H"),
+    "pass_at_k_beta0.0": ("orange", ":", "X"),
+    "pass_at_k_beta1.0": ("green", ":", "X"),
+    "pass_at_k_branch": ("black", ":", "X"),
+    "ppl_positive": ("green", "-", "^"),
+    "ppl_negative": ("orange", "--", "v"),
+    "position_plus": ("pink", "-", "o"),
+    "position_minus": ("brown", "--", "p"),
+    "position_plateau_shift-0.5": ("black", ":", "h"),
+    "position_plateau_shift0.5": ("sky", "-.", "s"),
+}
 #: The base, GRPO and GRPO + Branch stand in most figures: no other method takes their colour.
 _RESERVED = {"grey", "blue", "vermilion"}
 
@@ -86,12 +117,14 @@ _RESERVED = {"grey", "blue", "vermilion"}
 def look(method: str) -> dict[str, Any]:
     """Colour, dash and marker of a method, as keywords of ``plot``: the same in every figure.
 
-    They follow from the method's key alone. The methods that come with the companion have a fixed
-    look; any other key takes one of those left over, by its hash (two of these can share colour and
-    marker by chance, one time in sixty; their dashes then mostly differ).
+    They follow from the method's key alone. The methods that come with the papers, and the grid's
+    rivals and shapers, have a fixed look; any other key takes one of those left over, by its hash
+    (two of these can share colour and marker by chance, one time in sixty; their dashes then mostly
+    differ).
     """
-    if method in _SHIPPED:
-        colour, dash, marker = _SHIPPED[method]
+    fixed = {**_SHIPPED, **_OF_THE_GRID}
+    if method in fixed:
+        colour, dash, marker = fixed[method]
     else:
         taken = {(colour, marker) for colour, _, marker in _SHIPPED.values()}
         free = [

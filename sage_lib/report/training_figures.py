@@ -116,17 +116,18 @@ def _branch_choices(profile: Profile) -> list[Mapping[str, Any]]:
     return found
 
 
-def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
+def training_curves(profile: Profile, methods: Sequence[str], *columns: str) -> Figure:
     """What the runs of ``methods`` log, by RL step: :data:`PANELS`, mean over seeds.
 
-    Bands span the seeds, where there are several.
+    Bands span the seeds, where there are several. ``columns``: up to three of the panels, in one
+    row; without them the first six that are logged.
     """
     frame = measured.training(profile)
-    panels = {column: name for column, name in PANELS.items() if column in frame}
-    window = _window(profile)
+    panels = {column: PANELS[column] for column in columns or PANELS if column in frame}
+    window, rows, across = _window(profile), 1 if columns else 2, 2 if columns else 4
     with plt.rc_context(STYLE):
-        height = 3.6 + 0.17 * -(-len(methods) // 4)
-        figure, axes = plt.subplots(2, 3, figsize=(WIDE, height), sharex=True)
+        height = 0.4 + 1.6 * rows + 0.17 * -(-len(methods) // across)
+        figure, axes = plt.subplots(rows, 3, figsize=(WIDE, height), sharex=True, squeeze=False)
         shown = list(zip(axes.flat, panels.items(), strict=False))
         for axis, (column, name) in shown:
             _curves(axis, profile, frame, methods, column)
@@ -139,7 +140,7 @@ def training_curves(profile: Profile, methods: Sequence[str]) -> Figure:
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
         averaged = f"mean over {count(window, 'step')} and {_seeds(profile, methods)}"
         figure.suptitle(f"{profile.name}: {rollouts} rollouts a step, {averaged}")
-        method_legend(figure, profile, methods)
+        method_legend(figure, profile, methods, across)
     return figure
 
 

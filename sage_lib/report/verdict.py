@@ -6,6 +6,7 @@ matters was fixed before any trained policy was evaluated (:data:`MARGINS`). Not
 for the number of comparisons: of many, some come out wrong by chance.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,14 @@ from sage_lib.report.style import count
 
 #: The smallest difference that matters, by metric, in its own unit. The base's rare mass is 0.009.
 MARGINS = {"pass@1": 0.005, "pass@256": 0.005, "rare mass": 0.0005, "gradient norm": 0.002}
+#: Metrics of a step log: its column, from which share of the steps on it counts, and the smallest
+#: difference that matters where :data:`MARGINS` has none: a twentieth of the base's mean token
+#: entropy on RL's prompts (0.041 nats), a hundredth of its mean length (31 tokens).
+LOGGED = {
+    "gradient norm": ("grad_norm", 0.0, MARGINS["gradient norm"]),
+    "entropy": ("entropy", 0.8, 0.002),
+    "length": ("completions/mean_length", 0.8, 0.3),
+}
 AGREES, DISAGREES, OPEN, MISSING = "agrees", "disagrees", "cannot tell", "not run"
 OUTCOMES = (AGREES, DISAGREES, OPEN, MISSING)
 COMPARISONS = [
@@ -225,8 +234,9 @@ def outcome(expects: str, low: float, high: float, margin: float) -> str:
 def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
     """Every comparison of every claim: columns :data:`COMPARISONS`.
 
-    Differences are paired by seed and problem with 95 % intervals over both; of the gradient norm,
-    by seed alone. ``reported`` is the same difference in the paper's own table, where it has one.
+    Differences are paired by seed and problem with 95 % intervals over both; of what step logs hold
+    (:data:`LOGGED`), by seed alone. ``reported`` is the same difference in the paper's own table,
+    where it has one.
     """
     rows = []
     for claim in claims:
@@ -242,7 +252,7 @@ def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFr
             if found is None:
                 rows.append({**row, "seeds": 0, "outcome": MISSING})
                 continue
-            margin = MARGINS[one.metric]
+            margin = LOGGED[one.metric][2] if one.metric in LOGGED else MARGINS[one.metric]
             judged = outcome(one.expects, found["low"], found["high"], margin)
             tells = found["seeds"] >= FEWEST_SEEDS and not _at_a_floor(found, margin)
             rows.append({**row, **found, "outcome": judged if tells else OPEN})
@@ -316,8 +326,9 @@ def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
     present = exact_tables.evaluated(profile)
     if not {one.method, one.against} <= present or not _share_a_seed(profile, one):
         return None
-    if one.metric == "gradient norm":
-        return _gradient_norms(profile, one)
+    profile = _alone(profile, one)
+    if one.metric in LOGGED:
+        return _logged(profile, one)
     table = paired(profile, one.against, [one.method], one.ood).set_index("metric")
     row = table.loc[one.metric]
     found: dict[str, Any] = {
@@ -331,6 +342,14 @@ def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
     return found
 
 
+def _alone(profile: Profile, one: Comparison) -> Profile:
+    """The profile with the two methods of a comparison, so that no other's files are read."""
+    both = (one.method, one.against)
+    methods = {key: method for key, method in profile.methods.items() if key in both}
+    evaluation = dataclasses.replace(profile.evaluation, methods=None)
+    return dataclasses.replace(profile, methods=methods, evaluation=evaluation)
+
+
 def _share_a_seed(profile: Profile, one: Comparison) -> bool:
     """Of a grid that is published in part, two methods may have no seed in common yet."""
     if BASE in (one.method, one.against):
@@ -338,10 +357,9 @@ def _share_a_seed(profile: Profile, one: Comparison) -> bool:
     return bool({*profile.seeds_of(one.method)} & {*profile.seeds_of(one.against)})
 
 
-def _gradient_norms(profile: Profile, one: Comparison) -> dict[str, Any] | None:
-    """Mean gradient norm over all steps, before clipping: a t interval over paired seeds."""
-    frame = measured.training(profile)
-    means = frame.groupby(["method", "seed"])["grad_norm"].mean()
+def _logged(profile: Profile, one: Comparison) -> dict[str, Any] | None:
+    """The mean of a logged column over the steps that count: a t interval over paired seeds."""
+    means = logged(profile, one.metric)
     arms = [means[key] for key in (one.method, one.against) if key in means]
     if len(arms) < 2:
         return None
@@ -351,6 +369,16 @@ def _gradient_norms(profile: Profile, one: Comparison) -> dict[str, Any] | None:
     half = t.ppf(0.975, seeds - 1) * error if seeds > 1 else np.nan
     mean = float(difference.mean())
     return {"difference": mean, "low": mean - half, "high": mean + half, "seeds": seeds}
+
+
+def logged(profile: Profile, metric: str) -> pd.Series:
+    """A metric of :data:`LOGGED` of every RL run, by method and seed: the mean over its steps from
+    a share of them on (the gradient norm over all, before clipping)."""
+    column, start, _ = LOGGED[metric]
+    keys, frame = ["method", "seed"], measured.training(profile)
+    last = frame.groupby(keys)["step"].transform("max")
+    found: pd.Series = frame[frame["step"] > start * last].groupby(keys)[column].mean()
+    return found
 
 
 def _reported(profile: Profile, table: str | None, one: Comparison) -> float:

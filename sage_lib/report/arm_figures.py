@@ -1,0 +1,63 @@
+"""Figures of a family's arms: against their twins, and beside GRPO's front over beta."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sage_lib.experiment.profile import Profile
+from sage_lib.report.panels import intervals
+from sage_lib.report.style import NARROW, STYLE, WIDE, count, sentence
+
+#: Panels of :func:`differences`.
+PANELS = {
+    "pass@1": "exact pass@1",
+    "pass@256": "exact pass@256",
+    "entropy": "entropy at the end\n(nats)",
+}
+#: Words of a line of a sentence in a figure.
+LINE = 14
+
+
+def nothing(text: str) -> Figure:
+    """A figure that says why there is nothing to draw."""
+    words = text.split()
+    lines = [" ".join(words[start : start + LINE]) for start in range(0, len(words), LINE)]
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(NARROW + 2.5, 0.7 + 0.2 * len(lines)))
+        sentence(axis, "\n".join(lines))
+    return figure
+
+
+def differences(profile: Profile, table: pd.DataFrame) -> Figure:
+    """Each arm minus its twin: exact pass@1, pass@256, and the entropy at the end of training.
+
+    ``table`` as :func:`arm_tables.differences` gives it. Where nothing tells how far seeds lie
+    apart, the interval is over problems alone, and its row says so.
+    """
+    methods = list(dict.fromkeys(table["method"]))
+    if not methods:
+        return nothing(f"{profile.name}: none of these arms was run beside its twin.")
+    labels = [_label(profile, table, key) for key in methods]
+    with plt.rc_context(STYLE):
+        height = max(1.9, 0.9 + 0.24 * len(methods))
+        figure, axes = plt.subplots(1, len(PANELS), figsize=(WIDE, height), sharey=True)
+        for axis, (metric, name) in zip(axes, PANELS.items(), strict=True):
+            rows = table[table["metric"] == metric].set_index("method").reindex(methods)
+            rows = rows.reset_index()
+            unknown = rows["low"].isna()  # of a step log: too few seeds
+            rows.loc[unknown, ["low", "high"]] = rows.loc[unknown, "difference"]
+            intervals(axis, profile, rows, ("difference", "low", "high"))
+            axis.axvline(0, color="black", linewidth=0.6)
+            axis.set_xlabel(name)
+            axis.locator_params(axis="x", nbins=3)
+        axes[0].set_yticks(range(len(methods)), labels)
+        figure.suptitle(
+            f"{profile.name}: minus the same without it, paired; 95 %, of one seed over problems "
+            "alone"
+        )
+    return figure
+
+
+def _label(profile: Profile, table: pd.DataFrame, method: str) -> str:
+    seeds = int(table.loc[table["method"] == method, "seeds"].max())
+    return f"{profile.label(method)} ({count(seeds, 'seed')})"

@@ -1,0 +1,205 @@
+"""What both papers compare with: each rival's equation and source, and where it stands.
+
+A rival is asked twice. Against its twin (:mod:`arm_tables`): does it raise what its source says?
+And against GRPO's front over beta: does it reach what no beta reaches? SAGE says that it is
+orthogonal to such methods, so those that were trained with a guide as well stand beside themselves
+without it.
+"""
+
+import re
+from dataclasses import dataclass
+
+import pandas as pd
+
+from sage_lib.experiment.profile import Profile
+from sage_lib.report import arm_tables
+from sage_lib.report.front_tables import FEWEST_SEEDS, beta_of
+from sage_lib.report.style import count
+from sage_lib.report.verdict import MISSING, Claim, Comparison
+
+FAMILY = "rivals"
+#: How many of the best are to be trained with a guide as well.
+BEST = 2
+REPORT = "exploration report, Table 2"
+BOTH_PASS = ("pass@1", "pass@256")
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A method that both papers compare with, whatever its beta."""
+
+    changes: str  # what it changes of GRPO's loss
+    source: str
+    raises: str = ""  # the metric that is to rise over its twin; "" where nothing is said
+    said_in: str = REPORT
+
+
+#: By the key of the method, without the beta that a variant is trained at.
+RIVALS = {
+    "grpo_updates": Rival(
+        "nothing; 16 of the 64 completions of a batch to an update, r_t = pi/pi_old",
+        "a control of this companion",
+    ),
+    "clip_higher": Rival(
+        "clip(r_t, 1 - 0.2, 1 + 0.28)", "Yu et al. 2025, DAPO, arXiv 2503.14476", "entropy"
+    ),
+    "clip_cov": Rival(
+        "no policy gradient at tokens drawn from those with cov_t = (log pi - mean)(A - mean) in "
+        "[1, 5]",
+        "Cui et al. 2025, arXiv 2505.22617",
+        "entropy",
+    ),
+    "kl_cov": Rival(
+        "+ |log pi - log pi_old| at the tokens of the largest cov_t",
+        "Cui et al. 2025, arXiv 2505.22617",
+        "entropy",
+    ),
+    "entropy_bonus": Rival(
+        "- 0.01 H(pi) in the loss", "SAGE, Appendix A.2", "entropy", "SAGE, Appendix A.2"
+    ),
+    "top_entropy_tokens": Rival(
+        "policy gradient at the fifth of the tokens with the largest H_t alone",
+        "Wang et al. 2025, arXiv 2506.01939",
+        "entropy",
+    ),
+    "reference_reset": Rival(
+        "pi_ref := pi every 100 steps", "Liu et al. 2025, ProRL, arXiv 2505.24864", "pass@256"
+    ),
+    "entropy_advantage": Rival(
+        "A_t + min(0.4 H_t, |A_t|/2)", "Cheng et al. 2025, arXiv 2506.14758", "pass@256"
+    ),
+    "negative_samples": Rival(
+        "A = 0.1 for a correct completion, -1 for a wrong one",
+        "Zhu et al. 2025, W-REINFORCE, arXiv 2506.01347",
+        "pass@256",
+    ),
+    "negative_only": Rival(
+        "A = 0 for a correct completion, -1 for a wrong one",
+        "Zhu et al. 2025, NSR, arXiv 2506.01347",
+        "pass@256",
+    ),
+    "pass_at_k": Rival(
+        "A = mean advantage of the groups of 4 that hold the completion, the reward of a group "
+        "being its best",
+        "Chen et al. 2025, arXiv 2508.10751",
+        "pass@256",
+    ),
+}
+TABLE = ["method", "equation", "source", *arm_tables.TABLE[1:]]
+
+
+def rival(method: str) -> Rival | None:
+    """The rival behind a method's key: without its beta, and without its guide; None for none."""
+    return RIVALS.get(re.sub(r"_(branch|beta[\d.]+)$", "", method))
+
+
+def table(profile: Profile) -> pd.DataFrame:
+    """Every rival, run or not: columns :data:`TABLE`, those of :func:`arm_tables.table` with what
+    it changes and who says so."""
+    found = arm_tables.table(profile, FAMILY)
+    known = [rival(key) for key in found["method"]]
+    found["equation"] = [one.changes if one else "" for one in known]
+    found["source"] = [one.source if one else "" for one in known]
+    return found[TABLE]
+
+
+def claims(profile: Profile) -> list[Claim]:
+    """What each rival's source says that it raises, over its twin; a claim for each of its
+    settings."""
+    whole = arm_tables.declared(profile)
+    found = []
+    for key in arm_tables.names(profile, FAMILY):
+        known, against = rival(key), arm_tables.twin(whole, key)
+        if known is None or not known.raises or against is None or whole.methods[key].guide:
+            continue
+        statement = f"raises {known.raises} over {whole.label(against)}"
+        asked = (Comparison(key, against, known.raises, "above"),)
+        found.append(Claim(whole.label(key), known.said_in, statement, asked, "more seeds"))
+    return found
+
+
+def guided(profile: Profile) -> list[tuple[str, str]]:
+    """(with a guide, without) of the rivals that the profile trains both ways."""
+    pairs = [
+        (key, arm_tables.unguided(profile, key))
+        for key, method in profile.methods.items()
+        if method.family == FAMILY
+    ]
+    return [(key, without) for key, without in pairs if without is not None]
+
+
+def orthogonality(profile: Profile) -> list[Claim]:
+    """SAGE's Section 2: a guide adds to such methods; both of exact pass@1 and pass@256 rise."""
+    whole = arm_tables.declared(profile)
+    return [
+        Claim(
+            whole.label(key),
+            "SAGE, Section 2",
+            f"raises both over {whole.label(without)}",
+            tuple(Comparison(key, without, metric, "above") for metric in BOTH_PASS),
+            "more seeds",
+        )
+        for key, without in guided(whole)
+    ]
+
+
+def best(profile: Profile, outside: pd.DataFrame, number: int = BEST) -> list[str]:
+    """The rivals to be trained with a guide: those of the largest excess over GRPO's front.
+
+    Among rivals without a guide at the profile's own beta, since without a KL term no guide acts,
+    and with :data:`front_tables.FEWEST_SEEDS` seeds; fewer where there are not so many. ``outside``
+    as :func:`front_tables.outside` gives it.
+    """
+    beta = beta_of(profile, profile.reference)
+    able = [
+        key
+        for key in arm_tables.arms(profile, FAMILY)
+        if profile.methods[key].guide is None and beta_of(profile, key) == beta
+    ]
+    chosen = outside[outside["method"].isin(able) & (outside["seeds"] >= FEWEST_SEEDS)]
+    return list(chosen.sort_values("excess", ascending=False, kind="stable")["method"][:number])
+
+
+def combined(profile: Profile, outside: pd.DataFrame) -> list[str]:
+    """Whether the best rivals are those that were trained with a guide, in sentences."""
+    whole = arm_tables.declared(profile)
+    with_guide = {without: key for key, without in guided(whole)}
+    named = ", ".join(whole.label(key) for key in with_guide.values()) or "none"
+    lines = [f"with a guide in the profile: {named}"]
+    found = best(profile, outside)
+    if len(found) < BEST:
+        lines.append(
+            f"the {BEST} best by excess over the front: to be chosen when {FEWEST_SEEDS} seeds of "
+            f"{BEST} rivals at beta {beta_of(whole, whole.reference):g} are there"
+        )
+        return lines
+    for key in found:
+        how = with_guide.get(key)
+        lines.append(
+            f"among the {BEST} best by excess over the front: {whole.label(key)}; "
+            + (f"with a guide it is {how}" if how else "with a guide it is not in the profile yet")
+        )
+    return lines
+
+
+def takeaways(
+    profile: Profile, outside: pd.DataFrame, said: pd.DataFrame, guide: pd.DataFrame
+) -> list[str]:
+    """What the tables say, in sentences that are filled in from them.
+
+    ``outside`` as :func:`front_tables.outside` gives it, ``said`` and ``guide`` as
+    :func:`verdict.claims` of :func:`claims` and of :func:`orthogonality`.
+    """
+    lines = [line for line in [arm_tables.missing(profile, FAMILY)] if line]
+    there = arm_tables.arms(profile, FAMILY)
+    of_rivals = outside[outside["method"].isin(there)]
+    for verdict, group in of_rivals.groupby("verdict", sort=False):
+        named = ", ".join(profile.label(key) for key in group["method"])
+        lines.append(f"against GRPO's front over beta, {verdict}: {named}")
+    if few := arm_tables.few_seeds(profile, there):
+        lines.append(few)
+    for words, table in (("what its source says", said), ("orthogonal to SAGE", guide)):
+        for result, group in table.groupby("outcome", sort=False):
+            named = "" if result == MISSING else f": {'; '.join(group['claim'])}"
+            lines.append(f"{words}, {result}, {count(len(group), 'method')}{named}")
+    return lines

@@ -1,0 +1,319 @@
+"""Arms of the families rivals and shapers: their twins by hand, planted runs, formulas against the
+library's classes."""
+
+import dataclasses
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from sage_lib.experiment.profile import BASE, load_profile
+from sage_lib.report import (
+    arm_figures,
+    arm_tables,
+    exact_tables,
+    front_tables,
+    measured,
+    rival_tables,
+    shaping_figures,
+    shaping_tables,
+    style,
+    training_figures,
+    verdict,
+)
+from sage_lib.report.verdict import AGREES, DISAGREES, MISSING, OPEN
+
+UPDATES = ("clip_higher", "clip_cov", "kl_cov")
+VARIED = (
+    "entropy_bonus",
+    "top_entropy_tokens",
+    "entropy_advantage",
+    "negative_samples",
+    "negative_only",
+    "pass_at_k",
+)
+
+
+@pytest.fixture(scope="module")
+def countdown():
+    return load_profile("countdown")
+
+
+# --- which arm is compared with what --------------------------------------------------------------
+
+
+def test_an_arms_twin_is_grpo_with_its_beta_and_its_updates(countdown):
+    expected = {"grpo_updates": None, "reference_reset": "grpo"}
+    expected |= dict.fromkeys(UPDATES, "grpo_updates")
+    expected |= {f"{name}_beta0.0": "grpo_no_kl" for name in VARIED}
+    expected |= {f"{name}_beta1.0": "grpo" for name in VARIED}
+    expected |= {"entropy_advantage_branch": "grpo", "pass_at_k_branch": "grpo"}
+    rivals = arm_tables.names(countdown, rival_tables.FAMILY)
+    assert {key: arm_tables.twin(countdown, key) for key in rivals} == expected
+    shapers = arm_tables.names(countdown, shaping_tables.FAMILY)
+    assert {arm_tables.twin(countdown, key) for key in shapers} == {"grpo"}
+    assert arm_tables.twin(countdown, "branch_strong") == "grpo"
+    assert arm_tables.twin(countdown, "early_branch") == "early", "its own reference"
+    assert rival_tables.guided(countdown) == [
+        ("entropy_advantage_branch", "entropy_advantage_beta1.0"),
+        ("pass_at_k_branch", "pass_at_k_beta1.0"),
+    ]
+
+
+def test_a_setting_in_words(countdown):
+    said = {key: arm_tables.setting(countdown, key) for key in ("grpo", "clip_higher", "kl_cov")}
+    assert said["grpo"] == "beta 1"
+    assert said["clip_higher"] == "beta 0; 4 updates a batch; epsilon_high 0.28"
+    assert said["kl_cov"] == "beta 0; 4 updates a batch; kl_cov, share 0.02"
+    assert arm_tables.setting(countdown, "reference_reset") == "beta 1; reset each 100 steps"
+
+
+def test_every_rival_has_its_equation_and_source_and_is_asked_at_its_own_beta(countdown):
+    keys = arm_tables.names(countdown, rival_tables.FAMILY)
+    assert all(rival_tables.rival(key) is not None for key in keys)
+    assert rival_tables.rival("grpo") is None and rival_tables.rival("mine_beta0.5") is None
+    claims = [*rival_tables.claims(countdown), *rival_tables.orthogonality(countdown)]
+    compared = [one for claim in claims for one in claim.comparisons]
+    plain = {"grpo_updates", "entropy_advantage_branch", "pass_at_k_branch"}
+    assert {one.method for one in compared} == {*keys} - {"grpo_updates"}
+    assert {one.method for claim in claims[:-2] for one in claim.comparisons} == {*keys} - plain
+    for one in compared:
+        betas = [front_tables.beta_of(countdown, key) for key in (one.method, one.against)]
+        assert betas[0] == betas[1], one
+    for claim in shaping_tables.CLAIMS:
+        for one in claim.comparisons:
+            assert {one.method, one.against} <= {*countdown.methods}
+            assert one.metric in {*verdict.MARGINS, *verdict.LOGGED}
+
+
+# --- planted runs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plant(monkeypatch, countdown):
+    """Exact values and step logs of methods: (pass@1, pass@256, entropy) and their seeds."""
+
+    def make(points, seeds=(3407, 3408, 3409, 3410), own_seeds=None):
+        own_seeds = own_seeds or {}
+        methods, found, logs = {}, {}, []
+        for key, (first, last, entropy) in points.items():
+            own = [None] if key == BASE else list(own_seeds.get(key, seeds))
+            rng = np.random.default_rng(sum(map(ord, key)))
+            noise = rng.normal(0, 0.001, (len(own), 30, 2))
+            values = np.array([first, last]) + noise - noise.mean(axis=(0, 1))
+            found[key] = exact_tables.Exact(key, values, noise[..., 0], ["both"] * 30, own)
+            if key == BASE:
+                continue
+            method = countdown.methods[key]
+            methods[key] = dataclasses.replace(method, seeds=tuple(own))
+            steps = 40 if method.rl.get("max_steps") == 1200 else 10
+            for seed in own:
+                for step in range(1, steps + 1):
+                    at_end = entropy + 1e-5 * (seed % 7) if step > 0.8 * steps else 9.0
+                    row = {"method": key, "seed": seed, "step": step, "entropy": at_end}
+                    row |= {"completions/mean_length": 31.0, "grad_norm": 0.1}
+                    logs.append({**row, "step_time": 9.0 if step == 1 else 0.5, "reward": 0.4})
+        monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
+        monkeypatch.setattr(exact_tables, "evaluated", lambda profile: set(found))
+        monkeypatch.setattr(measured, "training", lambda profile: pd.DataFrame(logs))
+        return dataclasses.replace(countdown, methods=methods)
+
+    return make
+
+
+GRPO = {
+    BASE: (0.30, 0.86, 0.0),
+    "grpo": (0.32, 0.84, 0.045),
+    "grpo_no_kl": (0.34, 0.78, 0.040),
+}
+
+
+def test_one_seed_decides_nothing_and_four_do(plant):
+    points = {**GRPO, "ppl_positive": (0.34, 0.86, 0.060)}
+    many = plant(points)
+    outcomes = verdict.claims(many, shaping_tables.CLAIMS).set_index("claim")["outcome"]
+    raised = ["PPL shaping beats GRPO", "PPL shaping, pass@k", "entropy stays higher, PPL"]
+    assert set(outcomes[raised]) == {AGREES}
+    assert outcomes["either bonus raises entropy"] == MISSING
+    assert outcomes["longer responses"] == OPEN, "lengths cannot differ here"
+    one = plant(points, own_seeds={"ppl_positive": (3407,)})
+    table = arm_tables.comparisons(one, shaping_tables.CLAIMS)
+    asked = table[(table["method"] == "ppl_positive") & (table["against"] == "grpo")]
+    assert set(asked["outcome"]) == {OPEN} and set(asked["seeds"]) == {1}
+    over = dict(zip(asked["metric"], asked["interval over"], strict=True))
+    assert over["pass@1"] == "problems alone: 1 seed" and over["entropy"] == "none: 1 seed"
+    rows = arm_tables.table(one, shaping_tables.FAMILY).set_index("method")
+    assert rows.loc["ppl_positive", "interval over"] == "problems alone: 1 seed"
+    assert rows.loc["ppl_negative", "interval over"] == "not run"
+    assert "ppl_positive" in arm_tables.few_seeds(one, ["grpo", "ppl_positive"])
+    assert arm_tables.few_seeds(many, ["grpo", "ppl_positive"]) == ""
+
+
+def test_a_logged_metric_is_that_of_the_last_fifth_with_the_t_interval_of_pairs(plant, monkeypatch):
+    profile = plant({**GRPO, "position_plus": (0.32, 0.84, 0.050)})
+    found = arm_tables.differences(profile, [("position_plus", "grpo")]).set_index("metric")
+    assert found.loc["entropy", "difference"] == pytest.approx(0.005), "not the 9.0 before"
+    rng = np.random.default_rng(0)
+    noisy = measured.training(profile)
+    noisy["entropy"] += rng.normal(0, 0.01, len(noisy))
+    monkeypatch.setattr(measured, "training", lambda profile: noisy)
+    found = arm_tables.differences(profile, [("position_plus", "grpo")]).set_index("metric")
+    ends = noisy[noisy["step"] > 8].groupby(["method", "seed"])["entropy"].mean()
+    test = stats.ttest_rel(ends["position_plus"], ends["grpo"]).confidence_interval(0.95)
+    assert tuple(found.loc["entropy", ["low", "high"]]) == pytest.approx(tuple(test))
+
+
+def test_seconds_are_those_of_a_batch_however_many_updates_it_takes(plant):
+    profile = plant({**GRPO, "grpo_updates": (0.3, 0.8, 0.04)})
+    seconds = arm_tables.step_seconds(profile)
+    assert seconds["grpo"].iloc[0] == pytest.approx(0.5), "the first step, of 9 s, is left out"
+    assert seconds["grpo_updates"].iloc[0] == pytest.approx(4 * 0.5)
+    rows = rival_tables.table(profile).set_index("method")
+    assert rows.loc["grpo_updates", "step ratio"] == pytest.approx(4)
+    assert rows.loc["clip_higher", "seeds"] == 0 and rows.loc["clip_higher", "source"]
+
+
+def test_differences_are_to_the_twin_and_drawn_with_their_seeds(plant):
+    profile = plant(
+        {**GRPO, "pass_at_k_beta0.0": (0.36, 0.80, 0.05), "pass_at_k_beta1.0": (0.33, 0.85, 0.05)},
+        own_seeds={"pass_at_k_beta1.0": (3407,)},
+    )
+    pairs = arm_tables.twins(profile, rival_tables.FAMILY)
+    assert pairs == [("pass_at_k_beta0.0", "grpo_no_kl"), ("pass_at_k_beta1.0", "grpo")]
+    found = arm_tables.differences(profile, pairs).set_index(["method", "metric"])["difference"]
+    assert found["pass_at_k_beta0.0", "pass@256"] == pytest.approx(0.02)
+    assert found["pass_at_k_beta1.0", "pass@256"] == pytest.approx(0.01, abs=1e-3)
+    drawn = arm_figures.differences(profile, arm_tables.differences(profile, pairs))
+    labels = [text.get_text() for text in drawn.axes[0].get_yticklabels()]
+    assert labels[0].endswith("(4 seeds)") and labels[1].endswith("(1 seed)")
+    assert "of one seed over problems alone" in drawn.get_suptitle()
+    drawn = arm_figures.differences(profile, arm_tables.differences(profile, []))
+    assert "none of these arms was run" in drawn.axes[0].texts[0].get_text()
+    plt.close("all")
+
+
+def test_what_was_not_run_is_named(plant):
+    some = plant({**GRPO, "ppl_positive": (0.3, 0.8, 0.04)})
+    assert "1 of the 6 methods" in arm_tables.missing(some, shaping_tables.FAMILY)
+    assert "position_minus" in arm_tables.missing(some, shaping_tables.FAMILY)
+    none = arm_tables.missing(plant(GRPO), rival_tables.FAMILY)
+    assert "0 of the 19 methods" in none and "Not yet" not in none
+    assert "no methods of the family" in arm_tables.missing(load_profile("smoke"), "rivals")
+    narrow = arm_tables.narrowed(some, shaping_tables.FAMILY)
+    assert list(narrow.methods) == ["grpo", "grpo_no_kl", "ppl_positive"]
+    assert narrow.reference == "grpo"
+
+
+def test_curves_are_drawn_of_the_seeds_that_all_have(plant):
+    profile = plant(
+        {**GRPO, "ppl_positive": (0.3, 0.8, 0.04)}, own_seeds={"ppl_positive": (3408, 3409)}
+    )
+    same = arm_tables.at_common_seeds(profile, ["grpo", "ppl_positive"])
+    assert [same.seeds_of(key) for key in same.methods] == [(3408, 3409)] * 2
+    assert same.seeds == (3408, 3409)
+    apart = plant({**GRPO, "ppl_positive": (0.3, 0.8, 0.04)}, own_seeds={"ppl_positive": (1,)})
+    assert arm_tables.at_common_seeds(apart, ["grpo", "ppl_positive"]) == apart
+
+
+def test_the_best_rivals_are_at_a_beta_where_a_guide_acts_and_have_seeds(plant):
+    keys = ["entropy_bonus_beta1.0", "reference_reset", "pass_at_k_beta1.0", "pass_at_k_beta0.0"]
+    keys += ["negative_only_beta1.0", "pass_at_k_branch"]
+    profile = plant({**GRPO, **dict.fromkeys(keys, (0.33, 0.85, 0.04))})
+    outside = pd.DataFrame({"method": keys, "excess": [0.1, 0.3, 0.2, 0.9, 0.8, 0.7]})
+    outside["seeds"] = [4, 4, 4, 4, 1, 4]
+    assert rival_tables.best(profile, outside) == ["reference_reset", "pass_at_k_beta1.0"]
+    lines = "\n".join(rival_tables.combined(profile, outside))
+    assert "Pass@4 training, beta 1.0; with a guide it is pass_at_k_branch" in lines
+    assert "GRPO + reference reset; with a guide it is not in the profile yet" in lines
+    few = rival_tables.combined(profile, outside.assign(seeds=1))
+    assert "to be chosen when 3 seeds" in few[1] and len(few) == 2
+
+
+def test_takeaways_say_what_the_tables_say(plant):
+    profile = plant({**GRPO, "ppl_positive": (0.30, 0.86, 0.060)})
+    claims = verdict.claims(profile, shaping_tables.CLAIMS)
+    table = arm_tables.table(profile, shaping_tables.FAMILY)
+    lines = "\n".join(shaping_tables.takeaways(profile, table, claims))
+    assert "GRPO + PPL (4 seeds): pass@1 0.300, pass@256 0.860" in lines
+    assert f"{DISAGREES}: PPL shaping beats GRPO" in lines
+    profile = plant({**GRPO, "negative_only_beta1.0": (0.33, 0.85, 0.04)})
+    outside = front_tables.outside(profile)
+    said = verdict.claims(profile, rival_tables.claims(profile))
+    guide = verdict.claims(profile, rival_tables.orthogonality(profile))
+    lines = "\n".join(rival_tables.takeaways(profile, outside, said, guide))
+    assert "what its source says, agrees, 1 method: NSR, beta 1.0" in lines
+    assert "orthogonal to SAGE, not run, 2 methods" in lines
+
+
+# --- formulas, lengths, reported numbers, looks ---------------------------------------------------
+
+
+def test_the_drawn_bonus_is_that_of_the_library():
+    import torch
+
+    from sage_lib.algorithm.advantages import BatchTokens, PositionBonus
+
+    zero, ones = torch.zeros(1, 21), torch.ones(1, 21)
+    for direction, shift in shaping_figures.RAMPS:
+        batch = BatchTokens(ones, zero, zero, zero, ones.long(), 0.0, torch.Generator())
+        shaper = PositionBonus(gamma=1.0, direction=direction, shift=shift)
+        found = shaper.shape(batch).advantages[0] - 1
+        expected = shaping_figures.bonus(np.linspace(0, 1, 21), direction, shift)
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+    assert len(shaping_figures.weights().axes) == 2
+    plt.close("all")
+
+
+def test_a_valid_completions_length_follows_from_its_digits(countdown):
+    data = tuple(dataclasses.replace(one, rows=8) for one in countdown.evaluation.data)
+    evaluation = dataclasses.replace(countdown.evaluation, data=data)
+    small = dataclasses.replace(countdown, evaluation=evaluation)
+    table = shaping_tables.lengths(small)
+    for row in table.to_dict("records"):
+        n = row["digits"]
+        steps, commas, answer = 5 * (n - 1), n - 2, n + (n - 1) + 2 * (n - 2)
+        words = 4 + 1 + steps + commas + answer  # four markers, the way's letter
+        assert row["shortest"] == row["longest"] == words
+    assert table["problems"].sum() > 8
+
+
+def test_words_are_tokens_of_countdowns_vocabulary():
+    from sage_lib.policy import tiny_qwen
+    from sage_lib.tasks.prompts import answer_turn
+
+    text = answer_turn(" L 2 + 5 = 7 , 7 - 3 = 4 ", " ( 2 + 5 ) - 3 ")
+    tokens = tiny_qwen.tokenizer(99, 96)(text, add_special_tokens=False)["input_ids"]
+    assert len(tokens) == 23, "as the table has it for three digits"
+
+
+def test_reported_gains_by_hand():
+    found = shaping_tables.as_reported()
+    assert found.loc[("GRPO+PPL", "avg@8"), "Qwen2.5-Math-7B"] == pytest.approx(54.21 - 51.64)
+    assert found.loc[("GRPO+POSITION", "maj@8"), "Qwen2.5-7B"] == pytest.approx(49.82 - 47.38)
+    assert found.loc[("GRPO+LOCATION", "pass@k"), "Qwen2.5-Math-7B"] == pytest.approx(57.67 - 56.44)
+    assert len(found) == 6
+
+
+def test_arms_of_a_figure_look_different_and_others_as_before(countdown):
+    for family in (rival_tables.FAMILY, shaping_tables.FAMILY):
+        keys = ["grpo", "grpo_no_kl", *arm_tables.names(countdown, family)]
+        looks = {(style.look(key)["color"], style.look(key)["marker"]) for key in keys}
+        assert len(looks) == len(keys)
+    mine = style.look("rft_noise")
+    assert (mine["color"], mine["marker"]) not in {
+        (style.look(key)["color"], style.look(key)["marker"]) for key in style._SHIPPED
+    }
+    assert set(style._OF_THE_GRID) <= set(countdown.methods)
+
+
+def test_chosen_training_curves_stand_in_one_row(plant, countdown):
+    profile = plant({**GRPO, "ppl_positive": (0.3, 0.8, 0.04)})
+    columns = ("reward", "entropy", "completions/mean_length")
+    drawn = training_figures.training_curves(profile, ["grpo", "ppl_positive"], *columns)
+    assert [axis.get_ylabel() for axis in drawn.axes] == [
+        training_figures.PANELS[column] for column in columns
+    ]
+    assert all(len(axis.lines) == 2 for axis in drawn.axes)
+    plt.close("all")
