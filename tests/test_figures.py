@@ -235,7 +235,7 @@ def test_figures_of_stages_are_drawn(profile):
     assert "branch guide" in words(guide_figures.figure1(profile))
     words(guide_figures.distributions(profile))
     text = guide_figures.coloured(profile, "branch")
-    assert "&lt;b&gt;" in text and "q = 1.200" in text
+    assert "&lt;b&gt;" in text and "q branch 1.200" in text
 
 
 def test_equal_values_are_drawn(tmp_path, monkeypatch):

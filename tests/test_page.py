@@ -117,3 +117,21 @@ def test_the_folder_of_published_results_is_that_of_a_published_page(tmp_path, s
     theory_page("published").show(figure, "figure2")
     assert (tmp_path / "published" / "theory" / "figure2.pdf").is_file()
     assert not (tmp_path / "figures").exists()
+
+
+def test_a_figure_says_in_words_what_it_shows(monkeypatch):
+    """Its titles and axes are the alt text of the picture that a front end gets, which is where
+    nbconvert reads it: the text of axes that are off, and empty ones, are none."""
+    figure, (left, right, off) = plt.subplots(1, 3)
+    figure.suptitle("Two  panels\nand a title")
+    left.set(title="first", xlabel="k", ylabel="pass@k")
+    right.set(xlabel="k", ylabel="pass@k")
+    off.set(xlabel="never seen")
+    off.axis("off")
+    words = "Two panels and a title; first; pass@k by k"
+    assert page_module.alt_text(figure) == words
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda *a, **k: shown.append((a, k)))
+    page_module._display(figure)
+    assert shown == [((figure,), {"metadata": {"image/png": {"alt": words}}})]
+    plt.close(figure)

@@ -18,6 +18,8 @@ from sage_lib.report.style import COLOURS, STYLE, WIDE, line, look, points, seri
 
 #: The guides of Figure 1, and the method whose look each has.
 GUIDES = {guide: f"grpo_{guide}" for guide in TRACED}
+#: What the guides are made from, of every traced token (nats).
+SIGNALS = ("entropy", "surprisal")
 #: Tokens of a long completion that Figure 1 shows, around its most uncertain state.
 SHOWN = 48
 
@@ -136,22 +138,34 @@ def distributions(profile: Profile, thresholds: tuple[float, ...] = (0.8, 1.2, 2
     return figure
 
 
-def coloured(profile: Profile, guide: str) -> str:
-    """The traced completion as HTML, each token on a background by q: orange above 1, blue below.
+def coloured(profile: Profile, name: str) -> str:
+    """The traced completion as HTML, each token on a background by a guide's q or by a signal.
 
-    The numbers show where the mouse rests on a token.
+    ``name``: one of :data:`GUIDES` (orange above 1, blue below) or of :data:`SIGNALS` (grey, the
+    darker the larger). The numbers show where the mouse rests on a token.
     """
-    spans = " ".join(_span(token, token[guide]) for token in measured.trace(profile)["tokens"])
-    return f'<div style="line-height:1.9"><b>{guide}</b>: {spans}</div>'
+    tokens = measured.trace(profile)["tokens"]
+    largest = max(token[name] for token in tokens)
+    spans = " ".join(_span(token, *_background(name, token[name], largest)) for token in tokens)
+    return f'<div style="line-height:1.9"><b>{name}</b>: {spans}</div>'
 
 
-def _span(token: Mapping[str, Any], q: float) -> str:
-    """One token; the further q is from 1 towards its clamp, the stronger the colour."""
-    if q > 1:
-        colour, strength = "222,143,5", (q - 1) / (HIGH - 1)
-    else:
-        colour, strength = "1,115,178", (1 - q) / (1 - LOW)
-    numbers = f"q = {q:.3f}, H = {token['entropy']:.2f} nats, pi_ref = {token['pi_ref']:.3f}"
+def _background(name: str, value: float, largest: float) -> tuple[str, float]:
+    """Colour, and its strength from 0 to 1: the further q is from 1 towards its clamp, or the
+    nearer a signal is to its largest value, the stronger."""
+    if name in SIGNALS:
+        return "110,110,110", value / largest if largest else 0.0
+    if value > 1:
+        return "222,143,5", (value - 1) / (HIGH - 1)
+    return "1,115,178", (1 - value) / (1 - LOW)
+
+
+def _span(token: Mapping[str, Any], colour: str, strength: float) -> str:
+    q = ", ".join(f"q {guide} {token[guide]:.3f}" for guide in GUIDES)
+    numbers = (
+        f"H = {token['entropy']:.2f} nats, surprisal = {token['surprisal']:.2f} nats, "
+        f"pi_ref = {token['pi_ref']:.3f}, {q}"
+    )
     style = (
         f"background:rgba({colour},{0.75 * strength:.2f});"
         "padding:1px 2px;margin:1px;font-family:monospace"

@@ -134,9 +134,21 @@ def theory_page(results: str = "own") -> Page:
     return Page(None, results == "published")
 
 
+def alt_text(figure: Figure) -> str:
+    """What a figure says of itself in words: its titles, and what each panel's axes are."""
+    axes = [axis for axis in figure.axes if axis.axison]
+    said = [figure.get_suptitle(), *(axis.get_title() for axis in figure.axes)]
+    said += [" by ".join(filter(None, (axis.get_ylabel(), axis.get_xlabel()))) for axis in axes]
+    said.append(figure.get_supxlabel())
+    return "; ".join(dict.fromkeys(" ".join(text.split()) for text in said if text))
+
+
 def _display(shown: Any) -> None:
-    """Show something below the running cell, text as HTML; IPython is imported only where there is
-    one."""
+    """Show something below the running cell: text as HTML, a figure with its alt text, where
+    nbconvert looks for it; IPython is imported only where there is one."""
     from IPython.display import HTML, display
 
-    display(HTML(shown) if isinstance(shown, str) else shown)
+    if isinstance(shown, Figure):
+        display(shown, metadata={"image/png": {"alt": alt_text(shown)}})
+    else:
+        display(HTML(shown) if isinstance(shown, str) else shown)

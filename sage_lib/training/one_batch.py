@@ -1,0 +1,154 @@
+"""One batch of a SageTrainer on a tiny random model: what its loss is made of, and what it came to.
+
+For looking at the loss, as notebook 05 does; nothing is trained. It happens in a process of its own
+that sees no GPU, so that it is plain TRL's loss on every machine, and fast.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sage_lib.algorithm.guides import Guide
+from sage_lib.experiment.profile import Model
+
+#: Completions of a prompt, prompts, and the longest completion, tokens.
+GROUP, PROMPTS, LONGEST = 4, 2, 16
+#: How far each weight is moved off the reference, standard deviation.
+MOVED = 0.1
+_SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+@dataclass(frozen=True)
+class LossBatch:
+    """What the loss of one batch is made of; of shape (batch, time) where nothing else is said."""
+
+    logps: torch.Tensor  # log pi of the sampled tokens, without a gradient
+    reference: torch.Tensor  # log pi_ref of them
+    entropies: torch.Tensor  # of pi before each token, nats (eq. 12)
+    mask: torch.Tensor  # 1 on completion tokens, else 0
+    advantages: torch.Tensor  # shape (batch,)
+    loss: float  # SageTrainer's
+
+
+def loss_batch(guide: Guide, beta: float, seed: int = 0) -> LossBatch:
+    """Sample completions of a tiny random model moved off its reference, and take the loss.
+
+    The anchor is k3, the loss type "grpo" (1/|o|), as in the paper's code. The reward is no task's:
+    it only has to differ between completions. Probabilities come from forward passes of their own,
+    not from the trainer's.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the new process alone
+    try:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            arrays, loss = pool.submit(_arrays, guide, beta, seed).result()
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    return LossBatch(**{name: torch.tensor(values) for name, values in arrays.items()}, loss=loss)
+
+
+def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, NDArray[Any]], float]:
+    """The tensors of a :class:`LossBatch` as arrays, and the loss."""
+    with contextlib.redirect_stdout(sys.stderr):  # Unsloth prints what machine it found
+        from sage_lib.algorithm.trainer import SageTrainer  # first: Unsloth before transformers
+
+    with tempfile.TemporaryDirectory() as made:
+        trainer = _trainer(SageTrainer, Path(made), guide, beta, seed)
+        rows = [trainer.train_dataset[i // GROUP] for i in range(GROUP * PROMPTS)]
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        batch = trainer._prepare_inputs(rows)
+        loss = trainer._compute_loss(trainer.model, batch).item()
+        return _of_batch(trainer, batch), loss
+
+
+def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> Any:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+
+    from sage_lib.algorithm.backend import GRPOConfig
+    from sage_lib.policy import tiny_qwen
+    from sage_lib.tasks import prompts
+
+    shape = Model(tiny_qwen.NAME, 64, seed=seed, architecture=_SHAPE, largest_number=20)
+    tiny_qwen.create(folder, shape)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(MOVED * torch.randn(weight.shape, generator=noise))
+    questions = [f"reach {n} from 1 2 3 4" for n in range(PROMPTS)]
+    return cls(
+        guide=guide,
+        model=model,
+        reference=AutoModelForCausalLM.from_pretrained(folder),
+        processing_class=tiny_qwen.load_tokenizer(folder),
+        reward_funcs=_spread,
+        train_dataset=Dataset.from_list([{"prompt": prompts.messages(q)} for q in questions]),
+        args=GRPOConfig(
+            output_dir=str(folder),
+            per_device_train_batch_size=GROUP * PROMPTS,
+            num_generations=GROUP,
+            max_completion_length=LONGEST,
+            temperature=1.0,
+            beta=beta,
+            loss_type="grpo",
+            use_bias_correction_kl=False,
+            seed=seed,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            disable_tqdm=True,
+        ),
+    )
+
+
+@torch.no_grad()
+def _of_batch(trainer: Any, batch: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    from sage_lib.algorithm.token_probabilities import (
+        completion_logits,
+        drawn_log_probabilities,
+        entropies_of,
+        log_probabilities,
+    )
+
+    drawn, start = batch["completion_ids"], batch["prompt_ids"].shape[1]
+    ids = torch.cat([batch["prompt_ids"], drawn], dim=1)
+    seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    pi, reference = (
+        log_probabilities(completion_logits(model, ids, start, seen))
+        for model in (trainer.model, trainer.ref_model)
+    )
+    found = {
+        "logps": drawn_log_probabilities(pi, drawn),
+        "reference": drawn_log_probabilities(reference, drawn),
+        "entropies": entropies_of(pi),
+        "mask": batch["completion_mask"],
+        "advantages": batch["advantages"],
+    }
+    return {name: np.array(tensor) for name, tensor in found.items()}
+
+
+def _spread(completions: Sequence[Sequence[dict[str, str]]], **others: Any) -> list[float]:
+    return [len(turns[0]["content"]) % 7 / 7 for turns in completions]
