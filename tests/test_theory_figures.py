@@ -115,10 +115,10 @@ def kernel_environment():
 
 
 def slider_cells():
-    """The code of notebook 01 that the sliders need: parameters, imports, and the sliders."""
+    """The code of notebook 01 that the sliders need: parameters, imports, example, and sliders."""
     notebook = nbformat.read(paths.NOTEBOOKS / "01_toy_two_path.ipynb", as_version=4)
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    return [*code[:2], *(source for source in code[2:] if "slider" in source.lower())]
+    return [*code[:3], *(source for source in code[3:] if "slider" in source.lower())]
 
 
 def test_headers_of_the_columns_beside_a_tree_do_not_meet():
