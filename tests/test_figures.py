@@ -12,13 +12,16 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from sage_lib.errors import SageError
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Method, load_profile, profile_names
 from sage_lib.files import write_json, write_text
 from sage_lib.report import (
+    countdown_tables,
     exact_figures,
     exploration_figures,
     guide_figures,
+    measured,
     result_figures,
     result_tables,
     style,
@@ -167,25 +170,44 @@ def words(figure: Figure) -> set[str]:
     return {text.get_text() for text in shown}
 
 
-def compared(profile):
-    """Every figure that compares the evaluated methods."""
-    methods = ["base", *profile.evaluated]
-    yield "figure2", result_figures.figure2(profile)
-    yield "figure3", result_figures.figure3(profile)
-    yield "figure4", result_figures.figure3(profile, ood=True)
-    yield "exact_pass_at_k", exact_figures.exact_pass_at_k(profile)
-    yield "mode_shares", result_figures.mode_shares(profile)
-    yield "figure7", exploration_figures.figure7(profile, methods)
-    yield "exploration", exploration_figures.exploration(profile, methods)
-    yield "support", exploration_figures.support(profile, methods)
-    yield "unsolvable_upset", exploration_figures.unsolvable_upset(profile, methods)
+def compared(profile, family=None):
+    """Every figure that compares the evaluated methods, of one of their families."""
+    methods, of = ["base", *profile.evaluated], {"family": family}
+    yield "figure2", result_figures.figure2(profile, **of)
+    yield "figure3", result_figures.figure3(profile, **of)
+    yield "figure4", result_figures.figure3(profile, ood=True, **of)
+    yield "exact_pass_at_k", exact_figures.exact_pass_at_k(profile, **of)
+    yield "mode_shares", result_figures.mode_shares(profile, **of)
+    yield "figure7", exploration_figures.figure7(profile, methods, **of)
+    yield "exploration", exploration_figures.exploration(profile, methods, **of)
+    yield "support", exploration_figures.support(profile, methods, **of)
+    yield "unsolvable_upset", exploration_figures.unsolvable_upset(profile, methods, **of)
 
 
-def test_figures_that_compare_methods_show_every_method(profile):
-    labels = {profile.label(method) for method in ("base", *profile.evaluated)}
-    for name, figure in compared(profile):
-        shown = {re.sub(r" \(\d+\)$", "", text) for text in words(figure)}
-        assert labels <= shown, f"{name} lacks {labels - shown}"
+def test_figures_that_compare_methods_show_a_family_and_say_what_they_leave_out(profile):
+    every = ("base", *profile.evaluated)
+    for family in families(profile, every):
+        own = {key for key in profile.evaluated if profile.methods[key].family == family}
+        left = len(every) - len(families(profile, every)[family])
+        for name, figure in compared(profile, family):
+            shown = {re.sub(r" \(\d+\)$", "", text) for text in words(figure)}
+            labels = {profile.label(method) for method in ("base", *own)}
+            assert labels <= shown, f"{name} lacks {labels - shown}"
+            said = " ".join(" ".join(shown).split())
+            assert (f"not shown: {left} methods of other families" in said) == (left > 0), name
+        plt.close("all")
+
+
+def test_the_main_family_is_drawn_unless_another_one_is_named():
+    profile = load_profile("laptop")
+    every = ["base", *profile.evaluated]
+    assert measured.drawn(profile, every)[0] == MAIN
+    controls, words_ = measured.drawn(profile, every, "controls")
+    assert "shuffled_branch" in controls and "bnpo_branch" not in controls
+    assert words_.endswith("methods of other families (losses, main)")
+    assert measured.drawn(profile, MAIN) == (MAIN, "")
+    with pytest.raises(SageError, match="no method of the family 'x' is drawn here: choose one of"):
+        measured.drawn(profile, every, "x")
 
 
 def test_training_curves_show_every_method_of_their_family(profile):
@@ -201,6 +223,8 @@ def test_training_curves_show_every_method_of_their_family(profile):
 
 def test_exact_training_shows_every_trained_method(profile):
     shown = words(exact_figures.exact_training(profile))
+    for family in families(profile) if profile.methods else ():
+        shown |= words(exact_figures.exact_training(profile, family))
     assert {profile.label(method) for method in profile.methods} <= shown
     if not profile.methods:
         assert any("no exact evaluation" in text for text in shown)
@@ -214,14 +238,14 @@ def test_figure_2_shows_every_seed_as_a_dot(tmp_path, monkeypatch):
     one = dataclasses.replace(several, seeds=(1,))
     for profile, dots in ((several, 2), (one, 0)):
         figure = result_figures.figure2(profile)
-        right = figure.subfigs[0].axes[1]
+        right = figure.axes[1]
         drawn = [line for line in right.lines if line.get_gid() == "seeds"]
         assert [len(line.get_xdata()) for line in drawn] == [dots] * 2 * bool(dots)
         table = result_tables.table1(profile)
         means = table[(table["dataset"] == "Avg") & (table["metric"] == "pass@1")]
         for line, mean in zip(drawn, means["mean"].iloc[1:], strict=False):
             assert np.mean(line.get_xdata()) == pytest.approx(mean)
-        assert ("one seed" in right.get_title()) == (dots == 0)
+        assert ("one seed" in style.described(figure)) == (dots == 0)
     plt.close("all")
 
 
@@ -299,11 +323,81 @@ def test_saving_leaves_a_record(tmp_path):
     figure = guide_figures.schedules()
     made = style.save_figure(figure, "schedules", tmp_path / "theory")
     folder = tmp_path / "theory"
-    assert made == [folder / "schedules.pdf", folder / "schedules.png"]
+    assert made == [folder / f"schedules.{ending}" for ending in ("pdf", "png", "svg")]
     assert all(path.stat().st_size > 1000 for path in made)
     record = json.loads((folder / "schedules.json").read_text())
     assert record["figure"] == "schedules" and record["revision"]
+    assert record["alt"] == "random guide (eq. 9). token guide (eq. 10)"
     plt.close(figure)
+
+
+def test_a_large_svg_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(style, "LARGEST_SVG", 10)
+    (tmp_path / "schedules.svg").write_text("of an earlier drawing")
+    made = style.save_figure(guide_figures.schedules(), "schedules", tmp_path)
+    assert [path.suffix for path in made] == [".pdf", ".png"]
+    assert not (tmp_path / "schedules.svg").exists()
+    plt.close("all")
+
+
+def test_a_caption_stands_below_the_legend_and_breaks_to_the_figures_width(tmp_path):
+    with plt.rc_context(style.STYLE):
+        figure, axis = plt.subplots(figsize=(style.NARROW, 2))
+        axis.plot([1, 2], label="a line")
+        legend = figure.legend(loc="outside lower center")
+        style.describe(figure, "A title of " + "many words " * 9, "one. part", "", "word " * 40)
+    style.save_figure(figure, "trial", tmp_path)
+    [caption] = [t for t in figure.texts if t.get_gid() == style.CAPTION]
+    boxes = [one.get_window_extent() for one in (caption, legend, axis, figure._suptitle)]
+    assert boxes[0].y1 < boxes[1].y0 < boxes[1].y1 < boxes[2].y0 < boxes[2].y1 < boxes[3].y0
+    assert all(box.width <= figure.bbox.width for box in boxes)
+    assert style.described(figure).startswith("A title of many words")
+    assert "one. part; word word" in style.described(figure)
+    plt.close(figure)
+
+
+def test_steps_are_whole_numbers_however_short_a_run_is():
+    figure, axis = plt.subplots()
+    axis.plot([1, 2, 3], [0, 1, 2])
+    style.steps(axis)
+    figure.canvas.draw()
+    ticks = [text.get_text() for text in axis.get_xticklabels()]
+    assert ticks and all(
+        tick.replace("\N{MINUS SIGN}", "-").lstrip("-").isdigit() for tick in ticks
+    )
+    plt.close(figure)
+
+
+def test_every_panel_of_the_training_figures_has_its_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    profile = _profile(CASES["two"])
+    _measure(profile)
+    figure = training_figures.training_curves(profile, list(profile.methods))
+    figure.canvas.draw()
+    shown = [axis for axis in figure.axes if axis.axison]
+    assert len(shown) == len(training_figures.PANELS) - 2, "as many as its runs log"
+    for axis in shown:
+        for labels in (axis.get_xticklabels(), axis.get_yticklabels()):
+            assert any(label.get_text() and label.get_visible() for label in labels)
+    plt.close("all")
+
+
+def test_curves_of_the_support_are_those_of_its_table(tmp_path, monkeypatch):
+    """From arrays as from sets."""
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    profile = _profile(CASES["two"])
+    _measure(profile)
+    limits = (0.5, 0.05, 0.001)
+    table = countdown_tables.support(profile, limits)
+    curves = countdown_tables.support_curves(profile, ["base", "grpo_branch"], limits)
+    columns = ["method", "epsilon", "size", "entered", "left", "of"]
+    expected = table.loc[table["method"].isin(["base", "grpo_branch"]), columns]
+    pd.testing.assert_frame_equal(
+        curves[columns], expected.reset_index(drop=True), check_dtype=False
+    )
+    assert expected["entered"].sum() > 0 and expected["left"].sum() > 0
 
 
 def test_a_figure_that_is_drawn_again_leaves_its_files_as_they_are(tmp_path):

@@ -192,7 +192,8 @@ def test_what_is_published_is_not_done_again(trial, tmp_path, monkeypatch, capsy
     loaded, profile = load_grid(trial), load_profile(tmp_path / "little.yaml")
 
     def publish(run, **changes):
-        fields = dict.fromkeys(records.KEYS, "") | {"recipe": run.recipe} | changes
+        fields = dict.fromkeys(records.KEYS, "") | {"recipe": run.recipe, "seconds": 5.0}
+        fields |= changes
         folder = paths.measured("little", published=True) / run.place
         write_json(folder / "record.json", fields)
 
@@ -203,7 +204,8 @@ def test_what_is_published_is_not_done_again(trial, tmp_path, monkeypatch, capsy
     publish(other)  # without its evaluation, which needs its weights
     publish(runs.rl_run(profile, "grpo_token", 2), recipe="of other settings")
     every = grid.tasks(loaded, ["second"], [])
-    left = [task.run().name for task in grid.without_published(every)]
+    published = grid.published_seconds(every)
+    left = [task.run().name for task in grid.without_published(every, published)]
     assert left == [
         *("sft", "entropies", "eval-sft", "grpo_token-s1", "eval-grpo_token-s1"),
         *("grpo-s2", "eval-grpo-s2", "grpo_token-s2", "eval-grpo_token-s2"),
@@ -212,7 +214,22 @@ def test_what_is_published_is_not_done_again(trial, tmp_path, monkeypatch, capsy
     printed = capsys.readouterr().out.splitlines()
     states = {tuple(line.split()[:2]): line.split()[2] for line in printed[1:-1]}
     assert states["little", "rl/grpo-s1"] == "published" and states["little", "sft"] == "to"
-    assert printed[-1].startswith("0 of 9 done, time left not known yet; ")
+    # grpo-s1, its evaluation and grpo_token-s1 are; the last one is done again for its evaluation.
+    assert printed[-1].startswith("0 of 9 done, 2 more published, time left not known yet; ")
+
+
+def test_published_seconds_stand_in_until_runs_are_done_here(trial):
+    """Means by hand: two published runs of 100 and 300 s, then one of 40 s that was done here."""
+    every = grid.tasks(load_grid(trial), ["second"], [])
+    trained = [task for task in every if task.stage == "rl"]
+    published = dict(zip([task.key for task in trained], (100.0, 300.0), strict=False))
+    left = [task for task in trained if task.key not in published]
+    runner = grid.Runner(left, grid.Processes(), 1, published=published)
+    assert runner.mean(left[0]) == 200
+    minutes = round(len(left) * 200 / 60)
+    assert runner.opening() == f"0 of {len(left)} done, 2 more published, about 0:0{minutes} left"
+    runner.note(left[0], 40.0)
+    assert runner.mean(left[1]) == 40
 
 
 def test_the_recipe_is_of_the_settings_and_the_fingerprint_of_the_weights_too(trial, tmp_path):

@@ -1,7 +1,11 @@
 """The notebook runner: strict parameters, expected artefacts, failures that name notebook and
 cell."""
 
+import dataclasses
 import json
+import re
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -9,9 +13,12 @@ import pytest
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
-from sage_lib.pipeline import cli, notebooks, reproduce, stages
+from sage_lib.pipeline import cli, known_settings, notebooks, reproduce, stages
+from sage_lib.tasks import public_sets
 
 EVERY = notebooks.found()
+#: A set that the hub keeps, as a local folder has it.
+HUB = "dapo_math_17k"
 
 
 def notebook(folder, *cells, tag=True, sage=None):
@@ -227,13 +234,74 @@ def test_dry_run_of_the_paper_prints_settings_data_runs_and_memory(capsys, offli
         "set on the command line",
         "rl.use_bias_correction_kl",
         "eq. 38: plain k3",
-        # what cannot load is said, not hidden
-        "not loaded: the data file benchmarks/aime2024.jsonl could not be fetched",
-        "open-r1/DAPO-Math-17k-Processed could not be loaded from the hub",
-        "grpo_branch-s3409",
+        # what is not here is said, and not fetched
+        "up to 60, not here yet: a run fetches https://raw.githubusercontent.com/GAIR-NLP/",
+        "up to 2,000, not here yet: a run fetches open-r1/DAPO-Math-17k-Processed",
         "in all",
     ):
         assert text in printed
+    # A row for each stage and method, not for each run.
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["rl", "GRPO", "+", "Branch", "3", "3407-3409"] in [row[:6] for row in rows]
+    assert sum(row[:1] == ["rl"] for row in rows) == len(load_profile("paper").methods)
+
+
+def test_a_plan_loads_no_training_code():
+    """What makes it quick: TRL's settings are read from its source files."""
+    code = "import sys; from sage_lib.pipeline import cli; "
+    code += "cli.main(['dry-run', '--profile', 'paper']); "
+    code += "print('loaded:', *{'torch', 'trl', 'unsloth', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("loaded:") and not done.stderr
+
+
+def test_settings_are_those_of_the_classes_themselves():
+    from peft import LoraConfig
+    from trl import GRPOConfig, SFTConfig
+
+    for classes, cls in (
+        (known_settings.SFT, SFTConfig),
+        (known_settings.GRPO, GRPOConfig),
+        (known_settings.LORA, LoraConfig),
+    ):
+        taken = {one.name for one in dataclasses.fields(cls) if one.init}
+        assert known_settings.names(classes) == taken
+    with pytest.raises(SageError, match=r"GRPOConfig .* no setting 'temprature'"):
+        known_settings.check(load_profile("smoke+rl.temprature=1.0"))
+
+
+def test_a_set_in_a_local_folder_is_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    assert public_sets.elsewhere("amc23").startswith("https://") and not public_sets.elsewhere("x")
+    for name, local in (("amc23", "benchmarks/amc23.jsonl"), ("dapo_math_17k", f"{HUB}.jsonl")):
+        assert public_sets.elsewhere(name)
+        (tmp_path / local).parent.mkdir(exist_ok=True)
+        (tmp_path / local).write_text("")
+        monkeypatch.setenv("SAGE_DATA", str(tmp_path))
+        assert not public_sets.elsewhere(name) and public_sets.elsewhere(name, "a revision")
+        monkeypatch.delenv("SAGE_DATA")
+
+
+def test_of_what_cells_print_the_lines_of_progress_are_told(sandbox, capsys):
+    """And a line for each notebook, with what it made."""
+    source = "print('a table'); print('GRPO, seed 3407: 50%'); print('sft: star', end='')"
+    make = "import pathlib; p = pathlib.Path('measured/smoke'); p.mkdir(parents=True); "
+    make += "(p / 'made.csv').write_text('1'); print('ting'); import sys; sys.stderr.write('no')"
+    notebook(sandbox, "profile = 'smoke'", source, make, sage=MAKES)
+    assert reproduce.reproduce(load_profile("smoke"))
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[:2] == ["GRPO, seed 3407: 50%", "sft: starting"] and not printed.err
+    assert re.fullmatch(r"99_trial \(1 of 1\): ok, \d+ s; made\.csv", lines[2])
+
+
+def test_labels_of_every_run_tell_progress():
+    profile = load_profile("smoke")
+    tells = stages.progress_of(profile)
+    for stage in stages.STAGES.values():
+        for run in stage.runs(profile):
+            assert tells(f"{stages._label(profile, stage, run)}: starting")
+    assert not tells("control: a line of a table") and not tells("GRPO 0.5")
 
 
 def test_a_wrong_command_line_ends_with_one_sentence(capsys):

@@ -10,6 +10,7 @@ section."""
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -324,6 +325,8 @@ def digest(value: Any) -> str:
 
 def canonical(value: Any) -> Any:
     """Settings as JSON has them, the same for all ways to write them down."""
+    if type(value) in (str, int, bool, type(None)):  # most of them, by the million in a grid
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             f.name: canonical(getattr(value, f.name))
@@ -451,15 +454,10 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str
     if path in above:
         raise SageError(f"profile {path.name} extends itself: {' -> '.join(p.stem for p in above)}")
     try:
-        raw = YAML(typ="rt").load(path.read_text())
+        settings, sources = copy.deepcopy(_parsed(path.name, path.read_text()))
     except (YAMLError, UnicodeDecodeError) as error:
         sentence = " ".join(str(error).split())
         raise SageError(f"profile {path.name} is not valid YAML: {sentence}") from None
-    if not isinstance(raw, CommentedMap):
-        raise SageError(
-            f"profile {path.name} must hold named sections, see {PROFILES.name}/smoke.yaml"
-        )
-    settings, sources = _unwrap(raw), dict(_comments(raw))
     below = settings.pop("extends", None)
     if below is None:
         return settings, sources
@@ -469,6 +467,16 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str
     base, base_sources = _read(found, (*above, path))
     _move_paths(base, found.parent, path.parent)
     return _merge(base, settings, base_sources, ""), {**base_sources, **sources}
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(name: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """A file's own settings and their sources, read once: a grid asks for the same files hundreds
+    of times, and the comments make them slow to read."""
+    raw = YAML(typ="rt").load(text)
+    if not isinstance(raw, CommentedMap):
+        raise SageError(f"profile {name} must hold named sections, see {PROFILES.name}/smoke.yaml")
+    return _unwrap(raw), dict(_comments(raw))
 
 
 def _move_paths(settings: dict[str, Any], before: Path, now: Path) -> None:

@@ -13,12 +13,28 @@ sage-companion publish --profile smoke      put own results in the place of the 
 """
 
 import argparse
+import importlib
 import sys
 
 import sage_lib
 from sage_lib.errors import SageError
 from sage_lib.files import disk_errors
-from sage_lib.pipeline import bench, compare, draw, grid, outputs, publish, reproduce, site, stages
+
+#: Command -> its module in this room, and its help. A module has ``do``, and ``add_arguments``
+#: where there is something to choose; only that of the given command is imported, since some take
+#: seconds.
+COMMANDS = {
+    "reproduce": ("reproduce", "run the notebooks in order, headless"),
+    "stage": ("stages", "do one stage of a profile"),
+    "grid": ("grid", "do all runs of a grid"),
+    "dry-run": ("plan", "print what a profile would do"),
+    "bench": ("bench", "measure a benchmark again"),
+    "figures": ("draw", "draw all published figures and tables again"),
+    "notebooks": ("outputs", "execute the notebooks and store their outputs"),
+    "site": ("site", "build the site, without a network"),
+    "compare": ("compare", "own results beside the published ones"),
+    "publish": ("publish", "put own results among the published ones"),
+}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -26,6 +42,7 @@ def main(argv: list[str] | None = None) -> None:
 
     Bad input ends with one sentence and exit status 1, a misspelt command with argparse's own 2.
     """
+    words = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="sage-companion",
         description=__doc__,
@@ -33,35 +50,13 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {sage_lib.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    reproducing = commands.add_parser("reproduce", help="run the notebooks in order, headless")
-    reproduce.add_arguments(reproducing)
-    reproducing.set_defaults(do=reproduce.do)
-    staging = commands.add_parser("stage", help="do one stage of a profile")
-    stages.add_arguments(staging)
-    staging.set_defaults(do=stages.do)
-    gridding = commands.add_parser("grid", help="do all runs of a grid")
-    grid.add_arguments(gridding)
-    gridding.set_defaults(do=grid.do)
-    dry = commands.add_parser("dry-run", help="print what a profile would do")
-    stages.add_profile(dry)
-    dry.set_defaults(do=reproduce.dry_run)
-    benching = commands.add_parser("bench", help="measure a benchmark again")
-    bench.add_arguments(benching)
-    benching.set_defaults(do=bench.do)
-    drawing = commands.add_parser("figures", help="draw all published figures and tables again")
-    drawing.set_defaults(do=draw.do)
-    storing = commands.add_parser("notebooks", help="execute the notebooks and store their outputs")
-    outputs.add_arguments(storing)
-    storing.set_defaults(do=outputs.do)
-    building = commands.add_parser("site", help="build the site, without a network")
-    building.set_defaults(do=site.do)
-    comparing = commands.add_parser("compare", help="own results beside the published ones")
-    stages.add_profile(comparing)
-    comparing.set_defaults(do=compare.do)
-    publishing = commands.add_parser("publish", help="put own results among the published ones")
-    publish.add_arguments(publishing)
-    publishing.set_defaults(do=publish.do)
-    options = parser.parse_args(argv)
+    for name, (module, about) in COMMANDS.items():
+        command = commands.add_parser(name, help=about)
+        if name in words[:1]:
+            chosen = importlib.import_module(f"sage_lib.pipeline.{module}")
+            getattr(chosen, "add_arguments", lambda parser: None)(command)
+            command.set_defaults(do=chosen.do)
+    options = parser.parse_args(words)
     try:
         with disk_errors():
             options.do(options)

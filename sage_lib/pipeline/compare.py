@@ -156,5 +156,10 @@ def _place(path: Path) -> str:
     return "/".join(path.parts[-3:])
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What :func:`do` reads from a command line."""
+    stages.add_profile(parser)
+
+
 def do(options: argparse.Namespace) -> None:
     show(stages.given_profile(options))

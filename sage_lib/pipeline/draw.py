@@ -1,6 +1,7 @@
 """Every published figure and table, drawn again from the published results: nothing is trained.
 
     sage-companion figures
+    sage-companion figures --profile smoke --only 07 08
 
 The notebooks' own cells run here, in a few processes without kernels, so that libraries are loaded
 once for many notebooks. What comes out the same leaves its files as they are.
@@ -12,6 +13,7 @@ import io
 import os
 import sys
 import time
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +78,12 @@ def _draw(drawing: Drawing) -> tuple[float, str]:
     return time.perf_counter() - started, ""
 
 
-def drawings(profiles: list[Profile], theory: bool) -> list[Drawing]:
-    """What there is to draw: the theory once, then every notebook that makes something."""
-    every = notebooks.found()
+def drawings(
+    profiles: list[Profile], theory: bool, only: Collection[str] | None = None
+) -> list[Drawing]:
+    """What there is to draw: the theory once, then every notebook that makes something; with
+    ``only``, of the notebooks of these numbers."""
+    every = [one for one in notebooks.found() if not only or one.number in only]
     exact = [one for one in every if "profile" not in notebooks.parameters(one.path)]
     found = [Drawing(notebook, None) for notebook in exact if theory]
     for profile in profiles:
@@ -95,7 +100,9 @@ def missing(profile: Profile) -> list[str]:
     return [run.name for run in runs.every_run(profile) if not run.record.is_file()]
 
 
-def redraw(profiles: list[Profile], theory: bool = True) -> bool:
+def redraw(
+    profiles: list[Profile], theory: bool = True, only: Collection[str] | None = None
+) -> bool:
     """Draw again what is published of some profiles, and the theory; True when all of it could be.
 
     A profile that is published in part, as a grid grows, waits until it is whole.
@@ -118,7 +125,7 @@ def redraw(profiles: list[Profile], theory: bool = True) -> bool:
     before = _files()
     # Figures are drawn to files, on the threads of one process each.
     os.environ |= {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
-    chosen = drawings(whole, theory)
+    chosen = drawings(whole, theory, only)
     with ProcessPoolExecutor(PROCESSES) as pool:
         for drawing, (seconds, reason) in zip(chosen, pool.map(_draw, chosen), strict=True):
             print(
@@ -140,6 +147,17 @@ def _files() -> dict[str, bytes]:
     return {"/".join(path.parts[-3:]): path.read_bytes() for path in found if path.is_file()}
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What :func:`do` reads from a command line."""
+    parser.add_argument(
+        "--profile", nargs="+", choices=published_specs(), help="of these published profiles alone"
+    )
+    parser.add_argument("--only", nargs="+", metavar="NN", help="these notebooks alone")
+
+
 def do(options: argparse.Namespace) -> None:
-    if not redraw([load_profile(spec, "published") for spec in published_specs().values()]):
+    specs = published_specs()
+    names = options.profile or specs
+    profiles = [load_profile(specs[name], "published") for name in names]
+    if not redraw(profiles, theory=not options.profile, only=options.only):
         sys.exit(1)

@@ -21,7 +21,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,16 +104,24 @@ def tasks(grid: Grid, blocks: Sequence[str], seeds: Sequence[int]) -> list[Task]
     return list({task.key: task for task in found}.values())
 
 
-def is_published(task: Task) -> bool:
-    """Whether results of these very settings are committed, from whichever machine."""
-    run = task.run()
-    folder = paths.measured(task.profile.name, published=True)
-    record = folder / run.place / run.record.name
-    return record.is_file() and records.load(record).get("recipe") == run.recipe
+def published_seconds(every: list[Task]) -> dict[tuple, float]:
+    """Key of a task -> seconds, of those whose results of these very settings are committed, from
+    whichever machine."""
+    found = {}
+    for task in every:
+        run = task.run()
+        file = paths.measured(task.profile.name, published=True) / run.place / run.record.name
+        record = records.load(file) if file.is_file() else {}
+        if record.get("recipe") == run.recipe:
+            found[task.key] = float(record["seconds"])
+    return found
 
 
-def without_published(every: list[Task]) -> list[Task]:
-    """The tasks whose results are not published, and those that they need."""
+def without_published(every: list[Task], published: Collection[tuple]) -> list[Task]:
+    """The tasks whose results are not published, and those that they need.
+
+    ``published``: keys, as :func:`published_seconds` finds them.
+    """
     wanted: set[tuple] = set()
 
     def want(task: Task) -> None:
@@ -122,7 +130,7 @@ def without_published(every: list[Task]) -> list[Task]:
             want(need)
 
     for task in every:
-        if task.stage in ("rl", "evaluate") and not is_published(task):
+        if task.stage in ("rl", "evaluate") and task.key not in published:
             want(task)
     return [task for task in every if task.key in wanted]
 
@@ -252,8 +260,15 @@ class Runner:
     failed: dict[tuple, str] = field(default_factory=dict)  # and the reason
     tries: dict[tuple, int] = field(default_factory=dict)
     running: dict[tuple, tuple[Task, stages.Job, Handle, float]] = field(default_factory=dict)
+    #: Of published runs by the key of their task: they say how long others take, no more.
+    published: Mapping[tuple, float] = field(default_factory=dict)
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    elsewhere: dict[tuple[str, str], list[float]] = field(default_factory=dict, init=False)
     made: dict[tuple, stages.Job] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for (profile, stage, *_), seconds in self.published.items():
+            self.elsewhere.setdefault((profile, stage), []).append(seconds)
 
     def job(self, task: Task) -> stages.Job | None:
         """A task's job, or None while what it needs is not done."""
@@ -283,10 +298,14 @@ class Runner:
         return sorted(waiting, key=lambda task: self.tries.get(task.key, 0))
 
     def mean(self, task: Task) -> float | None:
-        """Mean seconds of the runs of the task's stage, of its profile where some were done."""
-        of_stage = {name: s for (name, stage), s in self.seconds.items() if stage == task.stage}
-        own = of_stage.get(task.profile.name) or [s for found in of_stage.values() for s in found]
-        return statistics.mean(own) if own else None
+        """Mean seconds of the runs of the task's stage: done here, or else published; of its
+        profile where there are some."""
+        for found in (self.seconds, self.elsewhere):
+            of_stage = {name: s for (name, stage), s in found.items() if stage == task.stage}
+            own = of_stage.get(task.profile.name) or [s for some in of_stage.values() for s in some]
+            if own:
+                return statistics.mean(own)
+        return None
 
     def left(self) -> str:
         """How long the rest takes, from the means so far, as a sentence's end."""
@@ -300,10 +319,17 @@ class Runner:
     def progress(self) -> str:
         return f"{len(self.done)} of {len(self.tasks)} done, {self.left()}"
 
+    def opening(self) -> str:
+        """The progress before anything is started, and what is published beside it."""
+        own = {task.key for task in self.tasks}
+        others = sum(key not in own for key in self.published)
+        beside = f"{others} more published, " if others else ""
+        return f"{len(self.done)} of {len(self.tasks)} done, {beside}{self.left()}"
+
     def run(self) -> None:
         """Raises SageError that names what failed, once everything else is done."""
         self.find_done()
-        print(f"{self.progress()}; at most {self.parallel} at a time", flush=True)
+        print(f"{self.opening()}; at most {self.parallel} at a time", flush=True)
         waited = False
         try:
             while self.pending() or self.running:
@@ -374,9 +400,9 @@ def _name(task: Task) -> str:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def listed(every: list[Task]) -> pd.DataFrame:
+def listed(every: list[Task], published: Mapping[tuple, float]) -> pd.DataFrame:
     """Columns profile, run, state and seconds: measured, or the mean of such runs with a "~"."""
-    runner = Runner(every, Processes(), 1)
+    runner = Runner(every, Processes(), 1, published=published)
     runner.find_done()
     rows = []
     for task in every:
@@ -385,8 +411,8 @@ def listed(every: list[Task]) -> pd.DataFrame:
         if task.key in runner.done:
             seconds = f"{records.load(run.record)['seconds']:.0f}"
             state = records.collapse(run.record) or "done"
-        elif is_published(task):
-            state = "published"
+        elif task.key in published:
+            state, seconds = "published", f"{published[task.key]:.0f}"
         elif is_locked(run.lock):
             state = "running"
         else:
@@ -425,13 +451,15 @@ def do(options: argparse.Namespace) -> None:
         ]
         grid = replace(grid, blocks=tuple(blocks))
     every = tasks(grid, options.only, options.seeds)
-    chosen = without_published(every)
+    published = published_seconds(every)
+    chosen = without_published(every, published)
     executor: Executor = Processes()
     if options.dry_run:
-        print(plan.text(listed(every)))
-        runner = Runner(chosen, executor, _at_a_time(options.parallel, executor, chosen))
+        print(plan.text(listed(every, published)))
+        at_a_time = _at_a_time(options.parallel, executor, chosen)
+        runner = Runner(chosen, executor, at_a_time, published=published)
         runner.find_done()
-        print(f"{runner.progress()}; {runner.parallel} at a time")
+        print(f"{runner.opening()}; {runner.parallel} at a time")
         return
     if options.executor != "processes":
         executor = Submitit(options.executor, grid.name, options)
@@ -440,7 +468,8 @@ def do(options: argparse.Namespace) -> None:
             stages.check_machine(profile)
         os.nice(max(0, NICE - os.nice(0)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    Runner(chosen, executor, _at_a_time(options.parallel, executor, chosen)).run()
+    at_a_time = _at_a_time(options.parallel, executor, chosen)
+    Runner(chosen, executor, at_a_time, published=published).run()
 
 
 def _at_a_time(asked: int | None, executor: Executor, chosen: list[Task]) -> int:

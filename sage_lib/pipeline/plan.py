@@ -1,6 +1,7 @@
 """What a profile is going to do, and what it did: settings with sources, data as they load, runs,
 memory, times."""
 
+import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,8 +10,9 @@ import pandas as pd
 
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, records
-from sage_lib.experiment.profile import Profile
-from sage_lib.pipeline import notebooks, stages
+from sage_lib.experiment.profile import BASE, Data, Profile
+from sage_lib.pipeline import known_settings, stages
+from sage_lib.tasks import public_sets
 
 
 def settings_table(profile: Profile) -> pd.DataFrame:
@@ -74,24 +76,40 @@ def memory(profile: Profile) -> pd.DataFrame:
 
 
 def planned_runs(profile: Profile) -> pd.DataFrame:
-    """Every run of every stage with its size: columns stage, run, size."""
-    sizes = {"sft": _sft_size(profile), "rl": _rl_size(profile)}
+    """The runs of every stage by method: columns stage, method, runs, seeds, size (of one run)."""
+    sizes = {"sft": _sft_size(profile)}
     evaluation = profile.evaluation
     sizes["evaluate"] = f"{evaluation.asked} problems x {evaluation.samples} samples"
     for name in ("entropies", "trace"):
         sizes[name] = f"{evaluation.traced} problems x 8 completions"
     explored = profile.exploration
     sizes["dynamics"] = f"{explored.prompts} prompts x {explored.completions} completions, twice"
-    sizes["replay"] = sizes["rl"]
     sizes["impact"] = (
         f"up to 2 x {explored.replaced} completions x 4 tokens x 2 x {explored.continuations}"
     )
-    rows = [
-        (stage.name, run.name, sizes.get(stage.name, ""))
-        for stage in stages.STAGES.values()
-        for run in stage.runs(profile)
-    ]
-    return pd.DataFrame(rows, columns=["stage", "run", "size"])
+    rows = []
+    for stage in stages.STAGES.values():
+        by_method: dict[str, list[int | None]] = {}
+        for run in stage.runs(profile):
+            by_method.setdefault(run.method, []).append(run.seed)
+        for method, seeds in by_method.items():
+            trained = stage.name in ("rl", "replay")
+            size = _rl_size(profile, method) if trained else sizes.get(stage.name, "")
+            label = "" if seeds == [None] and method != BASE else profile.label(method)
+            rows.append((stage.name, label, len(seeds), _spans(seeds), size))
+    return pd.DataFrame(rows, columns=["stage", "method", "runs", "seeds", "size"])
+
+
+def _spans(seeds: Sequence[int | None]) -> str:
+    """Seeds in a few words: 3407-3409, 3412."""
+    numbers = sorted(seed for seed in seeds if seed is not None)
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return ", ".join(str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
 
 
 def _sft_size(profile: Profile) -> str:
@@ -104,41 +122,47 @@ def _sft_size(profile: Profile) -> str:
     return f"{epochs} epochs of at most {profile.sft_data.rows:,} rows"
 
 
-def _rl_size(profile: Profile) -> str:
-    if not profile.rl:
-        return ""
-    batch = profile.rl["per_device_train_batch_size"]
-    completions = batch * profile.rl["gradient_accumulation_steps"] * profile.rl["max_steps"]
-    return f"{profile.rl['max_steps']:,} steps, {completions:,} completions"
+def _rl_size(profile: Profile, method: str) -> str:
+    chosen = profile.methods[method]
+    if chosen.rft is not None:
+        return "rounds of rejection sampling"
+    settings = {**profile.rl, **chosen.rl}
+    batch = settings["per_device_train_batch_size"]
+    completions = batch * settings["gradient_accumulation_steps"] * settings["max_steps"]
+    return f"{settings['max_steps']:,} steps, {completions:,} completions"
 
 
 def data_sets(profile: Profile) -> pd.DataFrame:
-    """Load what the profile trains and evaluates on: columns use, data set, problems, or why it did
-    not load."""
+    """What the profile trains and evaluates on: columns use, data set, problems.
+
+    Sets that are generated or lie on this machine are loaded and counted; of those that are not
+    here yet it is said where a run will fetch them from: nothing is fetched for a plan.
+    """
     rows = []
 
-    def load(use: str, name: str, loader: Callable[[], Sequence]) -> None:
+    def load(use: str, data: Data, loader: Callable[[], Sequence]) -> None:
+        name = data.name if data.label == data.name else f"{data.name} ({data.label})"
+        away = public_sets.elsewhere(data.name, data.revision)
+        if away:
+            rows.append((use, name, f"up to {data.rows:,}, not here yet: a run fetches {away}"))
+            return
         try:
             rows.append((use, name, f"{len(loader()):,}"))
         except SageError as error:
             rows.append((use, name, f"not loaded: {error}"))
 
     if profile.sft and profile.sft_data is not None:
-        name = profile.sft_data.name
-        load("SFT", name, lambda: problems.sft_rows(profile, lambda text: len(text) // 3))
+        load("SFT", profile.sft_data, lambda: problems.sft_rows(profile, lambda t: len(t) // 3))
     if profile.methods and profile.rl_data is not None:
-        load("RL", profile.rl_data.name, lambda: problems.rl_problems(profile))
+        load("RL", profile.rl_data, lambda: problems.rl_problems(profile))
     for data in profile.evaluation.data:
-        name = data.name if data.label == data.name else f"{data.name} ({data.label})"
-        load("evaluation", name, partial(problems.load, data))
+        load("evaluation", data, partial(problems.load, data))
     return pd.DataFrame(rows, columns=["use", "data set", "problems"])
 
 
 def describe(profile: Profile) -> str:
     """The dry run: settings, data, plan and memory as text."""
-    from sage_lib.training.callbacks import check_sections
-
-    check_sections(profile)
+    known_settings.check(profile)
     parts = [
         f"profile {profile.name}: {profile.description}",
         f"SETTINGS\n{text(settings_table(profile))}",
@@ -165,6 +189,8 @@ def text(frame: pd.DataFrame) -> str:
 
 def notebook_map(profile: Profile) -> pd.DataFrame:
     """What each notebook is about and makes: columns notebook, about, figures, measured."""
+    from sage_lib.pipeline import notebooks  # late: what they draw with takes seconds to import
+
     rows = []
     for notebook in notebooks.found():
         made = notebook.made(profile)
@@ -197,3 +223,14 @@ def measured_times(profile: Profile) -> pd.DataFrame:
     costs = ["seconds", "exact problems", "exact seconds", "peak GB"]
     columns = ["stage", "run", *costs, "processor", "cores", "finished", "collapsed"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What :func:`do` reads from a command line."""
+    stages.add_profile(parser)
+
+
+def do(options: argparse.Namespace) -> None:
+    """Print every resolved setting with its source, the data sets, the plan of runs and the memory
+    they need; nothing is fetched."""
+    print(describe(stages.given_profile(options)))

@@ -5,12 +5,14 @@ sage-companion dry-run --profile paper
 """
 
 import argparse
-import logging
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from tqdm import tqdm
 
 from sage_lib import paths
 from sage_lib.errors import SageError
@@ -28,6 +30,8 @@ KERNEL = "python3"
 #: nbconvert's page hides what of a line of code is wider than the window, and prints it cut.
 WRAPPED = "<style>.jp-InputArea-editor pre {white-space: pre-wrap; overflow-wrap: anywhere}</style>"
 
+#: Endings of the files of a figure.
+DRAWN = (".pdf", ".png", ".svg")
 #: State of a notebook that needs what the profile does not have.
 LEFT_OUT = "left out"
 
@@ -43,8 +47,34 @@ class Outcome:
     state: str = "not run"
 
 
-def run_notebook(path: Path, output: Path, parameters: dict[str, object]) -> float:
-    """Execute one notebook through papermill, its output streamed to the terminal; returns seconds.
+@dataclass
+class Told:
+    """Where papermill writes what cells print: of that, the lines that ``passes`` chooses are told.
+
+    A file to papermill; a line may reach it in pieces.
+    """
+
+    passes: Callable[[str], bool]
+    begun: str = field(default="", init=False)
+
+    def write(self, text: str) -> int:
+        *whole, self.begun = (self.begun + text).split("\n")
+        for line in filter(self.passes, whole):
+            tqdm.write(line, file=sys.stdout)
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def run_notebook(
+    path: Path,
+    output: Path,
+    parameters: dict[str, object],
+    tells: Callable[[str], bool] = lambda line: False,
+) -> float:
+    """Execute one notebook through papermill, a progress bar over its cells on a terminal; returns
+    seconds. Of what its cells print, the lines that ``tells`` chooses are printed here.
 
     Papermill only warns of a parameter that the notebook does not have; here it is an error. A
     failing cell raises SageError with the notebook, the cell and the path of the executed copy,
@@ -61,6 +91,7 @@ def run_notebook(path: Path, output: Path, parameters: dict[str, object]) -> flo
         raise SageError(f"notebook {name} has no parameter {missing!r}: see its first code cell")
     output.parent.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = stages.environment()["PYTHONPATH"]  # the kernel's sage_lib is ours
+    bar = {"desc": name, "leave": False, "file": sys.stdout, "disable": not sys.stdout.isatty()}
     started = time.perf_counter()
     try:
         papermill.execute_notebook(
@@ -69,8 +100,8 @@ def run_notebook(path: Path, output: Path, parameters: dict[str, object]) -> flo
             parameters=parameters,
             kernel_name=KERNEL,
             cwd=str(path.parent),
-            progress_bar=False,
-            log_output=True,
+            progress_bar=bar,
+            stdout_file=Told(tells),
         )
     except papermill.PapermillExecutionError as error:
         raise SageError(
@@ -126,15 +157,16 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
         _start_afresh(profile)
     outcomes: list[Outcome] = []
     for position, notebook in enumerate(chosen, 1):
-        heading = f"{notebook.name} ({position} of {len(chosen)}): {notebook.about}"
-        print(f"\n== {heading}", flush=True)
+        place = f"{notebook.name} ({position} of {len(chosen)})"
         lacking = notebook.lacks(profile)
         if lacking is not None:
-            print(f"left out: the profile {profile.name} has no {lacking}", flush=True)
+            print(f"{place}: left out, the profile {profile.name} has no {lacking}", flush=True)
             outcomes.append(Outcome(notebook.name, state=LEFT_OUT))
             continue
         outcomes.append(_outcome(notebook, profile))
-        if outcomes[-1].state != "ok":
+        last = outcomes[-1]
+        print(f"{place}: {last.state}, {last.seconds:.0f} s{_made(notebook, profile)}", flush=True)
+        if last.state != "ok":
             break
     ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)
     outcomes += [Outcome(notebook.name) for notebook in chosen[len(outcomes) :]]
@@ -147,6 +179,14 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     return ok
 
 
+def _made(notebook: Notebook, profile: Profile) -> str:
+    """The artefacts that are there, a figure once for all its formats."""
+    names = [file for file in notebook.artefacts(profile) if file.is_file()]
+    figures = dict.fromkeys(file.stem for file in names if file.suffix in DRAWN)
+    shown = [*figures, *(file.name for file in names if file.suffix not in DRAWN)]
+    return f"; {', '.join(shown)}" if shown else ""
+
+
 def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     output = paths.build(profile.name) / "notebooks" / f"{notebook.name}.ipynb"
     started = time.perf_counter()
@@ -157,10 +197,10 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     given: dict[str, object] = {name: value for name, value in words.items() if name in parameters}
     state = "ok"
     try:
-        run_notebook(notebook.path, output, given)
+        run_notebook(notebook.path, output, given, stages.progress_of(profile))
         write_page(output)
         for file in notebook.artefacts(profile):
-            drawn = file.suffix in (".pdf", ".png")
+            drawn = file.suffix in DRAWN
             if not file.is_file() or (drawn and _written(file) == before[file]):
                 place = f"{file.parent.name}/{file.name}"
                 raise SageError(
@@ -208,16 +248,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do(options: argparse.Namespace) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-    logging.getLogger("papermill").setLevel(logging.INFO)
     if not reproduce(stages.given_profile(options), options.only, options.resume):
         sys.exit(1)
-
-
-def dry_run(options: argparse.Namespace) -> None:
-    """Print every resolved setting with its source, the data sets as they load, the plan of runs
-    and the memory they need."""
-    print(plan.describe(stages.given_profile(options)))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -234,7 +266,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         with disk_errors():
-            dry_run(options) if options.dry_run else do(options)
+            plan.do(options) if options.dry_run else do(options)
     except SageError as error:
         sys.exit(f"error: {error}")
 

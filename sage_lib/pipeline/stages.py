@@ -26,7 +26,7 @@ from tqdm import tqdm
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
-from sage_lib.experiment.profile import Profile, load_profile
+from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import (
     FULL,
@@ -42,6 +42,8 @@ from sage_lib.pipeline import processes
 
 #: Seconds between two lines of progress of one run.
 SHOW_EVERY = 8
+#: Of more runs than this that are kept, one line speaks for all.
+FEW = 3
 #: Status with which a run's own process ends where another one makes the run, or made it just now.
 BUSY = os.EX_TEMPFAIL
 #: What a run's own process is started as.
@@ -215,6 +217,19 @@ def _label(profile: Profile, stage: Stage, one: Run) -> str:
     return method if one.seed is None else f"{method}, seed {one.seed}"
 
 
+def progress_of(profile: Profile) -> Callable[[str], bool]:
+    """Tells the lines of progress that :func:`start` prints of a profile's runs from other text:
+    each begins with what its run, or for some runs together their stage, is called."""
+    calls = {stage.name for stage in STAGES.values()}
+    calls |= {
+        f"{profile.label(method)}, seed {seed}"
+        for method in profile.methods
+        for seed in profile.seeds_of(method)
+    }
+    begins = tuple(f"{call}:" for call in {*calls, profile.label(BASE)})
+    return lambda line: line.startswith(begins)
+
+
 def environment() -> dict[str, str]:
     """What a child process or a kernel starts with: this very sage_lib comes first on its path, so
     that a second checkout never runs the code of the first."""
@@ -231,10 +246,15 @@ def start(profile: Profile, jobs: list[Job]) -> None:
     """
     waiting = list(jobs)
     failed: dict[str, str] = {}
-    for job in jobs:
-        if job.run.done():
-            waiting.remove(job)
-            _say(job, "already made from the same settings, kept", records.collapse(job.run.record))
+    kept = [job for job in jobs if job.run.done()]
+    for job in kept:
+        waiting.remove(job)
+        collapse = records.collapse(job.run.record)
+        if collapse or len(kept) <= FEW:
+            _say(job, "already made from the same settings, kept", collapse)
+    if len(kept) > FEW:
+        words = f"{len(kept)} of {len(jobs)} runs already made from the same settings, kept"
+        print(f"{jobs[0].stage.name}: {words}", flush=True)
     running: dict[str, tuple[Job, subprocess.Popen, Progress]] = {}
     seen_elsewhere: set[str] = set()
     try:

@@ -140,6 +140,34 @@ def support(profile: Profile, epsilons: Sequence[float] = (0.05, 0.01, 0.001)) -
     return pd.DataFrame(rows)
 
 
+def support_curves(
+    profile: Profile, methods: Sequence[str], epsilons: Sequence[float]
+) -> pd.DataFrame:
+    """The columns method, epsilon, size, entered, left and of of :func:`support` for some methods
+    and many epsilons: the same counts, from arrays."""
+    require_countdown(profile)
+    by_method: dict[str, list[pd.Series]] = {}
+    for method, _, run, _ in runs.evaluations(profile):
+        if method in ("base", *methods):
+            table = of_sets(table_of(profile, run, "support.csv"), profile, ood=False)
+            index = pd.MultiIndex.from_frame(table[[*PROBLEM, "completion"]])
+            by_method.setdefault(method, []).append(pd.Series(np.exp(table["logp"].array), index))
+    [base] = by_method["base"]
+    limits = np.asarray(epsilons)
+    before = base.to_numpy()[:, None] > limits
+    parts = []
+    for method, found in by_method.items():
+        now = np.stack([one.reindex(base.index).to_numpy()[:, None] > limits for one in found])
+        columns = {
+            "size": now.sum(axis=1).mean(axis=0),
+            "entered": (now & ~before).sum(axis=1).mean(axis=0),
+            "left": (before & ~now).sum(axis=1).mean(axis=0),
+        }
+        parts.append(pd.DataFrame({"method": method, "epsilon": limits, **columns}))
+    curves = pd.concat(parts, ignore_index=True).assign(of=len(base))
+    return curves[curves["method"].isin(methods)].reset_index(drop=True)
+
+
 def _probabilities(table: pd.DataFrame) -> dict[str, float]:
     """Completion -> its probability under one run's policy."""
     return table.set_index("name")["p"].to_dict()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from sage_lib.experiment.profile import Profile
 from sage_lib.policy.token_groups import MOVED
 from sage_lib.report import entropy_tables, impact_tables
-from sage_lib.report.measured import families
+from sage_lib.report.measured import drawn
 from sage_lib.report.panels import intervals
 from sage_lib.report.style import (
     COLOURS,
@@ -18,12 +18,14 @@ from sage_lib.report.style import (
     WIDE,
     band,
     count,
+    describe,
     error_bar,
     line,
     look,
     points,
     sentence,
     series,
+    steps,
 )
 
 #: What a panel says of a stage that has not run.
@@ -39,7 +41,7 @@ def law(profile: Profile) -> Figure:
     """
     table, laws = entropy_tables.points(profile), entropy_tables.laws(profile)
     rewards = table[table["performance"] == entropy_tables.REWARD]
-    family = next(iter(families(profile).values()), ())
+    family, others = drawn(profile, list(profile.methods)) if profile.methods else ((), "")
     shown = laws[laws["performance"] == entropy_tables.REWARD].set_index("method")
     shown = shown.loc[[method for method in family if method in shown.index]].reset_index()
     with plt.rc_context(STYLE):
@@ -63,9 +65,15 @@ def law(profile: Profile) -> Figure:
             right.axvline(a, color="0.3", linewidth=0.8, linestyle=":")
         right.set(xlabel="a (reward)", title="a by method; dotted:\nover prompts, fixed weights")
         seeds = count(chosen["seed"].nunique(), "seed")
-        figure.suptitle(
-            f"{profile.name}: {profile.label(profile.reference)}, {seeds}, points: means of "
-            f"{entropy_tables.BLOCK} steps; bars: 95 % over runs (none below 3)"
+        clear = int(((shown["a low"] > 0) | (shown["a high"] < 0)).sum())
+        measured = int(shown["a low"].notna().sum())
+        describe(
+            figure,
+            f"R = -a exp(H) + b: the interval of a leaves out 0 for {clear} of {measured} methods",
+            f"{profile.name}. Left and middle {profile.label(profile.reference)}, {seeds}, points: "
+            f"means of {count(entropy_tables.BLOCK, 'step')}",
+            "bars: 95 % over runs (none below 3)",
+            others,
         )
     return figure
 
@@ -85,7 +93,7 @@ def _fit(axis: Axes, table: pd.DataFrame) -> None:
     axis.set(
         xlabel="entropy H (nats)",
         ylabel="training reward R",
-        title=f"R = {-a:.1f} exp(H) + {b:.1f}\n(grey: single runs)",
+        title=f"R = {-a:.1f} exp(H) {b:+.1f}\n(grey: single runs)",
     )
 
 
@@ -96,7 +104,8 @@ def _residuals(axis: Axes, table: pd.DataFrame) -> None:
     means = left.groupby("step")["residual"].mean()
     axis.plot(means.index, means, color="0.1")
     axis.axhline(0, color="0.3", linewidth=0.8)
-    axis.set(xlabel="RL step", ylabel="R minus the law", title="residuals\n(line: mean over runs)")
+    axis.set(ylabel="R minus the law", title="residuals\n(line: mean over runs)")
+    steps(axis)
 
 
 def stages(profile: Profile) -> Figure:
@@ -106,7 +115,7 @@ def stages(profile: Profile) -> Figure:
     along = entropy_tables.along(profile)
     rewards = table[table["performance"] == entropy_tables.REWARD]
     with plt.rc_context(STYLE):
-        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDE, 2.4))
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDE, 2.7))
         curve = rewards.groupby("step")["R"].mean()
         left.plot(curve.index, curve, **{**look(profile.reference), "marker": "."})
         fit = entropy_tables.hinge(curve.index, curve)
@@ -115,8 +124,9 @@ def stages(profile: Profile) -> Figure:
         left.plot(
             grid, fit.start + fit.slope * np.minimum(grid, fit.end), color="0.1", linestyle="--"
         )
-        said = f"rising stage to step {fit.end:.0f}" if found else "no rising stage by BIC"
-        left.set(xlabel="RL step", ylabel="training reward", title=said)
+        said = f"A rising stage to step {fit.end:.0f}" if found else "No rising stage by BIC"
+        left.set_ylabel("training reward")
+        steps(left)
         for axis in (middle, right) if along.empty else ():
             sentence(axis, NOTHING.format("replay"))
         if not along.empty:
@@ -127,14 +137,20 @@ def stages(profile: Profile) -> Figure:
             right.plot(moved.index, 100 * moved, color="0.1")
             right.axhline(1, color="0.3", linewidth=0.8, linestyle=":")
             right.set(
-                xlabel="RL step",
                 ylabel=f"tokens moved by > {MOVED} (%)",
                 ylim=(0, None),
-                title="an update; dotted: the report's 1 %",
+                title="an update\n(dotted: the report's 1 %)",
             )
+            steps(right)
         replayed = count(along[["method", "seed"]].drop_duplicates().shape[0], "replayed run")
         seeds = count(rewards["seed"].nunique(), "seed")
-        figure.suptitle(f"{profile.name}: {profile.label(profile.reference)}, {seeds}; {replayed}")
+        describe(
+            figure,
+            said,
+            f"{profile.name}. {profile.label(profile.reference)}, {seeds}",
+            "dashed: the rule's hinge",
+            f"middle and right: {replayed}, thin lines: each of them",
+        )
     return figure
 
 
@@ -144,8 +160,9 @@ def _signs(axis: Axes, along: pd.DataFrame) -> None:
             axis.plot(run["step"], run[sign], **{**line(chosen), "linewidth": 0.5, "alpha": 0.6})
         means = along.groupby("step")[sign].mean()
         axis.plot(means.index, means, label=sign, markevery=0.2, **chosen)
-    axis.set(xlabel="RL step", ylabel="entropy (nats)", ylim=(0, None), title="entropy of samples")
-    axis.legend(loc="best")
+    axis.set(ylabel="entropy (nats)", ylim=(0, None), title="entropy of samples")
+    steps(axis)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def tokens(profile: Profile) -> Figure:
@@ -153,7 +170,7 @@ def tokens(profile: Profile) -> Figure:
     kinds, falls = entropy_tables.by_kind(profile), entropy_tables.by_uncertainty(profile)
     parts = entropy_tables.by_part(profile)
     with plt.rc_context(STYLE):
-        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDE, 2.6))
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(WIDE, 3.0))
         if kinds.empty:
             sentence(left, NOTHING.format("dynamics"))
             sentence(right, NOTHING.format("dynamics"))
@@ -166,9 +183,17 @@ def tokens(profile: Profile) -> Figure:
             _falls(middle, falls, entropy_tables.halves(profile)[2])
         read = 0 if kinds.empty else int(kinds["runs"].max())
         replayed = 0 if falls.empty else int(falls["runs"].max())
-        figure.suptitle(
-            f"{profile.name}: policies read: {read}, runs replayed: {replayed}; "
-            "bars and bands: 95 % over runs (none below 3)"
+        title = "Which tokens lose entropy, and where updates fall"
+        if not falls.empty:
+            last = falls[falls["tenth"] == falls["tenth"].max()]
+            title = (
+                f"{100 * last['shift'].mean():.0f} % of an update falls on the most uncertain tenth"
+            )
+        describe(
+            figure,
+            title,
+            f"{profile.name}. {read} of the policies read, {count(replayed, 'run')} replayed",
+            "bars and bands: 95 % over runs (none below 3)",
         )
     return figure
 
@@ -214,7 +239,7 @@ def _falls(axis: Axes, falls: pd.DataFrame, found: bool) -> None:
         yscale="log",
         title="where an update falls\n(dotted: equal shares)",
     )
-    axis.legend(loc="upper left", fontsize=6)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=6)
 
 
 def _parts(axis: Axes, parts: pd.DataFrame) -> None:
@@ -231,7 +256,7 @@ def _parts(axis: Axes, parts: pd.DataFrame) -> None:
         yscale="log",
         title="entropy by position\n(log scale)",
     )
-    axis.legend(loc="lower left", fontsize=6)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=6, ncols=2)
 
 
 def impact(profile: Profile) -> Figure:
@@ -265,10 +290,14 @@ def impact(profile: Profile) -> Figure:
         left.set_title("kept minus replaced, share of correct continuations")
         _distribution(right, impact_tables.replaced(profile))
         runs_, tokens_ = int(table["runs"].max()), int(table["completions"].sum())
-        figure.suptitle(
-            f"{profile.name}: {profile.label(profile.reference)}, {count(runs_, 'run')}, "
-            f"{count(tokens_, 'token')} replaced, "
-            f"2 x {profile.exploration.continuations} continuations each; bars: 95 % over runs"
+        clear = table[(table["low"] > 0) | (table["high"] < 0)]
+        describe(
+            figure,
+            f"Impact of a replaced token: {len(clear)} of {len(table)} means are clear of 0",
+            f"{profile.name}. {profile.label(profile.reference)}, {count(runs_, 'run')}, "
+            f"{count(tokens_, 'token')} replaced",
+            f"2 x {count(profile.exploration.continuations, 'continuation')} each",
+            "bars: 95 % over runs (none below 3), grey: single runs",
         )
     return figure
 

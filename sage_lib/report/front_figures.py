@@ -12,10 +12,13 @@ from matplotlib.figure import Figure
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, front_tables
+from sage_lib.report.measured import drawn
 from sage_lib.report.panels import intervals
 from sage_lib.report.result_tables import common_seeds
-from sage_lib.report.style import NARROW, STYLE, WIDE, count, look, points
+from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, look, points
 
+#: Up to so many methods are named in a title.
+NAMED = 2
 #: Looks of the fronts of the anchors, in the order of their names here.
 FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
 
@@ -53,16 +56,40 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
         problems = count(int(table["problems"].iloc[0]), "problem")
-        axes[0].set_title("thin lines, if any: single seeds")
-        bars = f"around the points; bars: minus {profile.label(profile.reference)}"
-        axes[1].set_title(bars + _alone(table.loc[[*methods], "seeds"], "\n"))
-        figure.suptitle(f"{profile.name}: {problems}, no sampling")
+        thin = any(axis_line.get_alpha() for axis_line in axes[0].lines)
+        axes[0].set_title("the whole front")
+        axes[1].set_title("around the points" if any(key != BASE for key in methods) else "")
+        outside = front_tables.outside(profile).set_index("method")
+        beside = [key for key in methods if key in outside.index]
+        describe(
+            figure,
+            _message(profile, outside.loc[beside]),
+            f"{profile.name}. {problems}, exact, nothing sampled",
+            "numbers: beta" + (", thin lines: single seeds" if thin else ""),
+            f"bars right: 95 % of the paired difference to {profile.label(profile.reference)}"
+            if beside
+            else "",
+            _alone(table.loc[[*methods], "seeds"]),
+        )
     return figure
 
 
-def _alone(seeds: pd.Series, before: str) -> str:
-    """What an interval does not cover where there are methods with one seed, for a title."""
-    return f"{before}of 1 seed: over problems alone" if (seeds == 1).any() else ""
+def _alone(seeds: pd.Series) -> str:
+    """What an interval does not cover where there are methods with one seed; "" else."""
+    return "of 1 seed: over problems alone" if (seeds == 1).any() else ""
+
+
+def _message(profile: Profile, outside: pd.DataFrame) -> str:
+    """How many of some rows of front_tables.outside lie outside the front."""
+    if outside.empty:
+        return "GRPO's front over beta"
+    found = {name: outside.index[outside["verdict"] == name] for name in ("outside", "inside")}
+    parts = []
+    for name, keys in found.items():
+        named = f" ({', '.join(map(profile.label, keys))})" if 0 < len(keys) <= NAMED else ""
+        parts.append(f"{len(keys)} {name}{named}")
+    methods = count(len(outside), "method")
+    return f"Of {methods} beside GRPO's front, {' and '.join(parts)}; the rest cannot be told"
 
 
 def _draw_paired(axis: Axes, profile: Profile, of_methods: pd.DataFrame) -> None:
@@ -163,13 +190,16 @@ def beside_front(profile: Profile, table: pd.DataFrame) -> dict[str, tuple[str, 
     return {key: (profile.label(key), str(look(key)["color"])) for key in others}
 
 
-def excess(profile: Profile, anchor: str = "k3") -> Figure:
-    """How far each method lies outside GRPO's front over beta, with 95 % intervals, paired.
+def excess(profile: Profile, anchor: str = "k3", family: str | None = None) -> Figure:
+    """How far a family's methods lie outside GRPO's front over beta, with 95 % intervals, paired.
 
     In units of the range that the front spans; GRPO's own points against the front without them
     stand below the line: what lies no farther out than these has shown nothing.
     """
     table = front_tables.outside(profile, anchor).sort_values("on_front", kind="stable")
+    beside = list(table.loc[~table["on_front"], "method"])
+    methods, others = drawn(profile, beside, family) if beside else ((), "")
+    table = table[table["on_front"] | table["method"].isin(methods)]
     with plt.rc_context(STYLE):
         height = max(1.9, 0.9 + 0.22 * len(table))
         figure, axis = plt.subplots(figsize=(WIDE, height))
@@ -179,8 +209,14 @@ def excess(profile: Profile, anchor: str = "k3") -> Figure:
         axis.set_xlabel("excess over the front (share of its range); left of 0 is inside")
         seeds = sorted(set(table["seeds"]))
         shown = count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-        alone = _alone(table["seeds"], "; ")
-        figure.suptitle(f"{profile.name}: against the front over beta; {shown}, paired{alone}")
+        describe(
+            figure,
+            _message(profile, table[~table["on_front"]].set_index("method")),
+            f"{profile.name}. {shown}, paired by seed and problem, bars: 95 %",
+            "below the line GRPO's own points, each against the front without it",
+            others,
+            _alone(table["seeds"]),
+        )
     return figure
 
 
@@ -199,5 +235,11 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
         label = BASE if reference == BASE else profile.label(reference)
         least, most = table["seeds"].min(), table["seeds"].max()
         shown = count(least, "seed") if least == most else f"{least} to {most} seeds"
-        figure.suptitle(f"{profile.name}: minus {label}, paired by seed and problem; {shown}")
+        clear = table[(table["low"] > 0) | (table["high"] < 0)].groupby("metric").size()
+        parts = [f"{name} {clear.get(name, 0)} of {len(methods)}" for name in names]
+        describe(
+            figure,
+            f"Minus {label}, intervals clear of 0: {', '.join(parts)}",
+            f"{profile.name}. Exact, paired by seed and problem, bars: 95 %, {shown}",
+        )
     return figure

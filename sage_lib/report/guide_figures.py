@@ -14,12 +14,14 @@ from sage_lib.algorithm.guides import HIGH, LOW, CosineSchedule, RandomGuide, To
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import TRACED
 from sage_lib.report import measured
-from sage_lib.report.style import COLOURS, STYLE, WIDE, line, look, points, series
+from sage_lib.report.style import COLOURS, STYLE, WIDE, count, describe, line, look, points, series
 
 #: The guides of Figure 1, and the method whose look each has.
 GUIDES = {guide: f"grpo_{guide}" for guide in TRACED}
 #: What the guides are made from, of every traced token (nats).
 SIGNALS = ("entropy", "surprisal")
+#: A token whose q differs from 1 by less is not counted as moved.
+MOVED = 0.01
 #: Tokens of a long completion that Figure 1 shows, around its most uncertain state.
 SHOWN = 48
 
@@ -46,9 +48,13 @@ def figure1(profile: Profile) -> Figure:
         verdict = "correct" if traced["correct"] else "not correct"
         if "valid" in traced:
             verdict += ", sound work" if traced["valid"] else ", work not sound"
-        figure.suptitle(
-            f"{profile.name}: one completion of “{problem}”, {verdict}; "
-            "guides at the start of a run"
+        moved = [token for token in traced["tokens"] if abs(token["branch"] - 1) > MOVED]
+        describe(
+            figure,
+            f"The branch guide moves {len(moved)} of {count(len(traced['tokens']), 'token')} by "
+            f"more than {100 * MOVED:.0f} %",
+            f"{profile.name}. One completion of “{problem}”, {verdict}",
+            "guides at the start of a run",
         )
     return figure
 
@@ -83,7 +89,7 @@ def _draw_anchors(axis: Axes, x: np.ndarray, values: Mapping[str, np.ndarray]) -
     for guide, method in GUIDES.items():
         shaped = values[guide] * values["pi_ref"]
         axis.plot(x, shaped, label=f"$q\\,\\pi_{{ref}}$, {guide}", **points(look(method)))
-    axis.set(ylabel="probability of the token\n($q\\,\\pi_{ref}$ unnormalised)")
+    axis.set(ylabel="probability\n($q\\,\\pi_{ref}$ unnormalised)")
 
 
 def _short(text: str) -> str:
@@ -97,7 +103,7 @@ def schedules() -> Figure:
     noise = {"e: probability": random.probability, "s: scale of the noise": random.scale}
     weighted = {"a: amplitude": token.amplitude, "s: scale of the noise": token.scale}
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE, 2.1), sharex=True)
+        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE, 2.4), sharex=True)
         _draw_schedules(left, noise)
         left.set_title("random guide (eq. 9)")
         _draw_schedules(right, weighted)
@@ -112,7 +118,7 @@ def _draw_schedules(axis: Axes, lines: Mapping[str, CosineSchedule]) -> None:
         label = f"{name}, {schedule.high} to {schedule.low}"
         axis.plot(progress, values, markevery=100, label=label, **series(i + 1))
     axis.set(xlabel="share of the run", ylabel="value", ylim=(0, None))
-    axis.legend(loc="upper right", framealpha=0.9, frameon=True)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28))
 
 
 def distributions(profile: Profile, thresholds: tuple[float, ...] = (0.8, 1.2, 2.0)) -> Figure:
@@ -129,12 +135,19 @@ def distributions(profile: Profile, thresholds: tuple[float, ...] = (0.8, 1.2, 2
             counts = np.array(traced[key]["histogram"]["counts"])
             edges = traced[key]["histogram"]["edges"]
             axis.stairs(counts / counts.sum(), edges, fill=True, color="0.75")
-            axis.set(xlabel=name, yscale="log", title=f"{traced[key]['tokens']:,} tokens")
+            axis.set(xlabel=name, yscale="log")
         axes[0].set_ylabel("share of tokens")
         axes[0].axvline(own, color="black", linewidth=1.2, label=f"this profile: {own:.2f}")
         for i, value in enumerate(thresholds):
             axes[0].axvline(value, label=f"Table 6: {value}", **line(series(i + 1)))
         figure.legend(loc="outside lower center", ncols=4)
+        means = [f"{traced[key]['mean']:.3f} nats of {key}" for key in panels]
+        describe(
+            figure,
+            f"A token has {' and '.join(means)} on average",
+            f"{profile.name}. {traced['entropy']['tokens']:,} traced tokens, 1 seed",
+            f"{count(profile.evaluation.traced, 'problem')} x 8 completions",
+        )
     return figure
 
 

@@ -68,16 +68,18 @@ def families(profile: Profile, chosen: Sequence[str] | None = None) -> dict[str,
 
     ``chosen`` are keys, without them all methods of the profile. Beside the methods of a family
     stand those to compare them with, where they are chosen: the base, the profile's reference, and
-    for each guide of the family the first method that has it (so that a shuffled branch guide is
-    drawn beside the branch guide). The base alone is a family, too.
+    for each guide of the family the first method that has it, of the main family where there is one
+    (so that a shuffled branch guide is drawn beside the branch guide). The base alone is a family,
+    too.
     """
     if chosen is None:
         chosen = tuple(profile.methods)
     methods = [method for method in chosen if method != "base"]
     if chosen and not methods:
         return {"base": ("base",)}
+    own = main_family(profile)
     first_with: dict[str, str] = {}
-    for method in methods:
+    for method in sorted(methods, key=lambda method: profile.methods[method].family != own):
         first_with.setdefault(_guide(profile, method), method)
     groups = {}
     for family in dict.fromkeys(profile.methods[method].family for method in methods):
@@ -86,6 +88,31 @@ def families(profile: Profile, chosen: Sequence[str] | None = None) -> dict[str,
         beside = {"base", profile.reference, *(first_with[guide] for guide in guides)}
         groups[family] = tuple(method for method in chosen if method in members | beside)
     return groups
+
+
+def main_family(profile: Profile) -> str:
+    """The family of the reference: Table 1's methods in the companion's own profiles."""
+    return profile.methods[profile.reference].family if profile.methods else "base"
+
+
+def drawn(
+    profile: Profile, chosen: Sequence[str], family: str | None = None
+) -> tuple[tuple[str, ...], str]:
+    """Which of many methods a figure shows, and in words which it leaves out ("" for none).
+
+    One family of :func:`families`: :func:`main_family` unless another one is named. A grid has more
+    methods than a figure can show; its tables have them all.
+    """
+    groups = families(profile, chosen)
+    main = main_family(profile)
+    own = family or (main if main in groups else next(iter(groups)))
+    if own not in groups:
+        known = ", ".join(groups)
+        raise SageError(f"no method of the family {own!r} is drawn here: choose one of {known}")
+    others = [method for method in chosen if method not in groups[own]]
+    left = ", ".join(sorted({profile.methods[method].family for method in others} - {own}))
+    words = f"not shown: {len(others)} methods of other families ({left})" if others else ""
+    return groups[own], words
 
 
 def _guide(profile: Profile, method: str) -> str:

@@ -1,6 +1,6 @@
-"""Panels that compare methods: figures with a part for each family, their lines and intervals."""
+"""Panels that compare methods: their lines, their intervals, their legend."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 
-from sage_lib.experiment.profile import Profile
-from sage_lib.report.measured import families
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report.style import NARROW, WIDE, count, error_bar, look
 
 #: Of more methods than this in a panel, the reference alone has a band: more would hide the lines.
@@ -42,8 +41,8 @@ def banded(profile: Profile, methods: Sequence[str]) -> tuple[str, ...]:
 
 
 def seeds(profile: Profile, methods: Sequence[str] | None = None) -> str:
-    """How many training seeds a figure of these methods (None: all) stands on, for its title; one
-    shows checkpoints alone."""
+    """How many training seeds a figure of these methods (None: all) stands on; one shows
+    checkpoints alone."""
     chosen = [m for m in profile.methods if methods is None or m in methods]
     sizes = sorted({len(profile.seeds_of(method)) for method in chosen})
     sizes = sizes or [len(profile.seeds)]
@@ -52,40 +51,50 @@ def seeds(profile: Profile, methods: Sequence[str] | None = None) -> str:
     return count(sizes[0], "seed") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} seeds"
 
 
-def panel_rows(
+def panels(
     profile: Profile,
-    chosen: Sequence[str],
+    methods: Sequence[str],
     width_ratios: Sequence[float],
     lines: int = 1,
     legend: bool = True,
     **options: Any,
-) -> tuple[Figure, list[tuple[tuple[str, ...], np.ndarray]]]:
-    """An empty figure with a part for each family: (its methods, its axes (lines, columns)).
+) -> tuple[Figure, np.ndarray]:
+    """An empty figure for some methods and its axes, shape (lines, columns).
 
-    ``lines``: rows of panels within a part. ``legend``: name the methods below each part; without,
-    the part has room for their names along an axis. ``options`` go to ``subplots``.
+    ``legend``: name the methods below the panels; without, there is room for their names along an
+    axis. ``options`` go to ``subplots``.
     """
-    groups = families(profile, chosen)
+    columns = 4 if len(width_ratios) > 1 else 2
     if legend:
-        columns = 4 if len(width_ratios) > 1 else 2
-        named = [-(-len(group) // columns) for group in groups.values()]
-        heights = [1.85 * lines + 0.45 + 0.17 * rows for rows in named]
+        height = 0.35 + 1.85 * lines + 0.17 * -(-len(methods) // columns)
     else:
-        heights = [max(1.9, 0.75 + 0.19 * len(group)) for group in groups.values()]
+        height = max(2.1, 0.95 + 0.19 * len(methods))
     width = WIDE if len(width_ratios) > 1 else NARROW + 1.2
-    figure = plt.figure(figsize=(width, 0.2 + sum(heights)))
-    parts = figure.subfigures(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
-    drawn = []
-    for part, (family, methods) in zip(parts, groups.items(), strict=True):
-        axes = part.subplots(
-            lines, len(width_ratios), squeeze=False, width_ratios=width_ratios, **options
-        )
-        if len(groups) > 1:
-            part.suptitle(f"family “{family}”", x=0.01, ha="left", fontweight="bold")
-        if legend:
-            method_legend(part, profile, methods, columns)
-        drawn.append((methods, axes))
-    return figure, drawn
+    figure, axes = plt.subplots(
+        lines,
+        len(width_ratios),
+        squeeze=False,
+        figsize=(width, height),
+        width_ratios=width_ratios,
+        **options,
+    )
+    if legend:
+        method_legend(figure, profile, methods, columns)
+    return figure, axes
+
+
+def spread(profile: Profile, values: Mapping[str, float], name: str) -> str:
+    """From which method to which a value goes, and where the base is: a figure's message."""
+    known = {method: value for method, value in values.items() if value == value}
+    trained = {method: value for method, value in known.items() if method != BASE}
+    if not trained:
+        return f"{name}: {', '.join(f'{profile.label(m)} {v:.3f}' for m, v in known.items())}"
+    low, high = min(trained, key=trained.__getitem__), max(trained, key=trained.__getitem__)
+    parts = [f"{trained[low]:.3f} ({profile.label(low)})"]
+    if high != low:
+        parts.append(f"{trained[high]:.3f} ({profile.label(high)})")
+    base = f"; the base {known[BASE]:.3f}" if BASE in known else ""
+    return f"{name}: {' to '.join(parts)}{base}"
 
 
 def method_legend(

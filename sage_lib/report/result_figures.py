@@ -8,15 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sage_lib.evaluation import metrics
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import countdown_tables, measured, result_tables
-from sage_lib.report.panels import banded, intervals, lines_of, panel_rows, seeds
-from sage_lib.report.style import STYLE, WIDE, band, count, look
+from sage_lib.report.panels import banded, intervals, lines_of, panels, seeds, spread
+from sage_lib.report.style import STYLE, band, count, describe, look
 from sage_lib.report.training_figures import reward_curves
 
 
-def figure2(profile: Profile) -> Figure:
-    """Figure 2: training reward by step against held-out pass@1, for every evaluated method.
+def figure2(profile: Profile, family: str | None = None) -> Figure:
+    """Figure 2: training reward by step against held-out pass@1, for the methods of a family.
 
     Small dots below a method's mean: its training seeds, where there are several.
     """
@@ -24,22 +24,24 @@ def figure2(profile: Profile) -> Figure:
     average = table[(table["dataset"] == "Avg") & (table["metric"] == "pass@1")]
     frame = measured.evaluations(profile)
     samples = profile.evaluation.samples
+    methods, others = measured.drawn(profile, [BASE, *profile.evaluated], family)
     with plt.rc_context(STYLE):
-        methods = ["base", *profile.evaluated]
-        figure, rows = panel_rows(profile, methods, width_ratios=[3, 2], legend=False)
-        for group, axes in rows:
-            left, right = axes[0]
-            reward_curves(left, profile, group)
-            chosen = average[average["method"].isin(group)]
-            intervals(right, profile, chosen)
-            several = _seed_dots(right, frame, list(chosen["method"]))
-            problems = count(chosen["problems"].iloc[0], "problem")
-            dots = "dots: each seed" if several else "one seed"
-            right.set(
-                xlabel="held-out pass@1",
-                title=f"{problems} x {samples}; bars: 95 %; {dots}",
-            )
-        figure.suptitle(profile.name)
+        figure, axes = panels(profile, methods, width_ratios=[3, 2], legend=False)
+        left, right = axes[0]
+        trained = reward_curves(left, profile, methods)
+        chosen = average[average["method"].isin(methods)]
+        intervals(right, profile, chosen)
+        several = _seed_dots(right, frame, list(chosen["method"]))
+        right.set_xlabel("held-out pass@1")
+        means = dict(zip(chosen["method"], chosen["mean"], strict=True))
+        describe(
+            figure,
+            spread(profile, means, "Held-out pass@1"),
+            f"{profile.name}. {trained}",
+            f"right: {count(chosen['problems'].iloc[0], 'problem')} x {count(samples, 'sample')}, "
+            "bars: 95 % over problems, " + ("dots: each seed" if several else "one seed"),
+            others,
+        )
     return figure
 
 
@@ -59,8 +61,8 @@ def _seed_dots(axis: Axes, frame: pd.DataFrame, methods: Sequence[str]) -> bool:
     return several
 
 
-def figure3(profile: Profile, ood: bool = False) -> Figure:
-    """Figure 3: pass@k by k for each data set and every evaluated method, in parts by family.
+def figure3(profile: Profile, ood: bool = False, family: str | None = None) -> Figure:
+    """Figure 3: pass@k by k for each data set, for the methods of a family.
 
     Bands: 95 % over problems (seeds averaged first). With ``ood``, Figure 4: the same on
     the data outside Table 1, Knights and Knaves where the profile's model can read them.
@@ -69,38 +71,55 @@ def figure3(profile: Profile, ood: bool = False) -> Figure:
     datasets = list(dict.fromkeys(frame["dataset"]))
     columns = min(len(datasets), 4)
     lines = -(-len(datasets) // columns)
-    methods = ["base", *profile.evaluated]
+    methods, others = measured.drawn(profile, [BASE, *profile.evaluated], family)
     with plt.rc_context(STYLE):
-        figure, rows = panel_rows(profile, methods, [1] * columns, lines, sharey=True)
-        for group, axes in rows:
-            for axis, dataset in zip(axes.flat, datasets, strict=False):
-                of_set = frame[frame["dataset"] == dataset]
-                pass_at_k(axis, profile, of_set, group)
-                problems = count(of_set["problem"].nunique(), "problem")
-                axis.set(title=f"{dataset.replace('_', ' ')}\n{problems}")
-            for axis in axes.flat[len(datasets) :]:
-                axis.axis("off")
-            for axis in axes[:, 0]:
-                axis.set_ylabel("pass@k")
-        figure.suptitle(
-            f"{profile.name}: {profile.evaluation.samples} samples a problem, "
-            f"{seeds(profile)}; bands: 95 % over problems"
+        figure, axes = panels(profile, methods, [1] * columns, lines, sharey=True)
+        last: dict[str, list[float]] = {}
+        for axis, dataset in zip(axes.flat, datasets, strict=False):
+            of_set = frame[frame["dataset"] == dataset]
+            for method, value in pass_at_k(axis, profile, of_set, methods).items():
+                last.setdefault(method, []).append(value)
+            problems = count(of_set["problem"].nunique(), "problem")
+            axis.set(title=f"{dataset.replace('_', ' ')}\n{problems}")
+        for axis in axes.flat[len(datasets) :]:
+            axis.axis("off")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("pass@k")
+        means = {method: sum(values) / len(values) for method, values in last.items()}
+        describe(
+            figure,
+            spread(profile, means, f"pass@{profile.evaluation.ks[-1]}"),
+            f"{profile.name}. {count(profile.evaluation.samples, 'sample')} a problem",
+            seeds(profile, methods),
+            f"bands{_whose(profile, methods)}: 95 % over problems",
+            others,
         )
     return figure
 
 
-def pass_at_k(axis: Axes, profile: Profile, frame: pd.DataFrame, methods: Sequence[str]) -> None:
+def _whose(profile: Profile, methods: Sequence[str]) -> str:
+    """Whose the bands are, where not every line has one."""
+    have = banded(profile, methods)
+    return "" if len(have) == len(methods) else f" ({profile.label(have[0])})"
+
+
+def pass_at_k(
+    axis: Axes, profile: Profile, frame: pd.DataFrame, methods: Sequence[str]
+) -> dict[str, float]:
     """pass@k by k of ``methods`` in one panel: the mean over the data sets of ``frame``.
+
+    Returns each method's value at the largest k.
 
     ``frame`` is (a part of) what measured.evaluations gives.
     """
     settings = profile.evaluation
-    with_band = banded(profile, methods)
+    with_band, last = banded(profile, methods), {}
     for method, chosen in lines_of(methods):
         by_seed, sets, _ = result_tables.curves(frame, method, settings.ks)
         curves = by_seed.mean(axis=0)
         mean = metrics.mean_over_sets(curves, sets)
         axis.plot(settings.ks, mean, **chosen)
+        last[method] = float(mean[-1])
         if method in with_band:
             low, high = metrics.bootstrap_interval(curves, settings.resamples, settings.seed, sets)
             band(axis, settings.ks, low, high, **chosen)
@@ -108,26 +127,33 @@ def pass_at_k(axis: Axes, profile: Profile, frame: pd.DataFrame, methods: Sequen
     shown = settings.ks[::2]
     axis.set_xticks(shown, [str(k) for k in shown])
     axis.set(xlabel="k", ylim=(-0.02, 1.02))
+    return last
 
 
-def mode_shares(profile: Profile) -> Figure:
+def mode_shares(profile: Profile, family: str | None = None) -> Figure:
     """The rare way's share of samples, and of problems solved validly both ways, by method."""
     frame = countdown_tables.modes(profile)
-    panels = {"rare": "rare way, share of samples", "both_ways": "problems solved both ways"}
+    methods, others = measured.drawn(profile, list(frame["method"]), family)
+    frame = frame[frame["method"].isin(methods)]
+    shown = {"rare": "rare way, share of samples", "both_ways": "problems solved both ways"}
     columns = {
         "rare": ("rare_share", "rare_low", "rare_high"),
         "both_ways": ("both_ways", "both_ways_low", "both_ways_high"),
     }
     with plt.rc_context(STYLE):
-        size = (WIDE, max(1.8, 0.8 + 0.19 * len(frame)))
-        figure, axes = plt.subplots(1, 2, figsize=size, sharey=True)
-        for axis, (panel, name) in zip(axes, panels.items(), strict=True):
+        figure, axes = panels(profile, methods, [1, 1], legend=False, sharey=True)
+        for axis, (panel, name) in zip(axes[0], shown.items(), strict=True):
             intervals(axis, profile, frame, columns[panel])
             highest = frame[columns[panel][2]].max()
             top = max(highest * 1.1, 0.01)  # a column of zeros still needs an axis
             axis.set(xlabel=name, xlim=(-0.03 * top, top))
-        figure.suptitle(
-            f"{profile.name}: {profile.evaluation.samples} samples a problem, "
-            f"{seeds(profile)}; bars: 95 % over problems"
+        means = dict(zip(frame["method"], frame["rare_share"], strict=True))
+        describe(
+            figure,
+            spread(profile, means, "Share of the rare way"),
+            f"{profile.name}. {count(profile.evaluation.samples, 'sample')} a problem",
+            seeds(profile, methods),
+            "bars: 95 % over problems",
+            others,
         )
     return figure

@@ -5,8 +5,18 @@ from matplotlib.figure import Figure
 
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import rft_tables
-from sage_lib.report.panels import lines_of, method_legend
-from sage_lib.report.style import NARROW, STYLE, WIDE, count, look, points, sentence
+from sage_lib.report.panels import lines_of, method_legend, spread
+from sage_lib.report.style import (
+    NARROW,
+    STYLE,
+    WIDE,
+    count,
+    describe,
+    look,
+    points,
+    sentence,
+    steps,
+)
 
 #: Panels of :func:`selections`: what is selected by.
 PANELS = {
@@ -47,12 +57,20 @@ def by_samples(profile: Profile) -> Figure:
                 for seed in wide if wide.shape[1] > 1 else ():
                     thin = {**chosen, "linewidth": 0.4, "marker": "", "alpha": 0.6}
                     axis.plot(wide.index, wide[seed], **thin)
-            axis.set(xlabel="completions drawn in training", ylabel=f"exact {column}")
+            axis.set_ylabel(f"exact {column}")
+            steps(axis, "completions drawn in training")
         seeds = table.groupby("method")["seed"].nunique()
         shown = count(int(seeds.min()), "seed")
         if seeds.nunique() > 1:
             shown = f"{seeds.min()} to {seeds.max()} seeds"
-        figure.suptitle(f"{profile.name}: {shown}, evaluated exactly; thin lines: single seeds")
+        ends = table[table["drawn"] == table.groupby("method")["drawn"].transform("max")]
+        last = ends.groupby("method")["pass@256"].mean().to_dict()
+        describe(
+            figure,
+            spread(profile, last, "Exact pass@256 at the end"),
+            f"{profile.name}. {shown}, evaluated exactly",
+            "thin lines: each seed" if seeds.max() > 1 else "",
+        )
         method_legend(figure, profile, methods, columns=3)
     return figure
 
@@ -80,8 +98,10 @@ def selections(profile: Profile) -> Figure:
             axis.set_xlabel(shown)
         axes[0].set_yticks(range(len(methods)), [profile.label(method) for method in methods])
         axes[0].set_ylim(len(methods) - 0.5, -0.5)
-        figure.suptitle(
-            f"{profile.name}: the selected completions against the eligible ones, "
-            "change of the mean in %; a point per round and seed"
+        describe(
+            figure,
+            "What selected completions differ in from all eligible ones",
+            f"{profile.name}. Change of the mean in %",
+            "a point per round and seed",
         )
     return figure

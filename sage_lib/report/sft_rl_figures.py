@@ -9,8 +9,8 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.report import exact_tables, sft_rl_tables
 from sage_lib.report.exact_figures import KS
 from sage_lib.report.exploration_figures import upset
-from sage_lib.report.panels import intervals, lines_of
-from sage_lib.report.style import STYLE, WIDE, count
+from sage_lib.report.panels import intervals, lines_of, spread
+from sage_lib.report.style import STYLE, WIDE, count, describe
 
 PANELS = {
     "diversity": "(b) valid completions\nto choose among",
@@ -28,9 +28,10 @@ def figure1(profile: Profile, means: pd.DataFrame) -> Figure:
     found = exact_tables.probabilities(sft_rl_tables.narrowed(profile))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, 3, figsize=(WIDE, 1.5 + 0.2 * len(methods)), width_ratios=[1.5, 1, 1]
+            1, 3, figsize=(WIDE, 1.6 + 0.2 * len(methods)), width_ratios=[1.5, 1, 1]
         )
         curves, *others = axes
+        last: dict[str, float] = {}
         for method, chosen in lines_of(methods):
             of_method = found[found["method"] == method]
             by_set = [
@@ -38,6 +39,7 @@ def figure1(profile: Profile, means: pd.DataFrame) -> Figure:
                 for _, group in of_method.groupby("dataset", sort=False)
             ]
             curves.plot(KS, np.mean(by_set, axis=0), markevery=2, **chosen)
+            last[method] = float(np.mean(by_set, axis=0)[-1])
         curves.set_xscale("log", base=2)
         curves.set_xticks(KS[::2], [str(k) for k in KS[::2]])
         curves.set(xlabel="k", ylabel="exact pass@k", title="(a) mean over data sets")
@@ -53,17 +55,21 @@ def figure1(profile: Profile, means: pd.DataFrame) -> Figure:
                 count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
             )
         problems = {name: int(n) for name, n in means.groupby("metric")["problems"].max().items()}
-        figure.suptitle(
-            f"{profile.name}: {shown}; (a), (b) {problems['diversity']} problems, exact; "
-            f"(d) {problems['branching']} problems, sampled; bars: 95 %"
+        describe(
+            figure,
+            spread(profile, last, f"Exact pass@{KS[-1]}"),
+            f"{profile.name}. {shown}",
+            f"(a), (b) {count(problems['diversity'], 'problem')}, exact",
+            f"(d) {count(problems['branching'], 'problem')}, sampled",
+            "bars: 95 % over seeds and problems",
         )
     return figure
 
 
 def unsolvable(profile: Profile, sets: dict[str, set[str]]) -> Figure:
     """(c) Which problems stay unsolvable for which arms, as an UpSet plot: exact."""
-    title = (
-        f"{profile.name}: problems with exact pass@{sft_rl_tables.ROLLOUTS} below "
+    caption = (
+        f"{profile.name}. Problems with exact pass@{sft_rl_tables.ROLLOUTS} below "
         f"{sft_rl_tables.THRESHOLD:g}, mean over seeds"
     )
-    return upset(profile, sets, title, "unsolvable for exactly the marked arms")
+    return upset(profile, sets, "unsolvable for exactly the marked arms", caption)

@@ -7,17 +7,26 @@ colour-blind readers tell apart. Markers and dashes tell methods apart in grey p
 import hashlib
 import io
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from sage_lib.experiment import records
 from sage_lib.files import write_bytes, write_json
 
+#: What marks a figure's caption among its texts.
+CAPTION = "caption"
+#: A larger SVG is not kept, bytes: the PDF shows the same, and git keeps every version.
+LARGEST_SVG = 100_000
 #: Columns of a two-column page and of one column, inches.
 WIDE, NARROW = 6.75, 3.25
 STYLE: dict[Any, Any] = {
@@ -195,26 +204,72 @@ def sentence(axis: Axes, text: str) -> None:
     axis.set_axis_off()
 
 
-def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
-    """Write <name>.pdf and .png to ``folder``; returns the two files.
+def steps(axis: Axes, name: str = "RL step") -> None:
+    """An x axis of whole steps."""
+    axis.set_xlabel(name)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
-    <name>.json beside them tells the revision and the versions that drew them first: a figure that
-    is drawn again and comes out the same leaves all three files as they are.
+
+def describe(figure: Figure, title: str, *caption: str) -> None:
+    """What a figure says in its title, and below it what it stands on: profile, sizes, intervals.
+
+    ``caption``: parts of it, of which empty ones are left out. Both break to the figure's width.
+    Called last: everything has its place then, with the caption below it.
     """
-    # Without dates and program names the same figure is the same file.
+    wide = figure.get_figwidth()
+    figure.suptitle(fill(title, int(15 * wide)), x=0.01, ha="left", fontweight="bold")
+    _settle(figure)
+    text = fill("; ".join(filter(None, caption)), int(19 * wide))
+    figure.text(0.01, -0.01, text, va="top", fontsize=6.5, color="0.3", gid=CAPTION)
+
+
+def _settle(figure: Figure) -> None:
+    """Lay a figure out, once: each format that is saved would do so again."""
+    if not isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        return
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for legend in figure.legends:  # a saved figure grows by its caption, and its lower edge moves
+        legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
+
+
+def described(figure: Figure) -> str:
+    """A figure in words, for those who do not see it: its title and its caption."""
+    found = figure.findobj(lambda one: isinstance(one, Text) and one.get_gid() == CAPTION)
+    titles = [figure.get_suptitle()] if figure.get_suptitle() else []
+    titles = titles or [axis.get_title() for axis in figure.axes if axis.get_title()]
+    words = [*titles, *(one.get_text() for one in found if isinstance(one, Text))]
+    return ". ".join(" ".join(text.split()) for text in words)
+
+
+def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
+    """Write <name>.pdf and .png to ``folder``, and where it is small .svg; returns the files.
+
+    <name>.json beside them tells the revision and the versions that drew them first, and the figure
+    in words: one that is drawn again and comes out the same leaves all files as they are.
+    """
+    # Without dates, program names and random ids the same figure is the same file.
     options: dict[str, dict[str, Any]] = {
         "pdf": {"metadata": {"CreationDate": None}},
         "png": {"metadata": {"Software": None}, "dpi": 200},
+        "svg": {"metadata": {"Date": None, "Creator": None}},
     }
-    made, changed = [folder / f"{name}.{ending}" for ending in options], False
-    for path, (ending, option) in zip(made, options.items(), strict=True):
-        drawn = io.BytesIO()
-        # "tight": no title or label is cut.
-        figure.savefig(drawn, format=ending, bbox_inches="tight", pad_inches=0.05, **option)
+    made, changed = [], False
+    _settle(figure)
+    whole = figure.get_tightbbox().padded(0.05)  # no title or label is cut
+    for ending, option in options.items():
+        path, drawn = folder / f"{name}.{ending}", io.BytesIO()
+        with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+            figure.savefig(drawn, format=ending, bbox_inches=whole, **option)
+        if ending == "svg" and len(drawn.getvalue()) > LARGEST_SVG:
+            path.unlink(missing_ok=True)
+            continue
         changed |= not path.is_file() or path.read_bytes() != drawn.getvalue()
         write_bytes(path, drawn.getvalue())
+        made.append(path)
     about = folder / f"{name}.json"
     if changed or not about.is_file():
         drawn_by = {"revision": records.revision(), "versions": records.versions()}
-        write_json(about, {"figure": name, "folder": folder.name, **drawn_by})
+        words = {"figure": name, "folder": folder.name, "alt": described(figure)}
+        write_json(about, {**words, **drawn_by})
     return made

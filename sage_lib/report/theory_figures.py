@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
-from sage_lib.report.style import NARROW, STYLE, WIDE, line, points, series
+from sage_lib.report.style import NARROW, STYLE, WIDE, describe, line, points, series
 from sage_lib.theory import solutions, two_path
 from sage_lib.theory.estimators import LABELS, OFFERED
 from sage_lib.theory.objectives import CLAIMS
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 #: Size of the words in the columns beside a tree.
 COLUMN_FONT = 6.5
+#: An anchor that rests this close to eq. 4 meets it: the optimiser settles no more digits.
+MEETS = 1e-5
+#: A claim holds where it fails by less than this, relatively.
+HOLDS = 1e-6
 #: Relative differences below this are rounding.
 ROUNDING = 1e-13
 #: reference, reward and entropies, as two_path.margins takes them.
@@ -52,9 +56,20 @@ def fixed_points(tables: Mapping[str, pd.DataFrame], completion: str) -> Figure:
             xticklabels=[f"guide: {kind}" for kind in rows],
             ylabel=f"probability of “{completion}”",
             ylim=(0, None),
-            title="exact, no sampling; summed over tokens",
         )
         figure.legend(loc="outside lower center", ncols=3)
+        off = {
+            anchor: max(abs(float(row[anchor]) - float(row["eq. 4"])) for row in rows.values())
+            for anchor in OFFERED
+        }
+        meets = [LABELS[anchor] for anchor, distance in off.items() if distance < MEETS]
+        farthest = max(off, key=off.__getitem__)
+        describe(
+            figure,
+            f"At rest where eq. 4 says: {', '.join(meets) or 'no anchor'}; farthest off, by "
+            f"{off[farthest]:.2g}: {LABELS[farthest]}",
+            "Exact, nothing sampled, summed over tokens",
+        )
     return figure
 
 
@@ -83,10 +98,13 @@ def claims(frame: pd.DataFrame) -> Figure:
             axis.grid(axis="x", visible=False)
         trees = frame["seed"].nunique()
         axes[0].set_ylabel("relative difference")
-        axes[0].annotate(
-            "rounding", (0.03, 2 * ROUNDING), xycoords=("axes fraction", "data"), fontsize=6
+        exact = int((frame["difference"] < HOLDS).sum())
+        describe(
+            figure,
+            f"{exact} of {len(frame)} pairs of a claim and a loss hold on a tree",
+            f"Exact, {trees} trees with completions of unequal length",
+            "a point per tree, bars: medians, dotted: rounding",
         )
-        figure.supxlabel(f"exact; {trees} trees with completions of unequal length", fontsize=7)
     return figure
 
 
@@ -94,7 +112,7 @@ def distances(frame: pd.DataFrame) -> Figure:
     """Total variation between where each anchor leads and eq. 4.
 
     A panel per depth by beta, and one by entropy. ``frame``: objectives.distances. Points are means
-    over instances, bars their standard deviation; of 6 decimals, which the optimiser settles.
+    over trees, bars their range; of 6 decimals, which the optimiser settles.
     """
     frame = frame.round({"distance": 6})
     depths = sorted(frame["depth"].unique())
@@ -110,14 +128,24 @@ def distances(frame: pd.DataFrame) -> Figure:
             title=f"depth {depths[-1]}, mean over beta",
         )
         axes[0].set_ylabel("distance to eq. 4 (total variation)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        handles = axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=3)
+        deepest = frame[frame["depth"] == depths[-1]].groupby("estimator")["distance"].max()
+        worst = ", ".join(f"{LABELS[anchor]} {deepest[anchor]:.2g}" for anchor in OFFERED)
+        describe(
+            figure,
+            f"Largest distance at depth {depths[-1]}: {worst}",
+            "Exact, nothing sampled",
+            "lines: means over trees, bars: from the nearest to the farthest tree",
+        )
     return figure
 
 
 def _distances_by_beta(axis: Axes, frame: pd.DataFrame) -> None:
     for i, anchor in enumerate(OFFERED):
         by_beta = frame[frame["estimator"] == anchor].groupby("beta")["distance"]
-        mean, spread = by_beta.mean(), by_beta.std()
+        mean = by_beta.mean()
+        spread = np.maximum([mean - by_beta.min(), by_beta.max() - mean], 0)
         label, look = LABELS[anchor], series(i + 3)
         axis.errorbar(mean.index, mean, yerr=spread, capsize=2, label=label, **look)
 
@@ -145,9 +173,17 @@ def branch_ratio(frame: pd.DataFrame, completion: str) -> Figure:
         axis.set(
             xlabel="ratio of the branch guide (eq. 11)",
             ylabel=f"“{completion}”, relative to ratio 0",
-            title="exact for a sum over tokens; q not clamped",
         )
         figure.legend(loc="outside lower center", ncols=1)
+        last = frame.iloc[-1]
+        gains = {policy: last[policy] / frame[policy].iloc[0] for policy in looks}
+        least = min(gains, key=gains.__getitem__)
+        describe(
+            figure,
+            f"Ratio {last['ratio']:.2g}: eq. 4 lifts it {gains['eq. 4']:.2f}-fold, "
+            f"{LABELS.get(least, least)} {gains[least]:.2f}-fold",
+            "Exact for a sum over tokens, q not clamped",
+        )
     return figure
 
 
@@ -162,8 +198,9 @@ def two_path_probabilities(example: Example, fork: float = 0.05, spread: int = 6
     }
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW + 0.6, 2.5))
-        for place, inputs in enumerate(cases.values()):
-            _rare_bars(axis, place, example, inputs)
+        reached = [
+            _rare_bars(axis, place, example, inputs) for place, inputs in enumerate(cases.values())
+        ]
         axis.axhline(
             example.epsilon,
             color="0.2",
@@ -176,16 +213,22 @@ def two_path_probabilities(example: Example, fork: float = 0.05, spread: int = 6
             xticks=range(len(cases)),
             xticklabels=list(cases),
             ylabel="probability of the rare solution",
-            title=f"exact; {settings}",
         )
+        holds = [
+            f"{name} {'above' if found > example.epsilon else 'not above'}"
+            for name, found in zip(cases, reached, strict=True)
+        ]
+        describe(figure, f"Against epsilon: {', '.join(holds)}", f"Exact, {settings}")
         axis.set_ylim(0, axis.get_ylim()[1] * 1.08)
         axis.grid(axis="x", visible=False)
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def _rare_bars(axis: Axes, place: int, example: Example, inputs: Inputs) -> None:
-    """Three bars around x = ``place``, each with its number above; named in the legend once."""
+def _rare_bars(axis: Axes, place: int, example: Example, inputs: Inputs) -> float:
+    """Three bars around x = ``place``, each with its number above; named in the legend once.
+
+    Returns the last one's height, pi_SAGE."""
     reference, reward, entropies = inputs
     q = two_path.branch_q(entropies, example.threshold, example.ratio).prod(-1)
     policies = {
@@ -212,6 +255,7 @@ def _rare_bars(axis: Axes, place: int, example: Example, inputs: Inputs) -> None
             fontsize=6,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
         )
+    return height
 
 
 def two_path_region(
@@ -458,9 +502,14 @@ def detection(frame: pd.DataFrame, marks: Mapping[str, float]) -> Figure:
             xlabel="probability of a completion",
             ylabel="chance of at least one",
             ylim=(0, 1.04),
-            title="exact, no sampling",
         )
         figure.legend(loc="outside lower center", ncols=2)
+        needed = [f"{name}: {np.log(0.5) / np.log1p(-p):,.0f}" for name, p in marks.items()]
+        describe(
+            figure,
+            f"Rollouts for an even chance to see it once: {', '.join(needed)}",
+            "Exact, nothing sampled",
+        )
     return figure
 
 
@@ -544,11 +593,17 @@ def separation(frame: pd.DataFrame) -> Figure:
         axis.set(
             xlabel="mass on wrong completions, forward KL (eq. 27)",
             ylabel="the same, eq. 4",
-            title=f"{len(frame):,} random instances",
             xlim=(0, 1),
             ylim=(0, 1),
         )
         axis.legend(loc="upper left")
+        where = frame[frame["eq30"]]
+        less = int((where["sage"] < where["forward"]).sum())
+        describe(
+            figure,
+            f"Where eq. 30 holds, eq. 4 is below in {less:,} of {len(where):,}",
+            f"{len(frame):,} random instances, exact",
+        )
     return figure
 
 

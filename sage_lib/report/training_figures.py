@@ -8,14 +8,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from sage_lib.algorithm.guides import BranchGuide, build_guide
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.experiment.runs import entropies, sft_run
 from sage_lib.files import read_lines
 from sage_lib.report import measured, training_tables
-from sage_lib.report.panels import banded, lines_of, method_legend, seeds
+from sage_lib.report.panels import banded, lines_of, method_legend, seeds, spread
 from sage_lib.report.style import (
     COLOURS,
     NARROW,
@@ -23,9 +22,12 @@ from sage_lib.report.style import (
     WIDE,
     band,
     count,
+    describe,
     error_bar,
+    line,
     sentence,
     series,
+    steps,
 )
 
 #: What the training curves show: the first six that the profile's runs log.
@@ -55,11 +57,14 @@ def sft_loss(profile: Profile) -> Figure:
         log = pd.DataFrame(read_lines(sft_run(profile).measured / "steps.jsonl"))
         every = profile.sft["logging_steps"]
         axis.plot(log["step"], log["loss"], color=COLOURS["blue"])
-        axis.set(
-            xlabel="SFT step",
-            ylabel="loss (nats per token)",
-            yscale="log",
-            title=f"{profile.name}: 1 seed, each point the mean of {count(every, 'step')}",
+        axis.set(ylabel="loss (nats per token)", yscale="log")
+        steps(axis, "SFT step")
+        first, last = log["loss"].iloc[0], log["loss"].iloc[-1]
+        describe(
+            figure,
+            f"SFT: the loss falls from {first:.2g} to {last:.2g}",
+            f"{profile.name}. 1 seed",
+            f"each point the mean of {count(every, 'step')}",
         )
     return figure
 
@@ -84,23 +89,32 @@ def entropy_thresholds(profile: Profile) -> Figure:
             xlabel="token entropy $H_t$ (nats)",
             ylabel="share of tokens",
             yscale="log",
-            title=f"base model, {entropy['tokens']:,} sampled tokens",
         )
         handles = axis.get_legend_handles_labels()[0]
         right = axis.twinx()
         right.grid(False)
         right.spines["right"].set_visible(True)
         right.set(ylabel="$q$ (eq. 11)", ylim=(0.98, 1.05))
+        above = []
         for i, guide in enumerate(guides):
             q = np.clip(
                 1 + guide.ratio * np.maximum(grid - guide.threshold, 0), guide.low, guide.high
             )
-            colour = series(i + 5)["color"]
-            name = f"threshold {guide.threshold:.2f} nats"
-            handles.append(axis.axvline(guide.threshold, color=colour, linestyle="--", label=name))
-            handles += right.plot(grid, q, color=colour, label="$q$ (right axis)")
+            chosen = line(series(i + 5))
+            name = f"threshold {guide.threshold:.3g}"
+            mark = {"color": chosen["color"], "linewidth": 0.9, "linestyle": (0, (4, 2))}
+            handles.append(axis.axvline(guide.threshold, label=name, **mark))
+            label = f"$q$ of {name}, ratio {guide.ratio:.2g} (right axis)"
+            handles += right.plot(grid, q, label=label, **chosen)
+            share = counts[edges[:-1] >= guide.threshold].sum() / counts.sum()
+            above.append(f"{100 * share:.1f} % above {guide.threshold:.3g} nats")
             right.set_ylim(0.98, max(right.get_ylim()[1], guide.high + 0.1))
         figure.legend(handles=handles, loc="outside lower center", ncols=2)
+        describe(
+            figure,
+            f"Of the tokens at least {', '.join(above)}" if above else "The base's token entropies",
+            f"{profile.name}. Base model, {entropy['tokens']:,} sampled tokens",
+        )
     return figure
 
 
@@ -126,42 +140,69 @@ def training_curves(profile: Profile, methods: Sequence[str], *columns: str) -> 
     panels = {column: PANELS[column] for column in columns or PANELS if column in frame}
     window, rows, across = _window(profile), 1 if columns else 2, 2 if columns else 4
     with plt.rc_context(STYLE):
-        height = 0.4 + 1.6 * rows + 0.17 * -(-len(methods) // across)
-        figure, axes = plt.subplots(rows, 3, figsize=(WIDE, height), sharex=True, squeeze=False)
+        height = 0.6 + 1.6 * rows + 0.17 * -(-len(methods) // across)
+        figure, axes = plt.subplots(rows, 3, figsize=(WIDE, height), squeeze=False)
         shown = list(zip(axes.flat, panels.items(), strict=False))
         for axis, (column, name) in shown:
             _curves(axis, profile, frame, methods, column)
-            axis.set(ylabel=name)
+            axis.set_ylabel(name)
         for axis in axes.flat[len(shown) :]:
             axis.axis("off")
-        for axis in axes[-1]:
-            axis.set_xlabel("RL step")
+        method_legend(figure, profile, methods, across)
         batch = profile.rl["per_device_train_batch_size"]
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
-        averaged = f"mean over {count(window, 'step')} and {_seeds(profile, methods)}"
-        figure.suptitle(f"{profile.name}: {rollouts} rollouts a step, {averaged}")
-        method_legend(figure, profile, methods, across)
+        ends = {method: _end(profile, frame, method) for method in methods if method != BASE}
+        describe(
+            figure,
+            spread(profile, ends, f"Reward over the last {_steps(window)}"),
+            f"{profile.name}. {count(rollouts, 'rollout')} a step",
+            _averaged(profile, methods),
+        )
     return figure
 
 
-def reward_curves(axis: Axes, profile: Profile, methods: Sequence[str]) -> None:
-    """The training reward of ``methods`` by RL step in one panel, as training_curves draws it."""
-    trained = [method for method in methods if method != "base"]
+def _end(profile: Profile, frame: pd.DataFrame, method: str) -> float:
+    """Mean reward of a method over the last window of its runs."""
+    of_method = frame[frame["method"] == method]
+    last = [run["reward"].tail(_window(profile)).mean() for _, run in of_method.groupby("seed")]
+    return float(np.mean(last))
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else f"{number} steps"
+
+
+def reward_curves(axis: Axes, profile: Profile, methods: Sequence[str]) -> str:
+    """The training reward of ``methods`` by RL step in one panel, as training_curves draws it.
+
+    Returns what it shows, for the figure's caption.
+    """
+    trained = [method for method in methods if method != BASE]
     if not trained:
         sentence(axis, "no RL method")
-        return
+        return "Nothing is trained"
     _curves(axis, profile, measured.training(profile), trained, "reward")
-    axis.set(
-        xlabel="RL step",
-        ylabel="training reward",
-        title=f"mean over {count(_window(profile), 'step')} and {_seeds(profile)}",
-    )
+    axis.set_ylabel("training reward")
+    return f"Left: {_averaged(profile, trained)}"
+
+
+def _averaged(profile: Profile, methods: Sequence[str]) -> str:
+    """Over what a panel's lines are means, and what their bands are."""
+    lines = f"mean over the {_steps(_window(profile))} before and {seeds(profile, methods)}"
+    if _window(profile) == 1:
+        lines = f"every step, mean over {seeds(profile, methods)}"
+    if len(profile.seeds) == 1:
+        return lines
+    have = banded(profile, methods)
+    whose = "" if len(have) == len(methods) else f" ({profile.label(have[0])})"
+    return f"{lines}, bands{whose}: lowest to highest seed"
 
 
 def _curves(
     axis: Axes, profile: Profile, frame: pd.DataFrame, methods: Sequence[str], column: str
 ) -> None:
-    """Mean over seeds of one logged column for each method that logs it."""
+    """Mean over seeds of one logged column for each method that logs it, from the first step that
+    has a whole window behind it."""
     window = _window(profile)
     for method, chosen in lines_of(methods):
         of_method = frame[frame["method"] == method]
@@ -170,12 +211,14 @@ def _curves(
         if not whole:  # no KL term, for instance
             continue
         runs = np.stack(whole)
-        steps = np.arange(1, runs.shape[1] + 1)
-        every = max(1, len(steps) // 6)
-        axis.plot(steps, runs.mean(0), markevery=every, **chosen)
+        at = np.arange(1, runs.shape[1] + 1)
+        first = min(window, len(at)) - 1
+        at, runs = at[first:], runs[:, first:]
+        every = max(1, len(at) // 6)
+        axis.plot(at, runs.mean(0), markevery=every, **chosen)
         if len(runs) > 1 and method in banded(profile, methods):
-            band(axis, steps, runs.min(0), runs.max(0), **chosen)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            band(axis, at, runs.min(0), runs.max(0), **chosen)
+    steps(axis)
 
 
 def _window(profile: Profile) -> int:
@@ -191,12 +234,6 @@ def _smooth(values: np.ndarray, window: int) -> np.ndarray:
     return (total[end] - total[start]) / (end - start)
 
 
-def _seeds(profile: Profile, methods: Sequence[str] | None = None) -> str:
-    """How many seeds a panel shows, and what its bands are."""
-    found = seeds(profile, methods)
-    return found if len(profile.seeds) == 1 else f"{found}; bands: all of them"
-
-
 def guide_effects(profile: Profile) -> Figure:
     """What the branch guide adds to the expected gradient of each anchor.
 
@@ -209,13 +246,23 @@ def guide_effects(profile: Profile) -> Figure:
             low, high = row["along"] - row["along_se"], row["along"] + row["along_se"]
             error_bar(axis, i, row["along"], low, high, **series(i + 3))
         axis.axhline(0, color="0.3", linewidth=0.8)
-        drawn = "{prompts} prompts x {batches} x {completions} completions".format(**size)
+        drawn = f"{count(size['prompts'], 'prompt')} x {size['batches']} x "
+        drawn += count(size["completions"], "completion")
         axis.set(
             xticks=range(len(frame)),
             xticklabels=[ANCHORS.get(anchor, anchor) for anchor in frame["anchor"]],
             xlim=(-0.5, len(frame) - 0.5),
             ylabel="change of the KL pull\nby the branch guide",
-            title=f"{profile.name}: {drawn}, 1 seed\n"
-            "exact over the next token; bars: 1 s.e. over prompts",
+        )
+        described = [
+            f"{ANCHORS.get(row['anchor'], row['anchor'])} {row['along']:+.2g}"
+            for row in frame.to_dict("records")
+        ]
+        describe(
+            figure,
+            f"The branch guide changes the pull: {', '.join(described)}",
+            f"{profile.name}. {drawn}, 1 seed",
+            "exact over the next token",
+            "bars: 1 standard error over prompts",
         )
     return figure

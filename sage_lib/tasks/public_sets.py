@@ -348,6 +348,21 @@ def load(name: str, revision: str | None = None, folder: str | Path | None = Non
     return [problem for problem, _ in _load(name, revision, folder)]
 
 
+def elsewhere(name: str, revision: str | None = None) -> str:
+    """Where a set would be fetched from; "" for one that lies on this machine, and for what is no
+    public set. Of a set that the hub keeps, its cache is not looked into."""
+    source, folder = SOURCES.get(name), os.environ.get("SAGE_DATA")
+    for part in source.parts if source else ():
+        local = Path(folder) / part.local if folder and revision is None else None
+        if local is not None and local.is_file():
+            continue
+        if isinstance(part, Hub):
+            return part.repository
+        if not _kept(part, revision).is_file():
+            return part.url.format(revision=revision or part.revision)
+    return ""
+
+
 def _numeric(text: str) -> bool:
     try:
         float(text)
@@ -414,7 +429,7 @@ def _file(file: File, revision: str | None, folder: str | Path | None) -> list[L
         )
         _check(file, data, remedy)
         return lines.json_lines(file.local, data, _AGAIN)
-    kept = paths.build("data") / (revision or file.revision) / file.local
+    kept = _kept(file, revision)
     already = kept.is_file()
     if already:
         data = kept.read_bytes()
@@ -428,6 +443,11 @@ def _file(file: File, revision: str | None, folder: str | Path | None) -> list[L
     if not already:
         write_bytes(kept, data)
     return rows
+
+
+def _kept(file: File, revision: str | None) -> Path:
+    """Where a file is kept once it was fetched."""
+    return paths.build("data") / (revision or file.revision) / file.local
 
 
 def _check(file: File, data: bytes, remedy: str) -> None:
