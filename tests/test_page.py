@@ -129,7 +129,7 @@ def test_a_figure_says_in_words_what_it_shows(monkeypatch):
     off.set(xlabel="never seen")
     off.axis("off")
     words = "Two panels and a title; first; pass@k by k"
-    assert page_module.alt_text(figure) == words
+    assert page_module.described(figure) == words
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda *a, **k: shown.append((a, k)))
     page_module._display(figure)

@@ -15,7 +15,7 @@ from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.files import write_text
 from sage_lib.report import sliders
 from sage_lib.report.measured import labelled
-from sage_lib.report.style import save_figure
+from sage_lib.report.style import described, save_figure
 
 #: What the folded commands below a table are called.
 AGAIN = "commands that make these rows again"
@@ -134,21 +134,12 @@ def theory_page(results: str = "own") -> Page:
     return Page(None, results == "published")
 
 
-def alt_text(figure: Figure) -> str:
-    """What a figure says of itself in words: its titles, and what each panel's axes are."""
-    axes = [axis for axis in figure.axes if axis.axison]
-    said = [figure.get_suptitle(), *(axis.get_title() for axis in figure.axes)]
-    said += [" by ".join(filter(None, (axis.get_ylabel(), axis.get_xlabel()))) for axis in axes]
-    said.append(figure.get_supxlabel())
-    return "; ".join(dict.fromkeys(" ".join(text.split()) for text in said if text))
-
-
 def _display(shown: Any) -> None:
     """Show something below the running cell: text as HTML, a figure with its alt text, where
     nbconvert looks for it; IPython is imported only where there is one."""
     from IPython.display import HTML, display
 
     if isinstance(shown, Figure):
-        display(shown, metadata={"image/png": {"alt": alt_text(shown)}})
+        display(shown, metadata={"image/png": {"alt": described(shown)}})
     else:
         display(HTML(shown) if isinstance(shown, str) else shown)

@@ -234,12 +234,15 @@ def _settle(figure: Figure) -> None:
 
 
 def described(figure: Figure) -> str:
-    """A figure in words, for those who do not see it: its title and its caption."""
+    """A figure in words, for those who do not see it: its titles, its caption, and what the axes of
+    each panel are."""
     found = figure.findobj(lambda one: isinstance(one, Text) and one.get_gid() == CAPTION)
-    titles = [figure.get_suptitle()] if figure.get_suptitle() else []
-    titles = titles or [axis.get_title() for axis in figure.axes if axis.get_title()]
-    words = [*titles, *(one.get_text() for one in found if isinstance(one, Text))]
-    return ". ".join(" ".join(text.split()) for text in words)
+    words = [figure.get_suptitle(), *(axis.get_title() for axis in figure.axes)]
+    words += [one.get_text() for one in found if isinstance(one, Text)]
+    panels = [axis for axis in figure.axes if axis.axison]
+    words += [" by ".join(filter(None, (axis.get_ylabel(), axis.get_xlabel()))) for axis in panels]
+    words.append(figure.get_supxlabel())
+    return "; ".join(dict.fromkeys(" ".join(text.split()) for text in words if text))
 
 
 def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
