@@ -103,7 +103,7 @@ def _measure(profile, equal=False):
                 score = {"number": 0, "correct": True, "tokens": 9, "perplexity": 1 + value()}
                 scores.append({**place, **score, "entropy": value(), "branching": 1 + value()})
                 for way in "LR":
-                    support.append({**place, "way": way, "completion": 0, "logp": -10 * value()})
+                    support.append({**place, "way": way, "completion": way, "logp": -10 * value()})
                 sample = {"completions": texts, "tokens": [9] * SAMPLES}
                 sample |= {"finished": [True] * SAMPLES}
                 sample |= {"correct": [k < right for k in range(SAMPLES)]}
@@ -251,7 +251,8 @@ def test_figure_2_shows_every_seed_as_a_dot(tmp_path, monkeypatch):
 
 def test_figures_of_stages_are_drawn(profile):
     training_figures.sft_loss(profile)
-    assert "$q$ (right axis)" in words(training_figures.entropy_thresholds(profile)) or not any(
+    drawn = words(training_figures.entropy_thresholds(profile))
+    assert any(text.endswith("(right axis)") for text in drawn) or not any(
         method.guide and method.guide["name"] == "branch" for method in profile.methods.values()
     )
     words(training_figures.guide_effects(profile))
@@ -327,7 +328,8 @@ def test_saving_leaves_a_record(tmp_path):
     assert all(path.stat().st_size > 1000 for path in made)
     record = json.loads((folder / "schedules.json").read_text())
     assert record["figure"] == "schedules" and record["revision"]
-    assert record["alt"] == "random guide (eq. 9). token guide (eq. 10)"
+    assert record["alt"] == style.described(figure)
+    assert record["alt"].startswith("random guide (eq. 9); token guide (eq. 10)")
     plt.close(figure)
 
 
@@ -376,7 +378,8 @@ def test_every_panel_of_the_training_figures_has_its_numbers(tmp_path, monkeypat
     figure = training_figures.training_curves(profile, list(profile.methods))
     figure.canvas.draw()
     shown = [axis for axis in figure.axes if axis.axison]
-    assert len(shown) == len(training_figures.PANELS) - 2, "as many as its runs log"
+    logged = set(training_figures.PANELS) & set(measured.training(profile).columns)
+    assert len(shown) == min(6, len(logged)) > 3, "as many as its runs log"
     for axis in shown:
         for labels in (axis.get_xticklabels(), axis.get_yticklabels()):
             assert any(label.get_text() and label.get_visible() for label in labels)

@@ -73,7 +73,7 @@ def test_a_figure_is_saved_closed_and_shown_once(tmp_path, shown, page, folder):
     figure, _ = plt.subplots()
     assert page().show(figure, "figure2") is None
     made = sorted(path.name for path in (tmp_path / "figures" / folder).iterdir())
-    assert made == ["figure2.json", "figure2.pdf", "figure2.png"]
+    assert made == [f"figure2.{ending}" for ending in ("json", "pdf", "png", "svg")]
     assert shown == [figure] and not plt.fignum_exists(figure.number)
 
 
