@@ -802,13 +802,15 @@ def _check_numbers(profile: Profile, require: typing.Callable[[bool, str], None]
     shape = model.architecture or {}
     words = ["vocab_size"] if shape.get("vocab_size") is not None else []
     for key in (*ARCHITECTURE, *words) if shape else ():
-        value = shape.get(key)
-        whole = _is_whole(value) and value > 0
-        require(whole, f"model.architecture.{key} is a whole number of 1 or more, not {value!r}")
+        size: Any = shape.get(key)
+        whole = _is_whole(size) and size > 0
+        require(whole, f"model.architecture.{key} is a whole number of 1 or more, not {size!r}")
     for where, lora in {"sft_lora": profile.sft_lora, "rl_lora": profile.rl_lora}.items():
-        rank = None if lora is None else lora.get("r")
-        whole = _is_whole(rank) and rank > 0
-        require(lora is None or whole, f"{where}.r is a whole number of 1 or more, not {rank!r}")
+        rank: Any = None if lora is None else lora.get("r")
+        require(
+            lora is None or (_is_whole(rank) and rank > 0),
+            f"{where}.r is a whole number of 1 or more, not {rank!r}",
+        )
     disk = profile.compute.disk_gb
     require(disk >= 0, f"compute.disk_gb must be 0 or more, not {disk}")
 
