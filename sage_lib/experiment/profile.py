@@ -297,6 +297,9 @@ class Profile:
     def rft_of(self, method: str) -> Rft:
         """The rounds of a method that is trained by them: its changes over the profile's."""
         own = self.methods[method].rft or {}
+        for where, given in (("rft", self.rft), (f"methods.{method}.rft", own)):
+            if not isinstance(given.get("sft", {}), dict):
+                raise SageError(f"{self.name}: {where}.sft must be a section, not {given['sft']!r}")
         merged = {**self.rft, **own}
         merged["sft"] = {**self.sft, **self.rft.get("sft", {}), **own.get("sft", {})}
         return Rft(**_fields(Rft, merged, f"{self.name}: methods.{method}.rft"))

@@ -212,7 +212,8 @@ def files(folder: Path, number: int, seed: int) -> pd.DataFrame:
     rows = []
     for kind, (name, text, read) in kinds.items():
         rng = random.Random(f"{seed} {kind}")
-        path = folder / name
+        path = folder / kind / name  # in a folder of its own: a record says what lies beside it
+        path.parent.mkdir()
         found: Counter[str] = Counter()
         whole = gzip.compress(text.encode(), mtime=0) if name.endswith(".gz") else text.encode()
         example = None
