@@ -91,18 +91,6 @@ def append_line(path: Path, row: dict) -> None:
         f.write(json.dumps(row) + "\n")
 
 
-def require_end(path: Path) -> None:
-    """SageError for a finished text file whose last line is not: its end was lost."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        if file.read() != b"\n":
-            raise SageError(
-                f"{'/'.join(path.parts[-3:])} lacks its end: delete its folder and run with "
-                "--resume to make it again"
-            )
-
-
 def read_lines(path: Path, repair: bool = False) -> list[dict]:
     """Rows of a JSONL file ([] when there is none), without a half-written last line.
 

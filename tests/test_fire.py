@@ -11,6 +11,7 @@ import pytest
 from sage_lib import files
 from sage_lib.errors import SageError
 from sage_lib.experiment import profile as profiles
+from sage_lib.experiment import records
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines, write_json
 from sage_lib.pipeline import fire_faults, fire_fuzz, fire_kills, stages
@@ -260,6 +261,17 @@ def test_after_a_clock_was_set_back_checkpoints_are_dated_in_their_order(tmp_pat
     assert last_checkpoint(tmp_path / "checkpoints") == str(folders[2])
     dates = [folder.stat().st_mtime for folder in folders]
     assert dates == sorted(set(dates)) and dates[-1] < time.time()
+
+
+def test_a_file_cut_at_the_end_of_a_line_is_noticed_by_the_size_in_its_record(tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text("a,b\n1,2\n3,4\n")
+    write_json(tmp_path / "record.json", {**fire_fuzz._RECORD, "sizes": {"scores.csv": 12}})
+    records.require_whole(path)
+    for kept in (8, 5):
+        os.truncate(path, kept)
+        with pytest.raises(SageError, match=r"scores.csv lacks its end"):
+            records.require_whole(path)
 
 
 def test_a_disk_that_cannot_be_written_is_told_in_a_sentence(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from sage_lib.errors import SageError
-from sage_lib.files import require_end
+from sage_lib.experiment import records
 
 #: One row per problem: n samples, c of them correct, and how many the length limit cut off. After
 #: these come the counts of what the problem's task measures (``COUNTED``), empty for other tasks.
@@ -16,7 +16,7 @@ def read(path: Path) -> pd.DataFrame:
     """Read a counts.csv; SageError when it is missing or damaged."""
     place = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
     try:
-        require_end(path)
+        records.require_whole(path)
         table = pd.read_csv(path)
     except FileNotFoundError:
         raise SageError(

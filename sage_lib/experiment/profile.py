@@ -298,6 +298,9 @@ class Profile:
     def rft_of(self, method: str) -> Rft:
         """The rounds of a method that is trained by them: its changes over the profile's."""
         own = self.methods[method].rft or {}
+        for where, given in (("rft", self.rft), (f"methods.{method}.rft", own)):
+            if not isinstance(given.get("sft", {}), dict):
+                raise SageError(f"{self.name}: {where}.sft must be a section, not {given['sft']!r}")
         merged = {**self.rft, **own}
         merged["sft"] = {**self.sft, **self.rft.get("sft", {}), **own.get("sft", {})}
         return Rft(**_fields(Rft, merged, f"{self.name}: methods.{method}.rft"))
@@ -810,13 +813,15 @@ def _check_numbers(profile: Profile, require: typing.Callable[[bool, str], None]
     shape = model.architecture or {}
     words = ["vocab_size"] if shape.get("vocab_size") is not None else []
     for key in (*ARCHITECTURE, *words) if shape else ():
-        value = shape.get(key)
-        whole = _is_whole(value) and value > 0
-        require(whole, f"model.architecture.{key} is a whole number of 1 or more, not {value!r}")
+        size: Any = shape.get(key)
+        whole = _is_whole(size) and size > 0
+        require(whole, f"model.architecture.{key} is a whole number of 1 or more, not {size!r}")
     for where, lora in {"sft_lora": profile.sft_lora, "rl_lora": profile.rl_lora}.items():
-        rank = None if lora is None else lora.get("r")
-        whole = _is_whole(rank) and rank > 0
-        require(lora is None or whole, f"{where}.r is a whole number of 1 or more, not {rank!r}")
+        rank: Any = None if lora is None else lora.get("r")
+        require(
+            lora is None or (_is_whole(rank) and rank > 0),
+            f"{where}.r is a whole number of 1 or more, not {rank!r}",
+        )
     disk = profile.compute.disk_gb
     require(disk >= 0, f"compute.disk_gb must be 0 or more, not {disk}")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from sage_lib.errors import SageError
 from sage_lib.files import read_json, write_json
-from sage_lib.paths import ROOT
+from sage_lib.paths import PUBLISHED, ROOT
 
 PACKAGES = (
     "torch",
@@ -155,6 +155,23 @@ def load(path: Path) -> dict[str, Any]:
             "delete it and run with --resume to make it again"
         )
     return record
+
+
+def require_whole(path: Path) -> None:
+    """SageError for a text file beside a record that has lost its end.
+
+    By the size that the record has of it; a published file may be thinned, and older records have
+    none: then by its last line's end.
+    """
+    record, size = path.with_name("record.json"), None
+    if record.is_file() and PUBLISHED not in path.parents:
+        size = load(record).get("sizes", {}).get(path.name)
+    data = path.read_bytes()
+    if len(data) != (len(data) if size is None else size) or not data.endswith(b"\n"):
+        raise SageError(
+            f"{'/'.join(path.parts[-3:])} lacks its end: delete its folder and run with --resume "
+            "to make it again"
+        )
 
 
 def collapse(path: Path) -> str:

@@ -132,7 +132,10 @@ class Run:
     def finish(self, record: records.Record, **extra: Any) -> dict[str, Any]:
         """Write the record, and last of all the mark that makes the stage done; returns the
         record."""
+        kept = [path for path in sorted(self.measured.iterdir()) if path != self.record]
+        sizes = {path.name: path.stat().st_size for path in kept if path.is_file()}
         more = {"recipe": self.recipe, "made_from": canonical(self.made_from), **extra}
+        more["sizes"] = sizes
         written = record.finish(self.record, **more)
         write_text(self.build / "done", self.fingerprint)
         return written

@@ -7,6 +7,7 @@ exception is what a user would see as a traceback; it is kept, with what led to 
 from __future__ import annotations
 
 import copy
+import functools
 import gzip
 import json
 import random
@@ -105,7 +106,7 @@ def profiles(names: Sequence[str], each: int | None, seed: int, sections: Check)
         examples: dict[str, str] = {}
         for place, change, value in profile_cases(settings, each, rng):
             new = changed(settings, place, change, value)
-            kind, said = outcome(lambda new=new, path=path: _look(new, path, sections))
+            kind, said = outcome(functools.partial(_look, new, path, sections))
             own = place[:-1] in OWN_NAMES
             if kind == "taken" and change == "misspelt" and not own:
                 kind, said = "silent", "taken, and means nothing"
@@ -211,7 +212,9 @@ def files(folder: Path, number: int, seed: int) -> pd.DataFrame:
     rows = []
     for kind, (name, text, read) in kinds.items():
         rng = random.Random(f"{seed} {kind}")
-        path, counted_ = folder / name, Counter()
+        path = folder / kind / name  # in a folder of its own: a record says what lies beside it
+        path.parent.mkdir()
+        found: Counter[str] = Counter()
         whole = gzip.compress(text.encode(), mtime=0) if name.endswith(".gz") else text.encode()
         example = None
         path.write_bytes(whole)
@@ -221,18 +224,18 @@ def files(folder: Path, number: int, seed: int) -> pd.DataFrame:
         )
         for data in tried:
             path.write_bytes(data)
-            found, said = outcome(lambda read=read, path=path: read(path))
-            counted_[found] += 1
-            if found == "traceback":
+            what, said = outcome(functools.partial(read, path))
+            found[what] += 1
+            if what == "traceback":
                 example = example or f"{data[:60]!r}: {said}"
         if kind == "run record":
             for place, change, value in profile_cases(_RECORD, None, rng):
                 path.write_text(json.dumps(changed(_RECORD, place, change, value)))
-                found, said = outcome(lambda read=read, path=path: read(path))
-                counted_[found] += 1
-                if found == "traceback":
+                what, said = outcome(functools.partial(read, path))
+                found[what] += 1
+                if what == "traceback":
                     example = example or f"{place} {change} {value!r}: {said}"
-        rows.append(_row({"file": kind}, counted_, example))
+        rows.append(_row({"file": kind}, found, example))
     return pd.DataFrame(rows)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sage_lib.evaluation import counts
-from sage_lib.experiment import runs
+from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.files import read_lines
 from sage_lib.report.countdown_tables import PROBLEM, require_countdown
@@ -109,7 +109,10 @@ def along_training(profile: Profile) -> pd.DataFrame:
     frames = []
     logged = runs.rl_runs(profile) if profile.evaluation.every else []
     for method, seed, run in logged:
-        rows = read_lines(run.measured / "exact.jsonl")
+        path = run.measured / "exact.jsonl"
+        if path.is_file():
+            records.require_whole(path)
+        rows = read_lines(path)
         if rows:
             means = pd.DataFrame(rows).drop(columns=["dataset", "problems"]).groupby("step").mean()
             frames.append(means.reset_index().assign(method=method, seed=seed))

@@ -17,9 +17,9 @@ import pandas as pd
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.evaluation import counts
-from sage_lib.experiment import runs
+from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile
-from sage_lib.files import read_json, read_lines, require_end
+from sage_lib.files import read_json, read_lines
 
 #: Columns (or the index) that hold keys of methods.
 KEYS = ("method", "against")
@@ -245,7 +245,7 @@ def table_of(profile: Profile, run: runs.Run, name: str) -> pd.DataFrame:
 def read_table(path: Path) -> pd.DataFrame:
     """A CSV table, packed or not; SageError where it is damaged."""
     if path.suffix != ".gz":  # which has a checksum
-        require_end(path)
+        records.require_whole(path)
     try:
         return pd.read_csv(path)
     except _DAMAGED as error:
@@ -299,7 +299,7 @@ def training(profile: Profile) -> pd.DataFrame:
     frames = []
     for method, seed, run in runs.rl_runs(profile):
         path = _present(profile, run, "steps.jsonl")
-        require_end(path)
+        records.require_whole(path)
         steps = _every_step(read_lines(path))
         frames.append(steps.assign(method=method, seed=seed))
     if not frames:
