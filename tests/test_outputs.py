@@ -13,6 +13,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.pipeline import notebooks, outputs
 from sage_lib.pipeline.notebooks import Makes, Notebook
+from sage_lib.pipeline.reproduce import write_page
 
 TABLE = '<style>#T_1a2b3_row0 {}</style><table id="T_1a2b3"><tr><td>0.5</td></tr></table>'
 
@@ -73,6 +74,16 @@ def test_what_a_run_leaves_of_itself_is_taken_away():
     assert cell.outputs[0].text == "at data, " and cell.execution_count == 1
     assert cell.metadata == {} and "papermill" not in notebook.metadata
     assert outputs.faults(notebook) == []
+
+
+def test_what_a_picture_says_in_words_is_kept_and_stands_on_its_page(tmp_path):
+    picture = shown(image_png=PNG, text_plain="<Figure size 640x480 with 1 Axes>")
+    picture.metadata = {"image/png": {"alt": "pass@k by k", "width": 3}, "ran": "2026"}
+    notebook = stored(picture)
+    assert notebook.cells[0].outputs[0].metadata == {"image/png": {"alt": "pass@k by k"}}
+    nbformat.write(notebook, tmp_path / "shown.ipynb")
+    page = write_page(tmp_path / "shown.ipynb").read_text()
+    assert 'alt="pass@k by k"' in page and outputs.smaller(PNG) in page
 
 
 def test_the_same_outputs_are_the_same_file_whatever_pandas_calls_its_tables():

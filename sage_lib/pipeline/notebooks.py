@@ -8,6 +8,8 @@ no profile), by the name of a task what it makes only where a profile evaluates 
 """
 
 import ast
+import copy
+import html
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -165,3 +167,17 @@ def stages(path: Path) -> tuple[str, ...]:
     ]
     given = [one.value for call in calls for one in call.args if isinstance(one, ast.Constant)]
     return tuple(dict.fromkeys(name for name in given if isinstance(name, str)))
+
+
+def with_words(notebook: dict[str, Any]) -> dict[str, Any]:
+    """An executed notebook (as JSON has it) for a page: each picture that has words in its metadata
+    as HTML with that alt text, which the templates of nbconvert and MyST-NB leave out."""
+    shown = copy.deepcopy(notebook)
+    for cell in shown["cells"]:
+        for output in cell.get("outputs", []):
+            words = output.get("metadata", {}).get("image/png", {}).get("alt")
+            if words:
+                picture = "".join(output["data"]["image/png"]).replace("\n", "")
+                source = f"data:image/png;base64,{picture}"
+                output["data"] = {"text/html": f'<img alt="{html.escape(words)}" src="{source}">'}
+    return shown

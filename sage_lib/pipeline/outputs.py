@@ -107,7 +107,8 @@ def _cleaned(outputs: list[Any], cell: str, number: int) -> list[Any]:
                 continue
             if len(data) > 1:
                 data.pop("text/plain", None)  # only says what kind of object it was
-            output.metadata = {}
+            words = output.metadata.get(PICTURE, {}).get("alt")  # where nbconvert reads it
+            output.metadata = {PICTURE: {"alt": words}} if words else {}
             if PICTURE in data:
                 data[PICTURE] = smaller(data[PICTURE])
             if "execution_count" in output:

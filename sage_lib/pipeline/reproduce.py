@@ -113,9 +113,11 @@ def run_notebook(
 
 def write_page(executed: Path) -> Path:
     """An executed notebook as a page to read without Jupyter, beside it; long lines wrap."""
+    import nbformat
     from nbconvert import HTMLExporter
 
-    text, _ = HTMLExporter().from_filename(str(executed))
+    shown = nbformat.from_dict(notebooks.with_words(nbformat.read(executed, as_version=4)))
+    text, _ = HTMLExporter().from_notebook_node(shown, {"metadata": {"name": executed.stem}})
     page = executed.with_suffix(".html")
     write_text(page, text.replace("</head>", f"{WRAPPED}</head>", 1))
     return page

@@ -20,7 +20,7 @@ from PIL import Image
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile, published_specs
-from sage_lib.files import write_text
+from sage_lib.files import read_json, write_json, write_text
 from sage_lib.pipeline import notebooks
 from sage_lib.report import site_pages
 
@@ -120,6 +120,8 @@ def assemble(source: Path) -> None:
         shutil.rmtree(source)
     source.mkdir(parents=True)
     shutil.copytree(paths.NOTEBOOKS, source / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    for page in (source / "notebooks").glob("*.ipynb"):
+        write_json(page, notebooks.with_words(read_json(page)))
     shutil.copytree(paths.FIGURES, source / "figures", ignore=shutil.ignore_patterns("*.pdf"))
     profiles = [load_profile(spec, "published") for spec in published_specs().values()]
     about = {notebook.name: notebook.about for notebook in notebooks.found()}
