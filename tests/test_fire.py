@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines, write_json
 from sage_lib.pipeline import fire_faults, fire_fuzz, fire_kills, stages
 from sage_lib.pipeline.fire_kills import Arena
+from sage_lib.tasks import verifier
 
 
 @pytest.mark.parametrize("number", [1, 7, 8, 50])
@@ -195,6 +198,46 @@ def test_killed_workers_of_the_verifier_cost_no_verdict(tmp_path):
     assert row["resumed"] and row["identical"]
 
 
+class Pool:
+    """A pool that breaks after so many chunks, as when a worker is killed in the middle of taking
+    one."""
+
+    active = True
+
+    def __init__(self, chunks):
+        self.chunks = chunks
+
+    def map(self, function, chunks, seconds, timeout, chunksize):
+        def results():
+            for number, chunk in enumerate(chunks):
+                if number == self.chunks:
+                    raise BrokenProcessPool("broken")
+                yield [int(gold) == eval(answer) for gold, answer in chunk]
+
+        return SimpleNamespace(result=results)
+
+    def stop(self):
+        pass
+
+    join = stop
+
+
+def broken_pools(monkeypatch, *chunks):
+    """A verifier whose pools break after so many chunks, one after the other."""
+    pools = iter([Pool(number) for number in chunks])
+    monkeypatch.setattr(verifier, "ProcessPool", lambda *given, **named: next(pools))
+    asked = [(str(n), f"{n} + {n % 2}") for n in range(100)]
+    golds, answers = zip(*asked, strict=True)
+    return [v.correct for v in verifier.Verifier().verify_answers(golds, answers)]
+
+
+def test_a_pool_that_breaks_at_its_work_is_replaced_and_one_that_never_worked_is_told(monkeypatch):
+    expected = [n % 2 == 0 for n in range(100)]
+    assert broken_pools(monkeypatch, 1, 40, 10, 10**6) == expected
+    with pytest.raises(SageError, match="could not start"):
+        broken_pools(monkeypatch, 1, 0)
+
+
 SETTINGS = {
     "rl.learning_rate=fast": "learning_rate must be a number, not 'fast'",
     "rl.learning_rate=.nan": "learning_rate must be a number, not nan",
@@ -217,8 +260,6 @@ def test_a_value_that_trl_or_peft_would_stumble_over_is_refused_before_anything_
 
 def checkpoint(run, step, log=b"1\n2\n3\n"):
     """A checkpoint as StepLog marks it, with its run's log as it stood."""
-    from types import SimpleNamespace
-
     from sage_lib.training.callbacks import StepLog
 
     folder = run / "checkpoints" / f"checkpoint-{step}"

@@ -455,6 +455,7 @@ class Verifier:
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
         self._pool: ProcessPool | None = None
+        self._served = False  # whether that pool has done anything
         self._lock = threading.Lock()
 
     def verify_answers(
@@ -501,12 +502,13 @@ class Verifier:
         # worker takes with it, one by one.
         lost = self._verify_chunks([hard[i : i + CHUNK] for i in range(0, len(hard), CHUNK)])
         lost = self._verify_chunks([[pair] for pair in lost])
-        self._verify_chunks([[pair] for pair in lost], last=True)
+        while lost:
+            lost = self._verify_chunks([[pair] for pair in lost], last=True)
 
     def _verify_chunks(self, chunks: list[list[Pair]], last: bool = False) -> list[Pair]:
         """Verify each chunk in one go; returns the pairs of the chunks of several that a limit
-        ended, and, but for the ``last`` time, those whose worker died: somebody else may have
-        killed it."""
+        ended, of those that a broken pool did not come to, and, but for the ``last`` time, those
+        whose worker died: somebody else may have killed it."""
         lost: list[Pair] = []
         if not chunks:
             return lost
@@ -514,11 +516,14 @@ class Verifier:
         patience = CLOCK * self.time_limit
         job = self._workers().map(_verify_chunk, chunks, seconds, timeout=patience, chunksize=1)
         results = job.result()
-        for chunk in chunks:
+        for number, chunk in enumerate(chunks):
             try:
                 found = next(results)
+                self._served = True
             except BrokenProcessPool as error:
                 self.close()
+                if self._served:  # a worker was killed as it took or gave something
+                    return lost + [pair for left in chunks[number:] for pair in left]
                 raise SageError(
                     "the verifier's processes could not start: in a script of your own, put what "
                     "runs under if __name__ == '__main__':"
@@ -534,9 +539,12 @@ class Verifier:
         return lost
 
     def _workers(self) -> ProcessPool:
+        if self._pool is not None and not self._pool.active:
+            self.close()
         if self._pool is None:
             # spawn: a fork of a process that runs torch threads may hang.
             context = multiprocessing.get_context("spawn")
+            self._served = False
             self._pool = ProcessPool(self.workers, initializer=_start_worker, context=context)
             atexit.register(self.close)
         return self._pool
