@@ -872,8 +872,8 @@ def _check_method(
         _check_rft(profile, key, method, require)
     _check_rl(f"methods.{key}.rl", method.rl, require)
     beta = merged["beta"]
-    number = _is_number(beta) and beta >= 0
-    require(number, f"method {key}: beta is a number of 0 or more, not {beta!r}")
+    require(_is_number(beta), f"method {key}: beta is a number, not {beta!r}")
+    require(beta >= 0, f"method {key}: beta is 0 or more, not {beta}")
     fresh = method.dynamic_sampling
     require(fresh >= 0, f"method {key}: dynamic_sampling is 0 or more, not {fresh}")
     require(
@@ -924,7 +924,10 @@ def _check_rft(
         f"method {key}: demonstrations come from sft_data, and none of them is wrong",
     )
     steps = rft.sft.get("max_steps", -1)
-    require(steps > 0, f"method {key}: rft.sft.max_steps are those of a round, not {steps}")
+    require(
+        _is_whole(steps) and steps > 0,
+        f"method {key}: rft.sft.max_steps are those of a round, not {steps}",
+    )
     plain = Method(
         method.label, method.family, lora=method.lora, seeds=method.seeds, rft=method.rft
     )

@@ -74,8 +74,11 @@ GRACE = 60
 EVERY = 0.05
 #: A kill comes up to so many seconds after the line or file that it is aimed at.
 PAUSE = 0.5
-#: Keys of records that differ between two runs of the same thing: times, and what they took.
-VOLATILE = frozenset({"seconds", "peak_memory_gb", "finished", "step_time", "tokens_per_second"})
+#: Keys of records and logs that differ between two runs of the same thing: times, memory, and the
+#: sizes of files that hold times.
+VOLATILE = frozenset(
+    {"seconds", "peak_memory_gb", "finished", "step_time", "tokens_per_second", "sizes"}
+)
 #: To whom a kill is sent: to all processes of a run, or to the first of them.
 MANNERS = ("group", "parent")
 
