@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
@@ -48,6 +49,9 @@ _SAMPLING = (
 )
 
 
+T = TypeVar("T")
+#: Published profiles whose runs are remembered.
+KEPT = 8
 #: The guides that are traced on completions: names of algorithm.guides.GUIDES.
 TRACED = ("random", "token", "branch")
 
@@ -213,6 +217,29 @@ def _learning(section: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key not in BOOKKEEPING}
 
 
+def _once(make: Callable[[Profile], T]) -> Callable[[Profile], T]:
+    """What ``make`` finds for a published profile is found once.
+
+    A notebook asks for its runs dozens of times, and each digests the settings of all that it is
+    made from. Published results change no more; of a profile's own ones every run changes the next.
+    """
+    kept: dict[int, tuple[Profile, T]] = {}  # by identity: a profile is not hashable
+
+    @functools.wraps(make)
+    def made(profile: Profile) -> T:
+        if not profile.published:
+            return make(profile)
+        known = kept.get(id(profile))
+        if known is None:
+            if len(kept) >= KEPT:
+                del kept[next(iter(kept))]
+            known = kept[id(profile)] = profile, make(profile)  # which keeps its id its own
+        return known[1]
+
+    return made
+
+
+@_once
 def sft_run(profile: Profile) -> Run:
     """The run that makes the base policy."""
     model = profile.model
@@ -464,6 +491,7 @@ def exploration_runs(profile: Profile) -> list[Run]:
     return [*dynamics_runs(profile), *replay_runs(profile), *impact_runs(profile)]
 
 
+@_once
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
     """(method, seed, run) of every RL run of the profile, seed by seed."""
     own = {method: profile.seeds_of(method) for method in profile.methods}
@@ -476,6 +504,7 @@ def policy_runs(profile: Profile) -> list[Run]:
     return [sft_run(profile), *(run for _, _, run in rl_runs(profile))]
 
 
+@_once
 def evaluations(profile: Profile) -> list[tuple[str, int | None, Run, Run]]:
     """(method, seed, evaluation, policy) of the base (no seed) and of every RL run that is
     evaluated."""

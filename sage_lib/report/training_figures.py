@@ -255,7 +255,7 @@ def guide_effects(profile: Profile) -> Figure:
             ylabel="change of the KL pull\nby the branch guide",
         )
         described = [
-            f"{ANCHORS.get(row['anchor'], row['anchor'])} {row['along']:+.2g}"
+            f"{ANCHORS.get(row['anchor'], row['anchor'])} {row['along']:+.2f}"
             for row in frame.to_dict("records")
         ]
         describe(
