@@ -290,7 +290,9 @@ def upset(profile: Profile, sets: Mapping[str, set[str]], label: str, *caption: 
             ylim=(len(methods) - 0.5, -0.5),
         )
         every, never = set.union(*sets.values()), set.intersection(*sets.values())
-        title = f"{count(len(never), 'problem')} in all {len(methods)} sets, {len(every)} in any"
+        title = (
+            f"{count(len(never), 'problem')} for all {len(methods)}, {len(every)} for any of them"
+        )
         describe(figure, title, *caption)
     return figure
 

@@ -84,6 +84,8 @@ def _message(profile: Profile, outside: pd.DataFrame) -> str:
     if outside.empty:
         return "GRPO's front over beta"
     found = {name: outside.index[outside["verdict"] == name] for name in ("outside", "inside")}
+    if not any(map(len, found.values())):
+        return f"None of {count(len(outside), 'method')} can be told from GRPO's front over beta"
     parts = []
     for name, keys in found.items():
         named = f" ({', '.join(map(profile.label, keys))})" if 0 < len(keys) <= NAMED else ""
