@@ -215,9 +215,8 @@ def read(argv, monkeypatch):
     def stop(options):
         raise Stopped(options)
 
-    for module in (bench, compare, grid, publish, reproduce, stages):
+    for module in (bench, compare, grid, plan, publish, reproduce, stages):
         monkeypatch.setattr(module, "do", stop)
-    monkeypatch.setattr(reproduce, "dry_run", stop)
     with pytest.raises(Stopped) as stopped:
         cli.main(argv)
     return stopped.value.args[0]
