@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy import optimize, stats
 
-from sage_lib.experiment import runs
+from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import append_line, write_json, write_text
 from sage_lib.policy.token_groups import GROUPS
@@ -133,7 +133,7 @@ def measure(profile):
 
     def keep(run, name, table):
         write_text(run.measured / f"{name}.csv", table.to_csv(index=False))
-        write_json(run.record, {})
+        write_json(run.record, {**dict.fromkeys(records.KEYS, ""), "seconds": 1.0})
 
     for number, run in enumerate(runs.dynamics_runs(profile)):
         both = [groups(after=0.3 + number / 100).assign(source=s) for s in ("base", "policy")]

@@ -78,7 +78,7 @@ def what_it_takes(
     step, sample = float(np.mean(of_step)), float(np.mean(of_sample))
     needed = problems_needed(spread, difference)
     training, evaluation = steps * step / 3600, needed * samples * sample / 3600
-    runs = len(profile.train) * seeds
+    runs = len(profile.train or profile.methods) * seeds
     here = f"{len(trained)} runs of {trained[min(trained)]['settings']['rl']['max_steps']} steps"
     read = f"{len(base)} problems, {int(tables['sft']['n'].iloc[0])} samples each"
     rows = [
