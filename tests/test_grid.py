@@ -238,6 +238,7 @@ def test_the_recipe_is_of_the_settings_and_the_fingerprint_of_the_weights_too(tr
     base = runs.sft_run(profile)
     base.model.mkdir(parents=True)
     record = dict.fromkeys(records.KEYS, "") | {"weights": "1", "fingerprint": base.fingerprint}
+    record["seconds"] = 1.0
     write_json(base.record, record)
     for task in grid.tasks(load_grid(trial), ["first"], []):
         assert task.run().recipe == before[task.key].recipe

@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.files import read_json, write_json
-from sage_lib.paths import PUBLISHED, ROOT
+from sage_lib.paths import ROOT
 
 PACKAGES = (
     "torch",
@@ -164,7 +165,7 @@ def require_whole(path: Path) -> None:
     none: then by its last line's end.
     """
     record, size = path.with_name("record.json"), None
-    if record.is_file() and PUBLISHED not in path.parents:
+    if record.is_file() and paths.PUBLISHED not in path.parents:
         size = load(record).get("sizes", {}).get(path.name)
     data = path.read_bytes()
     if len(data) != (len(data) if size is None else size) or not data.endswith(b"\n"):

@@ -102,6 +102,8 @@ def run_notebook(
             cwd=str(path.parent),
             progress_bar=bar,
             stdout_file=Told(tells),
+            # A kernel on this machine alone, whose warning of that nobody can act on.
+            extra_arguments=["--IPKernelApp.log_level=40"],
         )
     except papermill.PapermillExecutionError as error:
         raise SageError(
