@@ -237,7 +237,8 @@ def test_the_recipe_is_of_the_settings_and_the_fingerprint_of_the_weights_too(tr
     before = {task.key: task.run() for task in grid.tasks(load_grid(trial), ["first"], [])}
     base = runs.sft_run(profile)
     base.model.mkdir(parents=True)
-    record = dict.fromkeys(records.KEYS, "") | {"weights": "1", "fingerprint": base.fingerprint}
+    record = dict.fromkeys(records.KEYS, "") | {"seconds": 1.0, "weights": "1"}
+    record |= {"fingerprint": base.fingerprint}
     write_json(base.record, record)
     for task in grid.tasks(load_grid(trial), ["first"], []):
         assert task.run().recipe == before[task.key].recipe
