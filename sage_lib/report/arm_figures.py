@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from sage_lib.experiment.profile import Profile
 from sage_lib.report.panels import intervals
-from sage_lib.report.style import NARROW, STYLE, WIDE, count, sentence
+from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, sentence
 
 #: Panels of :func:`differences`.
 PANELS = {
@@ -51,9 +51,12 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             axis.set_xlabel(name)
             axis.locator_params(axis="x", nbins=3)
         axes[0].set_yticks(range(len(methods)), labels)
-        figure.suptitle(
-            f"{profile.name}: minus the same without it, paired; 95 %, of one seed over problems "
-            "alone"
+        clear = table[(table["low"] > 0) | (table["high"] < 0)].groupby("metric").size()
+        parts = [f"{name} {clear.get(name, 0)} of {len(methods)}" for name in PANELS]
+        describe(
+            figure,
+            f"Minus the same without it, intervals clear of 0: {', '.join(parts)}",
+            f"{profile.name}. Paired, bars: 95 %, of one seed over problems alone",
         )
     return figure
 

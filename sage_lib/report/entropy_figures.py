@@ -69,7 +69,9 @@ def law(profile: Profile) -> Figure:
         measured = int(shown["a low"].notna().sum())
         describe(
             figure,
-            f"R = -a exp(H) + b: the interval of a leaves out 0 for {clear} of {measured} methods",
+            f"R = -a exp(H) + b: the interval of a leaves out 0 for {clear} of {measured} methods"
+            if measured
+            else "R = -a exp(H) + b, of too few runs for an interval of a",
             f"{profile.name}. Left and middle {profile.label(profile.reference)}, {seeds}, points: "
             f"means of {count(entropy_tables.BLOCK, 'step')}",
             "bars: 95 % over runs (none below 3)",
@@ -93,7 +95,7 @@ def _fit(axis: Axes, table: pd.DataFrame) -> None:
     axis.set(
         xlabel="entropy H (nats)",
         ylabel="training reward R",
-        title=f"R = {-a:.1f} exp(H) {b:+.1f}\n(grey: single runs)",
+        title=f"R = {-a:.1f} exp(H) {'-' if b < 0 else '+'} {abs(b):.1f}\n(grey: single runs)",
     )
 
 
@@ -125,7 +127,7 @@ def stages(profile: Profile) -> Figure:
             grid, fit.start + fit.slope * np.minimum(grid, fit.end), color="0.1", linestyle="--"
         )
         said = f"A rising stage to step {fit.end:.0f}" if found else "No rising stage by BIC"
-        left.set_ylabel("training reward")
+        left.set(ylabel="training reward", title="reward, and the rule's hinge")
         steps(left)
         for axis in (middle, right) if along.empty else ():
             sentence(axis, NOTHING.format("replay"))
@@ -147,8 +149,7 @@ def stages(profile: Profile) -> Figure:
         describe(
             figure,
             said,
-            f"{profile.name}. {profile.label(profile.reference)}, {seeds}",
-            "dashed: the rule's hinge",
+            f"{profile.name}. {profile.label(profile.reference)}, {seeds}, dashed: the hinge",
             f"middle and right: {replayed}, thin lines: each of them",
         )
     return figure
@@ -192,7 +193,8 @@ def tokens(profile: Profile) -> Figure:
         describe(
             figure,
             title,
-            f"{profile.name}. {read} of the policies read, {count(replayed, 'run')} replayed",
+            f"{profile.name}. {read} {'policy' if read == 1 else 'policies'} read, "
+            f"{count(replayed, 'run')} replayed",
             "bars and bands: 95 % over runs (none below 3)",
         )
     return figure
@@ -293,7 +295,9 @@ def impact(profile: Profile) -> Figure:
         clear = table[(table["low"] > 0) | (table["high"] < 0)]
         describe(
             figure,
-            f"Impact of a replaced token: {len(clear)} of {len(table)} means are clear of 0",
+            f"Impact of a replaced token: {len(clear)} of {len(table)} means are clear of 0"
+            if table["low"].notna().any()
+            else f"Impact of a replaced token in {count(runs_, 'run')}, too few for an interval",
             f"{profile.name}. {profile.label(profile.reference)}, {count(runs_, 'run')}, "
             f"{count(tokens_, 'token')} replaced",
             f"2 x {count(profile.exploration.continuations, 'continuation')} each",

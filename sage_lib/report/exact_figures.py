@@ -43,12 +43,13 @@ def exact_pass_at_k(profile: Profile, ood: bool = False, family: str | None = No
             axis.set(xlabel="k", ylim=(-0.02, 1.02), title=f"{dataset}\n{problems}")
         axes.flat[0].set_ylabel("exact pass@k")
         means = {method: float(np.mean(values)) for method, values in last.items()}
+        several = found.groupby("method")["run"].nunique().max() > 1
         describe(
             figure,
             spread(profile, means, f"Exact pass@{KS[-1]}"),
             f"{profile.name}. Valid work, all completions listed, nothing sampled",
             seeds(profile, methods),
-            "bands: lowest to highest seed",
+            "bands: lowest to highest seed" if several else "",
             others,
         )
     return figure

@@ -41,29 +41,30 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         own = profile.methods[profile.reference].family
         methods = [key for key in beside if profile.methods[key].family == own]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(WIDE, 3.4 + 0.09 * len(methods)))
+        beside = [key for key in methods if key != BASE]
+        size = (WIDE if beside else NARROW + 0.9, 3.4 + 0.09 * len(beside))
+        [axes] = plt.subplots(1, 2 if beside else 1, figsize=size, squeeze=False)[1]
+        figure = axes[0].figure
         for axis in axes:
             for anchor, keys in fronts.items():
                 _draw_front(axis, profile, anchor, [*(exact[key] for key in keys), exact[BASE]])
-            for key in methods:
-                if key == BASE:
-                    continue
+            for key in beside:
                 row = table.loc[key]
                 name = f"{profile.label(key)} ({_seeds_of(row)})"
                 axis.plot(row["pass@1"], row["pass@256"], label=name, **points(look(key)))
             axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
-        _draw_paired(axes[1], profile, table.loc[[key for key in methods if key != BASE]])
+        if beside:
+            _draw_paired(axes[1], profile, table.loc[beside])
+            axes[0].set_title("the whole front")
+            axes[1].set_title("around the points")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
         problems = count(int(table["problems"].iloc[0]), "problem")
         thin = any(axis_line.get_alpha() for axis_line in axes[0].lines)
-        axes[0].set_title("the whole front")
-        axes[1].set_title("around the points" if any(key != BASE for key in methods) else "")
         outside = front_tables.outside(profile).set_index("method")
-        beside = [key for key in methods if key in outside.index]
         describe(
             figure,
-            _message(profile, outside.loc[beside]),
+            _message(profile, outside.loc[[key for key in beside if key in outside.index]]),
             f"{profile.name}. {problems}, exact, nothing sampled",
             "numbers: beta" + (", thin lines: single seeds" if thin else ""),
             f"bars right: 95 % of the paired difference to {profile.label(profile.reference)}"
@@ -83,6 +84,9 @@ def _message(profile: Profile, outside: pd.DataFrame) -> str:
     """How many of some rows of front_tables.outside lie outside the front."""
     if outside.empty:
         return "GRPO's front over beta"
+    if (outside["seeds"] < front_tables.FEWEST_SEEDS).all():
+        needed = count(front_tables.FEWEST_SEEDS, "seed")
+        return f"Fewer than {needed} decide nothing about GRPO's front over beta"
     found = {name: outside.index[outside["verdict"] == name] for name in ("outside", "inside")}
     if not any(map(len, found.values())):
         return f"None of {count(len(outside), 'method')} can be told from GRPO's front over beta"
@@ -238,7 +242,8 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
         least, most = table["seeds"].min(), table["seeds"].max()
         shown = count(least, "seed") if least == most else f"{least} to {most} seeds"
         clear = table[(table["low"] > 0) | (table["high"] < 0)].groupby("metric").size()
-        parts = [f"{name} {clear.get(name, 0)} of {len(methods)}" for name in names]
+        number = table["method"].nunique()  # not the reference, which may be among ``methods``
+        parts = [f"{name} {clear.get(name, 0)} of {number}" for name in names]
         describe(
             figure,
             f"Minus {label}, intervals clear of 0: {', '.join(parts)}",

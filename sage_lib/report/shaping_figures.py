@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.special import expit
 
-from sage_lib.report.style import STYLE, WIDE, line, look
+from sage_lib.report.style import STYLE, WIDE, describe, line, look
 
 #: (direction d, shift n) -> whose look: as printed, and what the text describes, either way.
 RAMPS = {
@@ -40,5 +40,9 @@ def weights() -> Figure:
         right.set_ylim(0.9, 1.1)
         left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
         right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
-        figure.suptitle("The exploration report's shaped advantages, from its formulas")
+        describe(
+            figure,
+            "The exploration report's shaped advantages",
+            f"From its formulas, slope {SLOPE:g}, gamma 1, nothing measured",
+        )
     return figure

@@ -138,7 +138,7 @@ def training_curves(profile: Profile, methods: Sequence[str], *columns: str) -> 
     """
     frame = measured.training(profile)
     panels = {column: PANELS[column] for column in columns or PANELS if column in frame}
-    window, rows, across = _window(profile), 1 if columns else 2, 2 if columns else 4
+    rows, across = 1 if columns else 2, 2 if columns else 4
     with plt.rc_context(STYLE):
         height = 0.6 + 1.6 * rows + 0.17 * -(-len(methods) // across)
         figure, axes = plt.subplots(rows, 3, figsize=(WIDE, height), squeeze=False)
@@ -151,21 +151,32 @@ def training_curves(profile: Profile, methods: Sequence[str], *columns: str) -> 
         method_legend(figure, profile, methods, across)
         batch = profile.rl["per_device_train_batch_size"]
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
-        ends = {method: _end(profile, frame, method) for method in methods if method != BASE}
+        longest = max(_lengths(profile, methods))
+        trained = [method for method in methods if _lengths(profile, [method]) == {longest}]
+        ends = {method: _end(frame, method) for method in trained}
         describe(
             figure,
-            spread(profile, ends, f"Reward over the last {_steps(window)}"),
+            spread(profile, ends, f"Reward over the last {_steps(_window(longest))}"),
             f"{profile.name}. {count(rollouts, 'rollout')} a step",
             _averaged(profile, methods),
         )
     return figure
 
 
-def _end(profile: Profile, frame: pd.DataFrame, method: str) -> float:
+def _end(frame: pd.DataFrame, method: str) -> float:
     """Mean reward of a method over the last window of its runs."""
     of_method = frame[frame["method"] == method]
-    last = [run["reward"].tail(_window(profile)).mean() for _, run in of_method.groupby("seed")]
-    return float(np.mean(last))
+    runs = [run["reward"] for _, run in of_method.groupby("seed")]
+    return float(np.mean([run.tail(_window(len(run))).mean() for run in runs]))
+
+
+def _lengths(profile: Profile, methods: Sequence[str]) -> set[int]:
+    """Of how many RL steps the runs of methods are, by their settings."""
+    return {
+        int({**profile.rl, **profile.methods[method].rl}["max_steps"])
+        for method in methods
+        if method != BASE
+    }
 
 
 def _steps(number: int) -> str:
@@ -188,8 +199,10 @@ def reward_curves(axis: Axes, profile: Profile, methods: Sequence[str]) -> str:
 
 def _averaged(profile: Profile, methods: Sequence[str]) -> str:
     """Over what a panel's lines are means, and what their bands are."""
-    lines = f"mean over the {_steps(_window(profile))} before and {seeds(profile, methods)}"
-    if _window(profile) == 1:
+    windows = {_window(length) for length in _lengths(profile, methods)}
+    before = f"the {_steps(max(windows))} before" if len(windows) == 1 else "a tenth of a run"
+    lines = f"mean over {before} and {seeds(profile, methods)}"
+    if windows == {1}:
         lines = f"every step, mean over {seeds(profile, methods)}"
     if len(profile.seeds) == 1:
         return lines
@@ -203,16 +216,15 @@ def _curves(
 ) -> None:
     """Mean over seeds of one logged column for each method that logs it, from the first step that
     has a whole window behind it."""
-    window = _window(profile)
     for method, chosen in lines_of(methods):
         of_method = frame[frame["method"] == method]
         logged = [run[column].to_numpy() for _, run in of_method.groupby("seed")]
-        whole = [_smooth(run, window) for run in logged if not np.isnan(run).any()]
+        whole = [_smooth(run, _window(len(run))) for run in logged if not np.isnan(run).any()]
         if not whole:  # no KL term, for instance
             continue
         runs = np.stack(whole)
         at = np.arange(1, runs.shape[1] + 1)
-        first = min(window, len(at)) - 1
+        first = _window(len(at)) - 1
         at, runs = at[first:], runs[:, first:]
         every = max(1, len(at) // 6)
         axis.plot(at, runs.mean(0), markevery=every, **chosen)
@@ -221,9 +233,9 @@ def _curves(
     steps(axis)
 
 
-def _window(profile: Profile) -> int:
-    """Steps that a training curve averages over: a tenth of the run."""
-    return max(1, profile.rl["max_steps"] // 10)
+def _window(length: int) -> int:
+    """Steps that the curve of a run of so many averages over: a tenth of them."""
+    return max(1, length // 10)
 
 
 def _smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -255,7 +267,7 @@ def guide_effects(profile: Profile) -> Figure:
             ylabel="change of the KL pull\nby the branch guide",
         )
         described = [
-            f"{ANCHORS.get(row['anchor'], row['anchor'])} {row['along']:+.2f}"
+            f"{ANCHORS.get(row['anchor'], row['anchor'])} {round(row['along'], 3) + 0.0:+.3f}"
             for row in frame.to_dict("records")
         ]
         describe(
