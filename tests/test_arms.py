@@ -188,7 +188,7 @@ def test_differences_are_to_the_twin_and_drawn_with_their_seeds(plant):
     drawn = arm_figures.differences(profile, arm_tables.differences(profile, pairs))
     labels = [text.get_text() for text in drawn.axes[0].get_yticklabels()]
     assert labels[0].endswith("(4 seeds)") and labels[1].endswith("(1 seed)")
-    assert "of one seed over problems alone" in drawn.get_suptitle()
+    assert "of one seed over problems alone" in style.described(drawn)
     drawn = arm_figures.differences(profile, arm_tables.differences(profile, []))
     assert "none of these arms was run" in drawn.axes[0].texts[0].get_text()
     plt.close("all")
