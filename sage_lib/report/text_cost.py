@@ -54,17 +54,14 @@ def what_it_takes(
         difference: of pass@1, to be found.
         samples: of a problem, such as the paper's 256.
 
-    Hours are of one process and thread of the machine in the records. Raises SageError where a
-    record or counts are missing.
+    Hours are of one process and thread of the machine in the records. Without rows where nothing of
+    the profile is published. Raises SageError where counts are missing or damaged.
     """
     folder = paths.measured(profile.name, published=True)
     trained = {path.parent.name: records.load(path) for path in folder.glob("rl/*/record.json")}
     drawn = {path.parent.name: path.parent for path in folder.glob("evaluation/*/record.json")}
     if not trained or "sft" not in drawn:
-        raise SageError(
-            f"{profile.name} has no published runs to tell a cost from: "
-            f"sage-companion reproduce --profile {profile.spec}, then sage-companion publish"
-        )
+        return pd.DataFrame(columns=COST)
     of_step = [r["seconds"] / r["settings"]["rl"]["max_steps"] for r in trained.values()]
     tables = {name: counts.read(place / "counts.csv") for name, place in drawn.items()}
     of_sample = [
