@@ -79,7 +79,9 @@ def test_a_stage_ends_when_its_parent_is_ended(fake, tmp_path, number):
 def test_an_interrupted_parent_ends_its_stage_before_it_goes_on(fake, tmp_path):
     """As the stop button of a notebook does."""
     fake(seconds=60)
-    source = PARENT.replace("stages.run(", "try:\n    stages.run(")
+    # A job in a shell's background ignores the signal, and so do its children.
+    heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    source = heeding + PARENT.replace("stages.run(", "try:\n    stages.run(")
     source += f"except KeyboardInterrupt:\n    open({str(tmp_path / 'after')!r}, 'w')"
     parent = subprocess.Popen([sys.executable, "-c", source], env=stages.environment())
     [call] = wait_for(lambda: calls(tmp_path))
