@@ -316,7 +316,7 @@ def summary(profile: Profile) -> list[str]:
         speaks = rows["holds_for"].iloc[0]
         sentences.append(f"{whom}: {differences}; holds for {speaks}; {place}.")
     found = claims(profile)["outcome"]
-    counts = ", ".join(f"{(found == one).sum()} {one}" for one in OUTCOMES)
+    counts = ", ".join(f"{one} {(found == one).sum()}" for one in OUTCOMES)
     sentences.append(f"Of {len(found)} claims and predictions: {counts} (notebook 13).")
     return sentences
 
