@@ -13,6 +13,7 @@ from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.report import (
     arm_figures,
     arm_tables,
+    choice_tables,
     exact_tables,
     front_tables,
     measured,
@@ -317,3 +318,53 @@ def test_chosen_training_curves_stand_in_one_row(plant, countdown):
     ]
     assert all(len(axis.lines) == 2 for axis in drawn.axes)
     plt.close("all")
+
+
+# --- how a learning rate was chosen ---------------------------------------------------------------
+
+
+def test_a_learning_rate_is_chosen_among_runs_that_differ_in_it_alone(countdown):
+    updates = choice_tables.candidates(countdown, "choice_updates")
+    kept = {key for key in updates.values() if not key.startswith("choice_")}
+    assert kept == {"grpo_updates"} and len(updates) == 4 and list(updates) == sorted(updates)
+    assert choice_tables.candidates(countdown, "choice")[1e-3] == "grpo_front_beta0.05"
+    for key in UPDATES:
+        assert (
+            countdown.methods[key].rl["learning_rate"]
+            == countdown.methods["grpo_updates"].rl["learning_rate"]
+        ), "no rival has another rate than its control"
+
+
+def test_rates_are_compared_at_the_seeds_that_all_of_them_have(plant, monkeypatch):
+    keys = ["grpo_front_beta0.05", "choice_learning_rate0.0003", "choice_learning_rate0.002"]
+    seeds = {keys[0]: (3407, 3408, 3409)} | dict.fromkeys(keys[1:], (3407, 3408))
+    alone = plant({key: (0.3, 0.8, 0.04) for key in keys}, own_seeds=seeds)
+    rewards = {keys[0]: (0.5, 0.6, 9.0), keys[1]: (0.7, 0.1), keys[2]: (0.2, 0.2)}
+    logs = [
+        {"method": key, "seed": 3407 + place, "step": step, "reward": value}
+        for key, values in rewards.items()
+        for place, value in enumerate(values)
+        for step in (9, 10)
+    ]
+    asked = []
+    points = front_tables.points
+
+    def at(profile, *rest):
+        asked.append({key: profile.seeds_of(key) for key in profile.methods})
+        found = points(profile, *rest)
+        return found.assign(seeds=2)
+
+    monkeypatch.setattr(front_tables, "points", at)
+    monkeypatch.setattr(
+        measured,
+        "training",
+        lambda profile: pd.DataFrame(
+            [row for row in logs if row["seed"] in profile.seeds_of(row["method"])]
+        ),
+    )
+    table = choice_tables.table(alone, "choice").set_index("learning rate")
+    assert asked == [dict.fromkeys(keys, (3407, 3408))], "the third seed of one is left out"
+    assert table["reward"].to_dict() == pytest.approx({3e-4: 0.4, 1e-3: 0.55, 2e-3: 0.2})
+    assert list(table.index[table["chosen"] == "chosen"]) == [1e-3]
+    said = choice_tables.takeaway(table.reset_index())
+    assert "reward at 0.001" in said and "0.001 was taken" in said

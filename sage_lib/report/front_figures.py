@@ -127,7 +127,7 @@ def _draw_paired(axis: Axes, profile: Profile, of_methods: pd.DataFrame) -> None
 
 
 def _is_arm(profile: Profile, method: str) -> bool:
-    return method == BASE or profile.methods[method].family != front_tables.TRIED
+    return method == BASE or profile.methods[method].family not in front_tables.TRIED
 
 
 def _seeds_of(row: pd.Series) -> str:

@@ -24,8 +24,8 @@ from sage_lib.report.result_tables import DIFFERENCES, common_seeds, difference_
 
 #: The two axes of the front.
 AXES = (1, 256)
-#: The family of methods that were tried to choose a setting: they are no arms of a comparison.
-TRIED = "choice"
+#: The families of methods that were tried to choose a setting: they are no arms of a comparison.
+TRIED = ("choice", "choice_updates")
 #: Points between two neighbours of the front that are tried.
 FINENESS = 50
 POINTS = ["method", "beta", "anchor", "guide", "seeds", "problems"]
@@ -128,7 +128,7 @@ def outside(profile: Profile, anchor: str = "k3") -> pd.DataFrame:
         )
     rows = []
     for method, found in exact.items():
-        if method == BASE or profile.methods[method].family == TRIED or method == front[0]:
+        if method == BASE or profile.methods[method].family in TRIED or method == front[0]:
             continue
         line = [*(exact[one] for one in front if one != method), exact[BASE]]
         if common_seeds_or_none([found, *line]):

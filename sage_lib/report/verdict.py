@@ -31,6 +31,7 @@ LOGGED = {
     "gradient norm": ("grad_norm", 0.0, MARGINS["gradient norm"]),
     "entropy": ("entropy", 0.8, 0.002),
     "length": ("completions/mean_length", 0.8, 0.3),
+    "reward": ("reward", 0.8, 0.005),
 }
 AGREES, DISAGREES, OPEN, MISSING = "agrees", "disagrees", "cannot tell", "not run"
 OUTCOMES = (AGREES, DISAGREES, OPEN, MISSING)
