@@ -338,7 +338,7 @@ def test_a_learning_rate_is_chosen_among_runs_that_differ_in_it_alone(countdown)
 def test_rates_are_compared_at_the_seeds_that_all_of_them_have(plant, monkeypatch):
     keys = ["grpo_front_beta0.05", "choice_learning_rate0.0003", "choice_learning_rate0.002"]
     seeds = {keys[0]: (3407, 3408, 3409)} | dict.fromkeys(keys[1:], (3407, 3408))
-    alone = plant({key: (0.3, 0.8, 0.04) for key in keys}, own_seeds=seeds)
+    alone = plant(dict.fromkeys(keys, (0.3, 0.8, 0.04)), own_seeds=seeds)
     rewards = {keys[0]: (0.5, 0.6, 9.0), keys[1]: (0.7, 0.1), keys[2]: (0.2, 0.2)}
     logs = [
         {"method": key, "seed": 3407 + place, "step": step, "reward": value}

@@ -82,6 +82,6 @@ def takeaway(table: pd.DataFrame) -> str:
     named = ", ".join(f"{name} at {rate}" for name, rate in best.items())
     which = f"{taken.iloc[0]:g} was taken" if len(taken) else "none of them was taken"
     return (
-        f"Of {count(len(table), 'learning rate')}, {count(int(table['seeds'].min()), 'seed')} each, "
-        f"the largest: {named}; {which}."
+        f"Of {count(len(table), 'learning rate')} with {count(int(table['seeds'].min()), 'seed')} "
+        f"each, the largest: {named}; {which}."
     )
