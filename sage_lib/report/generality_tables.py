@@ -1,0 +1,197 @@
+"""Does the verdict hold where something else is changed as well? One setting, one pair of arms.
+
+The verdict (:mod:`verdict`) rests on one base, one anchor and one size. Each :class:`Setting`
+changes one of these and asks the same two questions there: what does the strong guide add to GRPO,
+and what does leaving KL out take from it? Settings of other bases and sizes are profiles of their
+own, so this is the one table that reads several.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from sage_lib.experiment.profile import BASE, Profile, load_profile, profile_names, published_specs
+from sage_lib.report import arm_tables, exact_tables, front_tables, verdict
+from sage_lib.report.style import count
+from sage_lib.report.verdict import MISSING, Claim, Comparison
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Arms that are the same but for the guide, or for KL, where something else was changed."""
+
+    name: str
+    source: str  # what of the paper has it
+    guided: str
+    plain: str
+    no_kl: str | None = None  # the same without KL; None where it is asked elsewhere
+    suffix: str = ""  # of the name of the profile that has it: "_larger" of countdown_larger
+
+
+SETTINGS = (
+    Setting("as in notebook 13, beta 1", "Table 1", "branch_strong", "grpo", "grpo_no_kl"),
+    Setting("the paper's guide", "Table 1", "grpo_branch", "grpo"),
+    Setting(
+        "the authors' beta, 0.05, and the paper's guide",
+        "Table 1; the authors' code",
+        "branch_paper",
+        "grpo_front_beta0.05",
+        "grpo_no_kl",
+    ),
+    Setting(
+        "an earlier reference",
+        "the authors' code: its reference is the model before SFT",
+        "early_branch",
+        "early",
+        "grpo_no_kl",
+    ),
+    Setting("k3 with the correction", "prediction P2", "branch_corrected", "corrected_beta1.0"),
+    Setting("sequence-level anchor, beta 0.2", "eq. 4", "branch_sequence", "sequence_beta0.2"),
+    Setting("all weights trained", "Figure 6", "full_branch", "full_grpo", "full_no_kl"),
+    Setting(
+        "a model of 2.3 times the weights",
+        "Figure 6",
+        "branch_strong",
+        "grpo",
+        "grpo_no_kl",
+        "_larger",
+    ),
+    Setting(
+        "that, all weights trained",
+        "Figure 6",
+        "full_branch",
+        "full_grpo",
+        "full_no_kl",
+        "_larger",
+    ),
+    Setting(
+        "the rare way ten times rarer",
+        "Theorem 4.2",
+        "branch_strong",
+        "grpo",
+        "grpo_no_kl",
+        "_rarer",
+    ),
+    Setting(
+        "the rare way ten times more frequent",
+        "a base of higher entropy",
+        "branch_strong",
+        "grpo",
+        "grpo_no_kl",
+        "_broader",
+    ),
+)
+GUIDE, NO_KL = "guide", "no KL"
+METRICS = ("pass@1", "pass@256", "rare mass")
+TABLE = [
+    *("setting", "profile", "asked", "method", "against", "metric"),
+    *("difference", "low", "high", "detectable", "seeds", "interval over"),
+]
+LEVELS = ["setting", "profile", "arm", "method", "seeds", "pass@1", "pass@256", "rare"]
+OUTCOMES = ["setting", "source", "guide raises both", "pass@256 falls without KL", "seeds"]
+
+
+def profiles(main: Profile) -> dict[str, Profile]:
+    """By suffix the profile of the verdict and those beside it (:data:`SETTINGS`) that have results
+    of the same kind, its own or published."""
+    found = {}
+    for suffix in dict.fromkeys(one.suffix for one in SETTINGS):
+        name = main.name + suffix
+        if not suffix:
+            profile = main
+        elif main.published and name in published_specs():
+            profile = load_profile(name, "published")
+        elif not main.published and name in profile_names():
+            profile = load_profile(name)
+        else:
+            continue
+        if exact_tables.evaluated(profile):
+            found[suffix] = profile
+    return found
+
+
+def _pairs(one: Setting) -> Iterator[tuple[str, str]]:
+    """(what is asked, the arm that has or lacks it), each to be held against the plain arm."""
+    yield GUIDE, one.guided
+    if one.no_kl is not None:
+        yield NO_KL, one.no_kl
+
+
+def table(found: dict[str, Profile]) -> pd.DataFrame:
+    """Each setting's arms minus its plain one, paired over seeds: columns :data:`TABLE`.
+
+    ``found`` as :func:`profiles` gives it. Settings without a finished pair are left out.
+    """
+    frames = []
+    for one in SETTINGS:
+        profile = found.get(one.suffix)
+        there = set() if profile is None else exact_tables.evaluated(profile)
+        for asked, arm in _pairs(one):
+            if profile is None or not {arm, one.plain} <= there:
+                continue
+            wanted = tuple(Comparison(arm, one.plain, name, "equal") for name in METRICS)
+            rows = arm_tables.comparisons(profile, [Claim("", "", "", wanted, "")])
+            rows = rows[rows["seeds"] > 0].assign(
+                setting=one.name, profile=profile.name, asked=asked
+            )
+            frames.append(rows)
+    if not frames:
+        return pd.DataFrame(columns=TABLE)
+    return pd.concat(frames, ignore_index=True)[TABLE]
+
+
+def levels(found: dict[str, Profile]) -> pd.DataFrame:
+    """Exact pass@1, pass@256 and the rare way's mass of each setting's base and arms: columns
+    :data:`LEVELS`, means over seeds and data sets."""
+    rows = []
+    points = {suffix: front_tables.points(one).set_index("method") for suffix, one in found.items()}
+    for one in SETTINGS:
+        arms = {"base": BASE, "GRPO": one.plain}
+        arms |= {"no KL" if asked == NO_KL else asked: arm for asked, arm in _pairs(one)}
+        for name, key in arms.items():
+            if one.suffix in points and key in points[one.suffix].index:
+                at, profile = points[one.suffix].loc[key], found[one.suffix].name
+                row = {"setting": one.name, "profile": profile, "arm": name, "method": key}
+                rows.append(row | {column: at[column] for column in LEVELS[4:]})
+    return pd.DataFrame(rows, columns=LEVELS)
+
+
+def outcomes(found: dict[str, Profile]) -> pd.DataFrame:
+    """Per setting whether the guide raises pass@1 and pass@256, and whether pass@256 falls without
+    KL, as :func:`verdict.claims` judges: columns :data:`OUTCOMES`."""
+    rows = []
+    for one in SETTINGS:
+        row: dict[str, object] = {"setting": one.name, "source": one.source}
+        both = tuple(
+            Comparison(one.guided, one.plain, name, "above") for name in ("pass@1", "pass@256")
+        )
+        asked = {"guide raises both": both}
+        if one.no_kl is not None:
+            falls = Comparison(one.no_kl, one.plain, "pass@256", "below")
+            asked["pass@256 falls without KL"] = (falls,)
+        profile, seeds = found.get(one.suffix), 0
+        for column, wanted in asked.items():
+            claim = Claim(column, one.source, column, wanted, "more seeds")
+            if profile is None:
+                row[column] = MISSING
+                continue
+            row[column] = verdict.claims(profile, [claim])["outcome"].iloc[0]
+            if column == "guide raises both":
+                seeds = int(verdict.comparisons(profile, [claim])["seeds"].min())
+        rows.append(row | {"seeds": seeds})
+    return pd.DataFrame(rows, columns=OUTCOMES)
+
+
+def takeaways(judged: pd.DataFrame) -> list[str]:
+    """What :func:`outcomes` says, in sentences."""
+    lines = []
+    for column in OUTCOMES[2:4]:
+        of_column = judged.dropna(subset=column)
+        for outcome in verdict.OUTCOMES:
+            names = of_column.loc[of_column[column] == outcome, "setting"]
+            if len(names):
+                lines.append(
+                    f"{column}: {outcome} in {count(len(names), 'setting')} ({'; '.join(names)})"
+                )
+    return lines
