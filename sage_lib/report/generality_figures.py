@@ -34,7 +34,7 @@ def differences(table: pd.DataFrame) -> Figure:
         labels = [f"{one} ({count(int(seeds[one]), 'seed')})" for one in settings]
         axes[0].set_yticks(range(len(settings)), labels)
         axes[0].set_ylim(len(settings) - 0.5, -0.5)
-        axes[1].legend(loc="best")
+        axes[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
         last = table[table["metric"] == "pass@256"].set_index(["asked", "setting"])
         parts = []
         for asked, words in WORDS.items():
@@ -58,5 +58,5 @@ def _draw(axis: Axes, rows: pd.DataFrame, settings: list[str]) -> None:
             at = settings.index(row["setting"]) + APART[asked]
             label = words if place == 0 else None
             ends = (row["difference"], row["low"], row["high"])
-            error_bar(axis, at, *ends, horizontal=True, label=label, **series(number))
+            error_bar(axis, at, *ends, horizontal=True, label=label, **series(number + 1))
     axis.axvline(0, color="black", linewidth=0.6)

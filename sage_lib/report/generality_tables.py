@@ -30,10 +30,10 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("as in notebook 13, beta 1", "Table 1", "branch_strong", "grpo", "grpo_no_kl"),
-    Setting("the paper's guide", "Table 1", "grpo_branch", "grpo"),
+    Setting("beta 1, strong guide", "Table 1", "branch_strong", "grpo", "grpo_no_kl"),
+    Setting("beta 1, the paper's guide", "Table 1", "grpo_branch", "grpo"),
     Setting(
-        "the authors' beta, 0.05, and the paper's guide",
+        "beta 0.05, the paper's guide",
         "Table 1; the authors' code",
         "branch_paper",
         "grpo_front_beta0.05",
@@ -46,11 +46,11 @@ SETTINGS = (
         "early",
         "grpo_no_kl",
     ),
-    Setting("k3 with the correction", "prediction P2", "branch_corrected", "corrected_beta1.0"),
+    Setting("k3, corrected", "prediction P2", "branch_corrected", "corrected_beta1.0"),
     Setting("sequence-level anchor, beta 0.2", "eq. 4", "branch_sequence", "sequence_beta0.2"),
     Setting("all weights trained", "Figure 6", "full_branch", "full_grpo", "full_no_kl"),
     Setting(
-        "a model of 2.3 times the weights",
+        "a larger model",
         "Figure 6",
         "branch_strong",
         "grpo",
@@ -58,7 +58,7 @@ SETTINGS = (
         "_larger",
     ),
     Setting(
-        "that, all weights trained",
+        "a larger model, all weights trained",
         "Figure 6",
         "full_branch",
         "full_grpo",
@@ -66,7 +66,7 @@ SETTINGS = (
         "_larger",
     ),
     Setting(
-        "the rare way ten times rarer",
+        "the rare way rarer, 0.3 %",
         "Theorem 4.2",
         "branch_strong",
         "grpo",
@@ -74,7 +74,7 @@ SETTINGS = (
         "_rarer",
     ),
     Setting(
-        "the rare way ten times more frequent",
+        "the rare way more frequent, 30 %",
         "a base of higher entropy",
         "branch_strong",
         "grpo",

@@ -69,6 +69,12 @@ def _both(method: str, against: str, expects: str) -> tuple[Comparison, ...]:
     return tuple(Comparison(method, against, f"pass@{k}", expects) for k in AXES)
 
 
+def _of_table6(threshold: float, clamp: float) -> str:
+    """A method of Table 6 by its quantiles: where the guide starts, and where it reaches 1.4, the
+    sooner the larger its ratio."""
+    return f"grid_threshold_quantile{threshold}_clamp_quantile{clamp}"
+
+
 #: The paper's claims, then the predictions of notebook 03.
 CLAIMS = (
     Claim(
@@ -138,6 +144,23 @@ CLAIMS = (
         _both("dapo_branch", "dapo_no_kl", "above"),
         "more seeds",
         "sage_table3",
+    ),
+    Claim(
+        "larger ratio, lower pass@1",
+        "Table 6, Appendix D",
+        "at a fixed threshold a larger ratio lowers pass@1",
+        tuple(
+            Comparison(_of_table6(threshold, 0.98), _of_table6(threshold, 0.999), "pass@1", "below")
+            for threshold in (0.8, 0.9, 0.95)
+        ),
+        "more seeds, or guides that differ by more",
+    ),
+    Claim(
+        "higher threshold, higher pass@256",
+        "Table 6, Appendix D",
+        "with a large ratio a higher threshold raises pass@256",
+        (Comparison(_of_table6(0.95, 0.98), _of_table6(0.8, 0.98), "pass@256", "above"),),
+        "more seeds, or guides that differ by more",
     ),
     Claim(
         "out of distribution",
