@@ -19,8 +19,6 @@ from sage_lib.experiment import problems, records
 from sage_lib.experiment.profile import (
     BASE,
     BOOKKEEPING,
-    DEMONSTRATIONS,
-    ROLLOUTS,
     Data,
     Method,
     Profile,
@@ -29,6 +27,7 @@ from sage_lib.experiment.profile import (
     flatten,
     load_profile,
 )
+from sage_lib.experiment.profile_checks import DEMONSTRATIONS, ROLLOUTS
 from sage_lib.files import read_json, write_bytes, write_text
 
 #: Settings of RL that decide what its rollouts are.

@@ -29,7 +29,8 @@ from transformers import PreTrainedModel
 
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.profile import DEMONSTRATIONS, ROLLOUTS, Profile, Rft
+from sage_lib.experiment.profile import Profile, Rft
+from sage_lib.experiment.profile_checks import DEMONSTRATIONS, ROLLOUTS
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, read_json, read_lines, write_bytes, write_json, write_text
