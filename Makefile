@@ -42,20 +42,20 @@ help:
 	@echo "                               what is installed"
 	@echo "make clean                     remove .venv (build/ and results/ stay)"
 
-# torch first and with its dependencies, so that a GPU machine gets the CUDA build; then the full
-# lock, which needs no resolving; then the project itself, editable. The stamp makes a second call
-# instant.
-$(VENV)/installed: requirements.lock pyproject.toml
+# The full lock, which needs no resolving, and of which pip takes no file but those of the public
+# releases; then torch, with what its build for this machine needs besides; then the project itself,
+# editable. The stamp makes a second call instant.
+$(VENV)/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; \
 		version = sys.version.split()[0]; \
 		old = f"Python 3.11 or newer is needed, and $(PYTHON) is {version}: call make PYTHON=..."; \
 		sys.exit(0 if sys.version_info >= (3, 11) else old)'
 	@echo "set-up 1/4: virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "set-up 2/4: torch with its dependencies (a large download on a GPU machine)"
-	@$(PIP) --quiet --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
-	@echo "set-up 3/4: $$(grep -c == requirements.lock) packages of requirements.lock"
-	@$(PIP) --quiet --no-deps --requirement requirements.lock
+	@echo "set-up 2/4: $$(grep -c == requirements.lock) packages of requirements.lock"
+	@$(PIP) --quiet --no-deps --require-hashes --requirement requirements.lock
+	@echo "set-up 3/4: torch with its dependencies (a large download on a GPU machine)"
+	@$(PIP) --quiet --requirement requirements-torch.lock
 	@echo "set-up 4/4: the companion itself"
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -102,7 +102,7 @@ check-notebooks: $(VENV)/installed
 
 # The site's builder is installed when it is first needed.
 $(VENV)/site: requirements-site.lock $(VENV)/installed
-	@$(PIP) --quiet --no-deps --requirement requirements-site.lock
+	@$(PIP) --quiet --no-deps --require-hashes --requirement requirements-site.lock
 	@touch $@
 
 site: $(VENV)/site
@@ -115,10 +115,11 @@ lab: $(VENV)/installed
 	$(VENV)/bin/jupyter lab --notebook-dir=notebooks
 
 lock: $(VENV)/site
+	@$(PIP) --quiet $(call extra,lock)
 	$(RUN) tools/lock.py
 
 gpu: $(VENV)/installed
-	$(PIP) --constraint requirements.lock --no-deps $(call extra,gpu)
+	$(PIP) --no-deps $(call extra,gpu)
 
 smollm: $(VENV)/installed
 	$(PIP) --quiet --no-deps $(call extra,smollm)

@@ -1,7 +1,11 @@
 """One environment, described three times: pyproject.toml, requirements.lock and environment.yml
 agree, and are complete; what is packaged is all there is."""
 
+import re
+import subprocess
+import sys
 import tomllib
+import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
@@ -23,14 +27,19 @@ def parse(lines):
     """Name -> what is asked of its version, of lines of a requirements file."""
     found = {}
     for line in lines:
-        text = line.split("#")[0].strip()
-        if text:
+        text = line.split("#")[0].strip().removesuffix("\\")
+        if text and not text.startswith("--hash="):
             requirement = Requirement(text)
             found[canonicalize_name(requirement.name)] = requirement.specifier
     return found
 
 
-LOCK = parse((ROOT / "requirements.lock").read_text().splitlines())
+def lines(name):
+    return (ROOT / name).read_text().splitlines()
+
+
+HASHED = ("requirements.lock", "requirements-site.lock")
+LOCK = parse([*lines("requirements.lock"), *lines("requirements-torch.lock")])
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -55,6 +64,49 @@ def is_locked(package, need):
 
 def test_every_locked_package_has_one_exact_version():
     assert len(LOCK) > 100 and all(pinned(specifier) for specifier in LOCK.values())
+
+
+@pytest.mark.parametrize("name", HASHED)
+def test_every_locked_package_but_torch_has_its_hashes(name):
+    """A release for several platforms has as many as files: its wheels and its source."""
+    hashes = {}
+    for line in lines(name):
+        if "==" in line and not line.startswith("#"):
+            hashes[line.split("==")[0]] = found = []
+        elif "--hash=" in line:
+            found.append(re.fullmatch(r" +--hash=sha256:([0-9a-f]{64})( \\)?", line)[1])
+    assert set(hashes) == set(parse(lines(name)))
+    assert all(found and len(set(found)) == len(found) for found in hashes.values())
+    if name == "requirements.lock":
+        assert set(LOCK) - set(hashes) == {"torch"}
+        assert all(len(hashes[of_many]) > 20 for of_many in ("numpy", "pandas", "regex"))
+
+
+def test_no_lock_with_hashes_is_installed_without_them():
+    asked = re.findall(r"\$\(PIP\)(.*)--requirement (\S+)", (ROOT / "Makefile").read_text())
+    assert {name for _, name in asked} == {*HASHED, "requirements-torch.lock"}
+    for words, name in asked:
+        assert ("--require-hashes" in words and "--no-deps" in words) == (name in HASHED)
+
+
+def test_a_package_that_is_not_the_release_is_refused(tmp_path):
+    """Another six of the same version lies on the index, and pip is told what make test tells it,
+    of six alone."""
+    wheel, info = tmp_path / f"six-{version_of('six')}-py2.py3-none-any.whl", "six.dist-info"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("six.py", "")
+        packed.writestr(f"{info}/METADATA", f"Name: six\nVersion: {version_of('six')}\n")
+        packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py2-none-any\n")
+    whole = (ROOT / "requirements.lock").read_text().replace("\\\n", "")
+    (tmp_path / "six.lock").write_text(next(n for n in whole.splitlines() if n.startswith("six==")))
+    makefile = (ROOT / "Makefile").read_text()
+    [given] = re.findall(r"\$\(PIP\) (.*) --requirement requirements.lock", makefile)
+    words = [*given.split(), "--requirement", str(tmp_path / "six.lock"), "--dry-run"]
+    index = ["--isolated", "--no-index", "--find-links", str(tmp_path), "--ignore-installed"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *words, *index], capture_output=True, text=True
+    )
+    assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(LOCK))
