@@ -1,6 +1,7 @@
 """One environment, described three times: pyproject.toml, requirements.lock and environment.yml
 agree, and are complete; what is packaged is all there is."""
 
+import json
 import re
 import subprocess
 import sys
@@ -130,6 +131,37 @@ def test_pyproject_agrees_with_the_lock():
     for name, specifier in wanted.items():
         agrees = name in LOCK and specifier.contains(version_of(name))
         assert agrees, f"pyproject.toml asks for {name}{specifier}"
+
+
+def test_the_page_of_licences_names_every_package_once_and_counts_what_is_under_agpl():
+    page = (ROOT / "docs" / "licences.md").read_text()
+    rows = [line[2:-2].split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
+    assert sorted(name for _, names in rows for name in names.split(", ")) == sorted(LOCK)
+    said = {name: licence for licence, names in rows for name in names.split(", ")}
+    # By the packages' own LICENSE files.
+    assert said["numpy"].startswith("BSD-3-Clause") and said["certifi"] == "MPL-2.0"
+    assert said["unsloth"] == "Apache-2.0" and said["unsloth-zoo"] == "LGPL-3.0-or-later"
+    for name, place in (("unsloth-zoo", "unsloth_zoo/cpu/"), ("unsloth", None)):
+        modules = [file for file in distribution(name).files if file.suffix == ".py"]
+        under = {
+            str(file) for file in modules if "Affero General Public" in file.locate().read_text()
+        }
+        assert f"{len(under)} of {len(modules):,} " in page
+        assert place is None or {str(f) for f in modules if str(f).startswith(place)} <= under
+
+
+@pytest.mark.slow
+def test_the_bill_of_materials_has_every_package_with_its_licence(tmp_path):
+    tool = ROOT / ".venv" / "tools" / "bin" / "cyclonedx-py"
+    if not tool.is_file():
+        pytest.skip("make sbom installs the tool")
+    words = ["environment", sys.executable, "--output-reproducible", "--output-file"]
+    subprocess.run([tool, *words, tmp_path / "a.json"], check=True)
+    made = json.loads((tmp_path / "a.json").read_text())
+    assert made["bomFormat"] == "CycloneDX"
+    found = {canonicalize_name(one["name"]): one for one in made["components"]}
+    assert set(LOCK) <= set(found) and str(ROOT) not in json.dumps(made["components"])
+    assert sum("licenses" in found[name] for name in LOCK) > 0.9 * len(LOCK)
 
 
 def test_the_tools_of_make_lint_have_one_exact_version():
