@@ -13,7 +13,7 @@ extra    = $$($(RUN) -c 'import tomllib; \
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-gpu test-slow lint format hooks bench fire reproduce figures notebooks \
-	check-notebooks site test-site lab lock gpu smollm clean
+	check-notebooks site test-site lab lock sbom gpu smollm clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
@@ -38,24 +38,26 @@ help:
 	@echo "make lab                       open JupyterLab on the notebooks"
 	@echo "make gpu                       add what Unsloth wants on a GPU"
 	@echo "make smollm                    add the weights that the profile smollm trains (98 MB)"
-	@echo "make lock                      write requirements*.lock and environment.yml anew from"
-	@echo "                               what is installed"
+	@echo "make lock                      write requirements*.lock, environment.yml and"
+	@echo "                               docs/licences.md anew from what is installed"
+	@echo "make sbom                      list what is installed: build/sbom.cdx.json (CycloneDX)"
 	@echo "make clean                     remove .venv (build/ and results/ stay)"
 
-# torch first and with its dependencies, so that a GPU machine gets the CUDA build; then the full
-# lock, which needs no resolving; then the project itself, editable. The stamp makes a second call
+# The full lock, which needs no resolving, and of which pip takes no file but those of the public
+# releases; then torch, with what its build for this machine needs besides (pip would warn of what
+# Unsloth wants on a GPU alone); then the project itself, editable. The stamp makes a second call
 # instant.
-$(VENV)/installed: requirements.lock pyproject.toml
+$(VENV)/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; \
 		version = sys.version.split()[0]; \
 		old = f"Python 3.11 or newer is needed, and $(PYTHON) is {version}: call make PYTHON=..."; \
 		sys.exit(0 if sys.version_info >= (3, 11) else old)'
 	@echo "set-up 1/4: virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "set-up 2/4: torch with its dependencies (a large download on a GPU machine)"
-	@$(PIP) --quiet --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
-	@echo "set-up 3/4: $$(grep -c == requirements.lock) packages of requirements.lock"
-	@$(PIP) --quiet --no-deps --requirement requirements.lock
+	@echo "set-up 2/4: $$(grep -c == requirements.lock) packages of requirements.lock"
+	@$(PIP) --quiet --no-deps --require-hashes --requirement requirements.lock
+	@echo "set-up 3/4: torch with its dependencies (a large download on a GPU machine)"
+	@$(PIP) --quiet --no-warn-conflicts --requirement requirements-torch.lock
 	@echo "set-up 4/4: the companion itself"
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -102,7 +104,7 @@ check-notebooks: $(VENV)/installed
 
 # The site's builder is installed when it is first needed.
 $(VENV)/site: requirements-site.lock $(VENV)/installed
-	@$(PIP) --quiet --no-deps --requirement requirements-site.lock
+	@$(PIP) --quiet --no-deps --require-hashes --requirement requirements-site.lock
 	@touch $@
 
 site: $(VENV)/site
@@ -115,10 +117,22 @@ lab: $(VENV)/installed
 	$(VENV)/bin/jupyter lab --notebook-dir=notebooks
 
 lock: $(VENV)/site
+	@$(PIP) --quiet $(call extra,lock)
 	$(RUN) tools/lock.py
+	$(RUN) -m sage_lib.pipeline.readme
+
+# What lists the environment is no part of it: it has one of its own.
+$(VENV)/tools/bin/cyclonedx-py: $(VENV)/installed
+	@$(PYTHON) -m venv $(VENV)/tools
+	@$(VENV)/tools/bin/python -m pip install --disable-pip-version-check --quiet $(call extra,sbom)
+
+sbom: $(VENV)/tools/bin/cyclonedx-py
+	@mkdir -p build
+	$< environment $(RUN) --pyproject pyproject.toml --output-reproducible \
+		--output-file build/sbom.cdx.json
 
 gpu: $(VENV)/installed
-	$(PIP) --constraint requirements.lock --no-deps $(call extra,gpu)
+	$(PIP) --no-deps $(call extra,gpu)
 
 smollm: $(VENV)/installed
 	$(PIP) --quiet --no-deps $(call extra,smollm)

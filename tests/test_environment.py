@@ -1,7 +1,12 @@
 """One environment, described three times: pyproject.toml, requirements.lock and environment.yml
 agree, and are complete; what is packaged is all there is."""
 
+import json
+import re
+import subprocess
+import sys
 import tomllib
+import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
@@ -23,14 +28,19 @@ def parse(lines):
     """Name -> what is asked of its version, of lines of a requirements file."""
     found = {}
     for line in lines:
-        text = line.split("#")[0].strip()
-        if text:
+        text = line.split("#")[0].strip().removesuffix("\\")
+        if text and not text.startswith("--hash="):
             requirement = Requirement(text)
             found[canonicalize_name(requirement.name)] = requirement.specifier
     return found
 
 
-LOCK = parse((ROOT / "requirements.lock").read_text().splitlines())
+def lines(name):
+    return (ROOT / name).read_text().splitlines()
+
+
+HASHED = ("requirements.lock", "requirements-site.lock")
+LOCK = parse([*lines("requirements.lock"), *lines("requirements-torch.lock")])
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -57,6 +67,49 @@ def test_every_locked_package_has_one_exact_version():
     assert len(LOCK) > 100 and all(pinned(specifier) for specifier in LOCK.values())
 
 
+@pytest.mark.parametrize("name", HASHED)
+def test_every_locked_package_but_torch_has_its_hashes(name):
+    """A release for several platforms has as many as files: its wheels and its source."""
+    hashes = {}
+    for line in lines(name):
+        if "==" in line and not line.startswith("#"):
+            hashes[line.split("==")[0]] = found = []
+        elif "--hash=" in line:
+            found.append(re.fullmatch(r" +--hash=sha256:([0-9a-f]{64})( \\)?", line)[1])
+    assert set(hashes) == set(parse(lines(name)))
+    assert all(found and len(set(found)) == len(found) for found in hashes.values())
+    if name == "requirements.lock":
+        assert set(LOCK) - set(hashes) == {"torch"}
+        assert all(len(hashes[of_many]) > 20 for of_many in ("numpy", "pandas", "regex"))
+
+
+def test_no_lock_with_hashes_is_installed_without_them():
+    asked = re.findall(r"\$\(PIP\)(.*)--requirement (\S+)", (ROOT / "Makefile").read_text())
+    assert {name for _, name in asked} == {*HASHED, "requirements-torch.lock"}
+    for words, name in asked:
+        assert ("--require-hashes" in words and "--no-deps" in words) == (name in HASHED)
+
+
+def test_a_package_that_is_not_the_release_is_refused(tmp_path):
+    """Another six of the same version lies on the index, and pip is told what make test tells it,
+    of six alone."""
+    wheel, info = tmp_path / f"six-{version_of('six')}-py2.py3-none-any.whl", "six.dist-info"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("six.py", "")
+        packed.writestr(f"{info}/METADATA", f"Name: six\nVersion: {version_of('six')}\n")
+        packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py2-none-any\n")
+    whole = (ROOT / "requirements.lock").read_text().replace("\\\n", "")
+    (tmp_path / "six.lock").write_text(next(n for n in whole.splitlines() if n.startswith("six==")))
+    makefile = (ROOT / "Makefile").read_text()
+    [given] = re.findall(r"\$\(PIP\) (.*) --requirement requirements.lock", makefile)
+    words = [*given.split(), "--requirement", str(tmp_path / "six.lock"), "--dry-run"]
+    index = ["--isolated", "--no-index", "--find-links", str(tmp_path), "--ignore-installed"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *words, *index], capture_output=True, text=True
+    )
+    assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
+
+
 @pytest.mark.parametrize("name", sorted(LOCK))
 def test_the_lock_is_complete_and_consistent(name):
     try:
@@ -78,6 +131,37 @@ def test_pyproject_agrees_with_the_lock():
     for name, specifier in wanted.items():
         agrees = name in LOCK and specifier.contains(version_of(name))
         assert agrees, f"pyproject.toml asks for {name}{specifier}"
+
+
+def test_the_page_of_licences_names_every_package_once_and_counts_what_is_under_agpl():
+    page = (ROOT / "docs" / "licences.md").read_text()
+    rows = [line[2:-2].split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
+    assert sorted(name for _, names in rows for name in names.split(", ")) == sorted(LOCK)
+    said = {name: licence for licence, names in rows for name in names.split(", ")}
+    # By the packages' own LICENSE files.
+    assert said["numpy"].startswith("BSD-3-Clause") and said["certifi"] == "MPL-2.0"
+    assert said["unsloth"] == "Apache-2.0" and said["unsloth-zoo"] == "LGPL-3.0-or-later"
+    for name, place in (("unsloth-zoo", "unsloth_zoo/cpu/"), ("unsloth", None)):
+        modules = [file for file in distribution(name).files if file.suffix == ".py"]
+        under = {
+            str(file) for file in modules if "Affero General Public" in file.locate().read_text()
+        }
+        assert f"{len(under)} of {len(modules):,} " in page
+        assert place is None or {str(f) for f in modules if str(f).startswith(place)} <= under
+
+
+@pytest.mark.slow
+def test_the_bill_of_materials_has_every_package_with_its_licence(tmp_path):
+    tool = ROOT / ".venv" / "tools" / "bin" / "cyclonedx-py"
+    if not tool.is_file():
+        pytest.skip("make sbom installs the tool")
+    words = ["environment", sys.executable, "--output-reproducible", "--output-file"]
+    subprocess.run([tool, *words, tmp_path / "a.json"], check=True)
+    made = json.loads((tmp_path / "a.json").read_text())
+    assert made["bomFormat"] == "CycloneDX"
+    found = {canonicalize_name(one["name"]): one for one in made["components"]}
+    assert set(LOCK) <= set(found) and str(ROOT) not in json.dumps(made["components"])
+    assert sum("licenses" in found[name] for name in LOCK) > 0.9 * len(LOCK)
 
 
 def test_the_tools_of_make_lint_have_one_exact_version():

@@ -1,5 +1,6 @@
 """The grid runner: order, states, kills, failures and collapses, several runners, submitit."""
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -311,3 +312,37 @@ def test_a_killed_worker_of_submitit_is_taken_up_again(fake, trial, tmp_path):
     again = starts(tmp_path)[1]
     assert again["run"] == "sft" and int(again["what"].split()[-1]) > 1
     assert [name for _, name in done(tmp_path)] == ["sft", "eval-sft"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_worker_that_is_to_stop_is_queued_again_and_its_run_goes_on(
+    fake, trial, tmp_path, number
+):
+    """As SLURM stops it for its time or for others: SIGUSR2 queues it again, from its checkpoint; a
+    SIGTERM alone, which SLURM may send before, ends nothing. Neither counts as a failure."""
+    import psutil
+
+    fake(until=str(tmp_path / "go"))
+    process = runner(trial, "--executor", "local", "--only", "base", "--parallel", "1")
+    [call] = wait_for(lambda: calls(tmp_path))
+    log = tmp_path / "build" / OTHER / "sft" / "steps.jsonl"
+    wait_for(lambda: len(read_lines(log)) == 3)
+    psutil.Process(call["pid"]).parent().send_signal(number)
+    if number == signal.SIGUSR2:
+        wait_for(lambda: len(starts(tmp_path)) == 2)
+        assert not is_alive(call["pid"])
+    (tmp_path / "go").touch()
+    output = process.communicate()[0]
+    assert process.returncode == 0 and "failed" not in output, output
+    assert output.count(f"{OTHER}/sft: started") == 1
+    began = [one["what"] for one in starts(tmp_path) if one["run"] == "sft"]
+    assert began == ["start at 0", "start at 3"][: 1 + (number == signal.SIGUSR2)]
+    assert [row["step"] for row in read_lines(log)] == [1, 2, 3, 4]
+    assert [name for _, name in done(tmp_path)] == ["sft", "eval-sft"]
+
+
+def test_a_long_run_may_reach_its_time_more_often_than_submitit_allows(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    options = argparse.Namespace(partition=None)
+    made = grid.Submitit("local", "trial", options).executor._executor
+    assert made.max_num_timeout == grid.TIMEOUTS > 24, "a day, an hour at a time"

@@ -9,6 +9,7 @@ companion's own are read by its command line, which is stopped before it works, 
 import argparse
 import importlib
 import inspect
+import json
 import math
 import re
 import shlex
@@ -419,6 +420,63 @@ def test_a_readme_without_a_place_for_a_part_is_refused(monkeypatch):
     monkeypatch.setattr(readme, "table", lambda: "|a|")
     with pytest.raises(SageError, match="<!-- notebooks: begin -->"):
         readme.with_parts("<!-- badges: begin -->\n<!-- badges: end -->\n")
+
+
+def test_the_tables_of_the_pages_in_docs_are_as_generated():
+    for name, made in readme.tables().items():
+        page = PAGES[name]
+        assert readme.filled(page, made, ROOT / name) == page, "python -m sage_lib.pipeline.readme"
+
+
+def table_of(page, part):
+    """The cells of a generated table, a list a row, and the line below it."""
+    lines = page.split(f"<!-- {part}: begin -->\n")[1].split(f"<!-- {part}: end -->")[0].split("\n")
+    rows = [line[2:-2].split(" | ") for line in lines if line.startswith("| ")]
+    return rows[2:], lines[-2]
+
+
+def test_the_page_on_reliability_says_what_was_counted():
+    """Read from the page and from the files by other code than made it."""
+    page = PAGES["reliability.md"]
+    for part in ("kills", "faults"):
+        counted = pd.read_csv(paths.BENCHMARKS / f"fire_{part}.csv")
+        rows, below = table_of(page, part)
+        assert [row[0] for row in rows] == list(counted.iloc[:, 0])
+        assert (
+            sum(row[-2:].count("yes") for row in rows)
+            == counted[["resumed", "identical"]].sum().sum()
+        )
+        assert json.loads((paths.BENCHMARKS / f"fire_{part}.json").read_text())["revision"] in below
+    for part, columns in (
+        ("files", ["tried", "taken", "refused", "traceback"]),
+        ("profiles", ["tried", "taken", "refused", "traceback", "silent"]),
+        ("answers", ["answers", "credited"]),
+    ):
+        counted = pd.read_csv(paths.BENCHMARKS / f"fire_{part}.csv")[columns].to_numpy().tolist()
+        rows, _ = table_of(page, part)
+        assert [[int(cell) for cell in row[-len(columns) :]] for row in rows] == counted
+
+
+def test_every_data_file_has_its_checksum():
+    listed = {line.split("  ")[1] for line in readme.SUMS.read_text().splitlines()}
+    there = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "data").rglob("*") if path.is_file()
+    }
+    assert there - listed == {"data/SHA256SUMS"} and listed <= there, "run the command above"
+    check = ["sha256sum", "--check", "--quiet", "data/SHA256SUMS"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
+    assert not done.returncode, f"{done.stdout}python -m sage_lib.pipeline.readme"
+
+
+def test_a_changed_data_file_is_noticed(tmp_path):
+    (tmp_path / "data" / "reported").mkdir(parents=True)
+    file = tmp_path / "data" / "reported" / "a.csv"
+    file.write_text("0.9\n")
+    (tmp_path / "data" / "SHA256SUMS").write_text(readme.sums(tmp_path))
+    check = ["sha256sum", "--check", "--quiet", "data/SHA256SUMS"]
+    assert subprocess.run(check, cwd=tmp_path).returncode == 0
+    file.write_text("0.8\n")
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True).returncode == 1
 
 
 def test_minutes_are_those_of_the_runs_that_a_notebook_adds(monkeypatch):

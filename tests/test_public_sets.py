@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 from http.client import IncompleteRead
 from pathlib import Path
@@ -187,6 +188,17 @@ def test_every_file_of_the_shipped_sets_is_pinned():
                 not isinstance(part, public_sets.File)
                 or (len(part.sha256) == 64 and "{revision}" in part.url)
             ), name
+
+
+def test_what_has_no_checksum_has_a_commit_but_the_one_that_the_page_names():
+    """A branch may move: what stands there must be known by its bytes."""
+    moving = {
+        name
+        for name, source in public_sets.SOURCES.items()
+        for part in source.parts
+        if isinstance(part, public_sets.Hub) and not re.fullmatch("[0-9a-f]{40}", part.revision)
+    }
+    assert moving == {"open_math_reasoning_mini"}
 
 
 @pytest.mark.skipif(

@@ -3,9 +3,12 @@
     python tools/lock.py      (or: make lock)
 
 Install or upgrade what you want in .venv first; this walks the requirements of pyproject.toml
-through the installed packages' own metadata and pins what it meets.
+through the installed packages' own metadata and pins what it meets. The hashes are those of every
+file of a release, whatever machine it is for, as uv reads them from the package index.
 """
 
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -26,13 +29,19 @@ UNDECLARED = ["docstring-parser", "typeguard", "shtab"]
 #: conda's pip resolves, and Unsloth asks for a newer certifi than every mirror has.
 CERTIFI = "certifi>=2026.10.19  # conda's pip resolves, and Unsloth asks for this"
 
+#: Its build is the machine's, for a processor or a CUDA version: it has a version and no hashes.
+TORCH = "torch"
+
 SITE_HEAD = """\
 # What the site is built with, besides requirements.lock; made by `make lock`, installed by
-# `make site` with --no-deps.
+# `make site` with --no-deps --require-hashes.
 """
 LOCK_HEAD = """\
-# Every package at one version; made by `make lock`. Install torch first, with its dependencies,
-# then this with --no-deps.
+# Every package but torch at one version, with the hashes of its release; made by `make lock`.
+# Install this with --no-deps --require-hashes, then requirements-torch.lock with its dependencies.
+"""
+TORCH_HEAD = """\
+# torch, whose build depends on the machine; made by `make lock`, installed after requirements.lock.
 """
 CONDA_HEAD = """\
 # conda env create -f environment.yml: the same versions as requirements.lock, and the GPU extras.
@@ -83,6 +92,22 @@ def walk(names: list[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def hashed(pins: list[str]) -> str:
+    """The pins as lines of a lock, each with the SHA-256 of every file of its release."""
+    from uv import find_uv_bin
+
+    words = "pip compile - --quiet --no-deps --generate-hashes --no-annotate --no-header --python"
+    done = subprocess.run(
+        [find_uv_bin(), *words.split(), sys.executable],
+        input="\n".join(pins),
+        text=True,
+        capture_output=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"the hashes could not be had: {done.stderr.strip()}")
+    return done.stdout
+
+
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -92,18 +117,20 @@ def main() -> None:
     lock = walk([*(Requirement(line).name for line in wanted), *UNDECLARED, *BUILD])
 
     pins = [f"{name}=={version}" for name, version in lock.items()]
-    (ROOT / "requirements.lock").write_text(LOCK_HEAD + "".join(f"{pin}\n" for pin in pins))
+    rest = [pin for pin in pins if pin != f"{TORCH}=={lock[TORCH]}"]
+    (ROOT / "requirements.lock").write_text(LOCK_HEAD + hashed(rest))
+    (ROOT / "requirements-torch.lock").write_text(f"{TORCH_HEAD}{TORCH}=={lock[TORCH]}\n")
 
     site = walk([Requirement(line).name for line in extras["site"]])
     beside = [f"{name}=={version}" for name, version in site.items() if name not in lock]
-    (ROOT / "requirements-site.lock").write_text(SITE_HEAD + "".join(f"{p}\n" for p in beside))
+    (ROOT / "requirements-site.lock").write_text(SITE_HEAD + hashed(beside))
 
     conda = [CERTIFI if pin.startswith("certifi==") else pin for pin in pins]
     conda += [f"{requirement}  # GPU" for requirement in extras["gpu"]]
     (ROOT / "environment.yml").write_text(
         CONDA_HEAD + "".join(f"      - {line}\n" for line in conda)
     )
-    print(f"requirements.lock: {len(pins)} packages, requirements-site.lock: {len(beside)}")
+    print(f"requirements.lock: {len(rest)} packages, requirements-site.lock: {len(beside)}")
     print(f"environment.yml: {len(conda)}")
 
 

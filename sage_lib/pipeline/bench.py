@@ -132,14 +132,14 @@ def _small_model(folder: Path, positions: int | None = None) -> PreTrainedModel:
     (as many as the profile says, where it is None)."""
     from transformers import AutoModelForCausalLM
 
-    from sage_lib.policy import tiny_qwen
+    from sage_lib.policy import loading, tiny_qwen
 
     model = dataclasses.replace(load_profile("smoke").model, seed=0)
     if positions is not None:
         shape = {**(model.architecture or {}), "max_position_embeddings": positions}
         model = dataclasses.replace(model, architecture=shape, max_seq_length=positions)
     tiny_qwen.create(folder, model)
-    return AutoModelForCausalLM.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE)
 
 
 # --- trainer ------------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ from sage_lib.pipeline import plan, processes, stages
 
 #: How often a run is tried before it counts as failed.
 TRIES = 2
+#: How often a job of submitit's may reach its time and be started again: from checkpoints it gets
+#: further each time, and three of them, which is submitit's own, end a long run.
+TIMEOUTS = 50
 #: Niceness of the runs: other work on the machine comes first.
 NICE = 10
 #: Seconds between two looks at the runs.
@@ -219,7 +222,9 @@ class Submitit:
         self.options = options
         self.cores = Processes().cores if where == "local" else float("inf")
         try:
-            self.executor = submitit.AutoExecutor(paths.build("grids") / grid, cluster=where)
+            self.executor = submitit.AutoExecutor(
+                paths.build("grids") / grid, cluster=where, **{f"{where}_max_num_timeout": TIMEOUTS}
+            )
         except RuntimeError as error:
             raise SageError(f"submitit cannot submit to {where}: {error}") from error
         if options.partition:

@@ -11,7 +11,7 @@ import pandas as pd
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, records
 from sage_lib.experiment.profile import BASE, Data, Profile
-from sage_lib.pipeline import known_settings, stages
+from sage_lib.pipeline import gpu_hours, known_settings, stages
 from sage_lib.tasks import public_sets
 
 
@@ -160,8 +160,12 @@ def data_sets(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["use", "data set", "problems"])
 
 
-def describe(profile: Profile) -> str:
-    """The dry run: settings, data, plan and memory as text."""
+def describe(profile: Profile, assume: Sequence[str] = ()) -> str:
+    """The dry run: settings, data, plan and memory as text, and GPU hours where it needs a GPU.
+
+    ``assume``: what the hours are to rest on instead, as KEY=VALUE.
+    """
+    assumptions = gpu_hours.assumed(assume)
     known_settings.check(profile)
     parts = [
         f"profile {profile.name}: {profile.description}",
@@ -171,6 +175,11 @@ def describe(profile: Profile) -> str:
     ]
     if profile.methods and profile.model.architecture:
         parts.append(f"MEMORY OF RL, estimated\n{text(memory(profile))}")
+    if profile.compute.requires_gpu and profile.model.architecture:
+        total, _ = parameters(profile.model.architecture, None)
+        hours = text(gpu_hours.shown(gpu_hours.table(profile, total, assumptions)))
+        rest = text(gpu_hours.listed(assumptions))
+        parts.append(f"GPU HOURS, on paper: nothing was timed\n{hours}\n\nwhere\n{rest}")
     return "\n\n".join(parts)
 
 
@@ -228,9 +237,16 @@ def measured_times(profile: Profile) -> pd.DataFrame:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What :func:`do` reads from a command line."""
     stages.add_profile(parser)
+    parser.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="what the GPU hours rest on, as in --assume generation=3000 (tokens a second)",
+    )
 
 
 def do(options: argparse.Namespace) -> None:
-    """Print every resolved setting with its source, the data sets, the plan of runs and the memory
-    they need; nothing is fetched."""
-    print(describe(stages.given_profile(options)))
+    """Print every resolved setting with its source, the data sets, the plan of runs, the memory and
+    GPU hours they need; nothing is fetched."""
+    print(describe(stages.given_profile(options), options.assume))

@@ -1,13 +1,16 @@
-"""The README's generated parts: badges, the published result, and the table of notebooks.
+"""What follows from the published files and is written by this command alone:
 
-    python -m sage_lib.pipeline.readme       writes them anew
+    python -m sage_lib.pipeline.readme       writes it anew
 
-What they say comes from the published files, the run records and the notebooks' metadata. The
-badges need the repository's public address, ``repository-code`` of CITATION.cff, and are left out
-while that file has none.
+The README's generated parts (badges, the published result, the table of notebooks), the tables of
+three pages in docs (:func:`tables`), and data/SHA256SUMS. The badges need the repository's public
+address, ``repository-code`` of CITATION.cff, and are left out while that file has none.
 """
 
+import hashlib
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -16,10 +19,14 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
 from sage_lib.files import write_text
-from sage_lib.pipeline import notebooks, plan
-from sage_lib.report import verdict
+from sage_lib.pipeline import gpu_hours, notebooks, plan
+from sage_lib.report import fire_tables, licences, verdict
+from sage_lib.report.fire_tables import markdown
 
 README = paths.ROOT / "README.md"
+DOCS = paths.ROOT / "docs"
+#: As ``sha256sum --check`` reads it in the folder of the project.
+SUMS = paths.ROOT / "data" / "SHA256SUMS"
 CITATION = paths.ROOT / "CITATION.cff"
 #: The profile whose published results the README opens with.
 EVIDENCE = "countdown"
@@ -119,15 +126,51 @@ def with_parts(text: str) -> str:
     made = {"badges": badges(notebooks.found()[0].name), "notebooks": table()}
     if EVIDENCE in published_specs():  # a copy without data keeps what it has
         made["result"] = result()
+    return filled(text, made, README)
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """Name of a page in docs -> its generated tables by name."""
+    paper, assumed = load_profile("paper"), gpu_hours.assumed()
+    total, _ = plan.parameters(paper.model.architecture or {}, None)
+    hours = markdown(gpu_hours.shown(gpu_hours.table(paper, total, assumed)))
+    return {
+        "reliability.md": {part: fire_tables.shown(part) for part in fire_tables.COLUMNS},
+        "licences.md": {"licences": licences.shown()},
+        "scaling.md": {"hours": hours, "assumptions": markdown(gpu_hours.listed(assumed))},
+    }
+
+
+def filled(text: str, made: Mapping[str, str], page: Path) -> str:
+    """The text of a page with its generated parts. SageError where a part's lines are missing."""
     for name, part in made.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise SageError(f"README.md lacks the lines {begin} and {end} around a generated part")
+            raise SageError(
+                f"{page.name} lacks the lines {begin} and {end} around a generated part"
+            )
         before, after = text.split(begin)[0], text.split(end)[1]
         inside = f"{part}\n" if part else ""
         text = f"{before}{begin}\n{inside}{end}{after}"
     return text
 
 
+def sums(root: Path = paths.ROOT) -> str:
+    """The SHA-256 of every file of ``data``, a line each: reported, published, benchmarks."""
+    found = sorted(
+        path.relative_to(root).as_posix()
+        for path in (root / "data").rglob("*")
+        if path.is_file() and path.name != SUMS.name and not path.name.startswith(".")
+    )
+    lines = (
+        f"{hashlib.sha256((root / name).read_bytes()).hexdigest()}  {name}\n" for name in found
+    )
+    return "".join(lines)
+
+
 if __name__ == "__main__":
     write_text(README, with_parts(README.read_text()))
+    if EVIDENCE in published_specs():  # a copy without data keeps what it has
+        for name, made in tables().items():
+            write_text(DOCS / name, filled((DOCS / name).read_text(), made, DOCS / name))
+        write_text(SUMS, sums())

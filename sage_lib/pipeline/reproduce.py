@@ -270,7 +270,10 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         with disk_errors():
-            plan.do(options) if options.dry_run else do(options)
+            if options.dry_run:
+                print(plan.describe(stages.given_profile(options)))
+            else:
+                do(options)
     except SageError as error:
         sys.exit(f"error: {error}")
 

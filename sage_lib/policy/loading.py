@@ -6,6 +6,7 @@ Plain transformers, without the trainers' libraries: what samples and scores nee
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -15,34 +16,47 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Model, Profile
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
+
+#: How every model is read: numbers alone, no pickles, and none of the code that lies beside them.
+SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
 
 def starting_point(model: Model, folder: Path) -> str | Path:
     """What supervised fine-tuning starts from: a folder made here, or a hub name or folder as it
     is.
 
-    ``folder`` is where a model is made that is made from nothing.
+    ``folder`` is where a model is made that is made from nothing. SageError for a folder without
+    safetensors: other weights are pickles, which can run code as they are read.
     """
     if model.name == tiny_qwen.NAME:
         tiny_qwen.create(folder, model)
         return folder
-    return smollm.convert() if model.name == smollm.NAME else model.name
+    if model.name == smollm.NAME:
+        return smollm.convert()
+    given = Path(model.name)
+    if given.is_dir() and not any(given.glob("*.safetensors")):
+        raise SageError(
+            f"the model folder {given} holds no .safetensors file, and weights of another kind are "
+            "not read: save the model again with save_pretrained, where you trust it"
+        )
+    return model.name
 
 
 def load_tokenizer(model: Model, folder: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in ``folder``, with the one prompt of SFT, RL and evaluation."""
     if model.name == tiny_qwen.NAME:
         return with_prompt(tiny_qwen.load_tokenizer(folder))
-    return with_prompt(AutoTokenizer.from_pretrained(folder))
+    return with_prompt(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
 
 
 def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """What a stage saved in ``folder``, in the profile's dtype, on this process's GPU if any."""
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **SAFE)
     # accelerate launch numbers the processes of a machine
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     device = gpu if torch.cuda.is_available() else "cpu"

@@ -7,6 +7,7 @@ import time
 import typing
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from transformers import (
@@ -254,6 +255,22 @@ def last_checkpoint(folder: Path) -> str | None:
         os.utime(path, (now - age, now - age))
     whole = [path for path in ordered if (path / WHOLE).is_file() and _is_whole(path / WHOLE)]
     return str(whole[-1]) if whole else None
+
+
+def train_on(trainer: Any, checkpoints: Path) -> None:
+    """Train from the last whole checkpoint, if there is one.
+
+    What a checkpoint holds beside weights is read by torch's unpickler for tensors and plain values
+    alone: SageError where there is anything else.
+    """
+    found = last_checkpoint(checkpoints)
+    try:
+        trainer.train(resume_from_checkpoint=found)
+    except UnpicklingError as error:
+        raise SageError(
+            f"a file of {found} holds what no run writes there, and was not read: delete that "
+            "checkpoint and run with --resume"
+        ) from error
 
 
 def _logs(checkpoint: Path) -> list[Path]:

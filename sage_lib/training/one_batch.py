@@ -87,12 +87,12 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
     from transformers import AutoModelForCausalLM
 
     from sage_lib.algorithm.backend import GRPOConfig
-    from sage_lib.policy import tiny_qwen
+    from sage_lib.policy import loading, tiny_qwen
     from sage_lib.tasks import prompts
 
     shape = Model(tiny_qwen.NAME, 64, seed=seed, architecture=_SHAPE, largest_number=20)
     tiny_qwen.create(folder, shape)
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE)
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -101,7 +101,7 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
     return cls(
         guide=guide,
         model=model,
-        reference=AutoModelForCausalLM.from_pretrained(folder),
+        reference=AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE),
         processing_class=tiny_qwen.load_tokenizer(folder),
         reward_funcs=_spread,
         train_dataset=Dataset.from_list([{"prompt": prompts.messages(q)} for q in questions]),

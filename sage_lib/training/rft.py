@@ -44,8 +44,8 @@ from sage_lib.training.callbacks import (
     ExactLog,
     StepLog,
     arguments,
-    last_checkpoint,
     taken_back,
+    train_on,
 )
 from sage_lib.training.sft import add_lora, load_model, merged
 
@@ -247,7 +247,7 @@ class Rounds:
             args=arguments(SFTConfig, self.rft.sft, output_dir=str(checkpoints), **fixed),
             callbacks=[StepLog(self.run.live_steps, self.step(number), beside)],
         )
-        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+        train_on(trainer, checkpoints)
         seconds = time.perf_counter() - started
         trainer.model.save_pretrained(folder / "weights")
         times = {"seconds drawing": round(drawn, 2), "seconds training": round(seconds - drawn, 2)}

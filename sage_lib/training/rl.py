@@ -32,7 +32,7 @@ from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
 from sage_lib.training import rft
-from sage_lib.training.callbacks import Collapse, ExactLog, StepLog, arguments, last_checkpoint
+from sage_lib.training.callbacks import Collapse, ExactLog, StepLog, arguments, train_on
 from sage_lib.training.sft import add_lora, load_model, merged
 
 
@@ -129,7 +129,7 @@ def run_to_end(trainer: SageTrainer, checkpoints: Path) -> dict[str, Any] | None
     """Train from the last whole checkpoint, if there is one; at which step and why the run
     collapsed, None where it did not."""
     try:
-        trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+        train_on(trainer, checkpoints)
     except Collapse as found:
         return {"step": found.step, "reason": found.reason}
     except RuntimeError as error:  # torch.multinomial's

@@ -21,7 +21,7 @@ from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.policy import loading, tiny_qwen
 from sage_lib.tasks.judging import digest
-from sage_lib.training.callbacks import StepLog, arguments, check_sections, last_checkpoint
+from sage_lib.training.callbacks import StepLog, arguments, check_sections, train_on
 
 
 def load_model(
@@ -41,6 +41,7 @@ def load_model(
         load_in_4bit=settings.load_in_4bit,
         full_finetuning=full,
         use_gradient_checkpointing=checkpointing,
+        **loading.SAFE,
     )
     if settings.name == tiny_qwen.NAME:
         tokenizer = tiny_qwen.load_tokenizer(folder)
@@ -90,7 +91,7 @@ def train(profile: Profile, run: Run) -> dict:
         args=arguments(SFTConfig, profile.sft, **fixed),
         callbacks=[StepLog(run.live_steps)],
     )
-    trainer.train(resume_from_checkpoint=last_checkpoint(checkpoints))
+    train_on(trainer, checkpoints)
     run.publish_steps()
     written = _save(merged(trainer.model), tokenizer, run, record, rows)
     shutil.rmtree(checkpoints, ignore_errors=True)
