@@ -62,8 +62,9 @@ $(VENV)/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# A worker a core, a thread each, and a file's tests on one worker: they share what is made for them.
 test: $(VENV)/installed
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 test-gpu: $(VENV)/installed
 	$(RUN) -m pytest -m gpu -rs -s
