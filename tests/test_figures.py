@@ -259,8 +259,9 @@ def test_figures_of_stages_are_drawn(profile):
     words(exploration_figures.token_updates(profile))
     assert "branch guide" in words(guide_figures.figure1(profile))
     words(guide_figures.distributions(profile))
-    text = guide_figures.coloured(profile, "branch")
+    text = guide_figures.coloured(profile)
     assert "&lt;b&gt;" in text and "q branch 1.200" in text
+    assert all(f"<b>{name}</b>" in text for name in ("entropy", "surprisal", "branch"))
 
 
 def test_equal_values_are_drawn(tmp_path, monkeypatch):

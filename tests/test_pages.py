@@ -505,30 +505,6 @@ def test_every_stage_is_counted_with_one_notebook():
     assert asked == set(stages.STAGES)
 
 
-def cited(tmp_path, monkeypatch, line):
-    file = tmp_path / "CITATION.cff"
-    file.write_text(
-        f"cff-version: 1.2.0\n{line}\npreferred-citation:\n  repository-code: https://github.com/a/b\n"
-    )
-    monkeypatch.setattr(readme, "CITATION", file)
-
-
-def test_badges_open_the_public_repository_where_there_is_one(tmp_path, monkeypatch):
-    cited(tmp_path, monkeypatch, "")
-    assert readme.repository() is None and readme.badges("13_verdict") == ""
-    cited(tmp_path, monkeypatch, "repository-code: https://github.com/some-one/sage.companion")
-    colab, binder = re.findall(r"\]\((https://[^)]+)\)(?!\])", readme.badges("13_verdict"))
-    place = "notebooks/13_verdict.ipynb"
-    assert (
-        colab
-        == f"https://colab.research.google.com/github/some-one/sage.companion/blob/main/{place}"
-    )
-    assert binder == f"https://mybinder.org/v2/gh/some-one/sage.companion/main?labpath={place}"
-    cited(tmp_path, monkeypatch, "repository-code: https://example.org/sage")
-    with pytest.raises(SageError, match=r"https://github\.com/OWNER/NAME"):
-        readme.repository()
-
-
 def test_the_citation_names_people_and_one_version():
     given = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text())
     papers = [given["preferred-citation"], *given["references"]]

@@ -85,6 +85,18 @@ def test_every_value_of_the_paper_profile_is_that_of_the_fidelity_table():
     assert [key for key in sorted(unsaid) if not key.endswith(PLUMBING)] == []
 
 
+def test_a_comment_above_a_section_is_not_that_of_the_line_before(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nextends: smoke\nrl:\n  beta: 0.2  # mine\n  save_steps: 7\n\n"
+        "# What follows is about seeds.\nseeds: [1]\n"
+    )
+    beside = plan.settings_table(load_profile(tmp_path / "mine.yaml")).set_index("setting")[
+        "source"
+    ]
+    assert beside["rl.beta"] == "mine"
+    assert "seeds" not in beside["rl.save_steps"]
+
+
 def test_what_stands_beside_a_value_of_the_paper_profile_agrees_with_the_fidelity_table():
     """An edit of a comment in paper.yaml, or of a line of the table, fails without the other."""
     beside = plan.settings_table(load_profile("paper")).set_index("setting")["source"]

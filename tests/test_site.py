@@ -130,6 +130,10 @@ def test_every_notebook_every_figure_and_every_room_has_its_place():
 # --- in a browser ---------------------------------------------------------------------------------
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # a page asks for many files at once
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass
@@ -138,7 +142,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def address():
     serve = functools.partial(Quiet, directory=str(SITE))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+    with Server(("127.0.0.1", 0), serve) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
@@ -157,6 +161,7 @@ def browser():
 @pytest.fixture(params=WIDTHS)
 def tab(request, browser):
     opened = browser.new_page(viewport={"width": request.param, "height": 900})
+    opened.set_default_timeout(120_000)  # other work may share the machine
     opened.complaints = []
     opened.on("pageerror", lambda error: opened.complaints.append(str(error)))
     opened.on(
@@ -211,13 +216,55 @@ def test_search_finds_a_function(tab, address):
     tab.wait_for_selector("#search-results li a", timeout=20_000)
 
 
-def test_a_slider_moves_its_figure(tab, address):
-    tab.goto(urljoin(address, "notebooks/02_closed_form_tilting.html"))
+#: Notebooks with a slider, and what of it changes.
+SLIDERS = {
+    "01_toy_two_path": ".picture",
+    "02_closed_form_tilting": ".picture",
+    "03_what_the_trainer_optimises": ".picture",
+    "06_guides": ".texts",
+    "08_main_results": ".picture",
+    "13_verdict": ".picture",
+}
+
+
+@pytest.mark.parametrize("name", SLIDERS)
+def test_a_slider_moves_its_figure_by_the_keyboard(tab, address, name):
+    tab.goto(urljoin(address, f"notebooks/{name}.html"))
     slider = tab.locator(".sage-slider").first
-    before = slider.locator(".picture").inner_html()
-    said = slider.locator("output").inner_text()
-    slider.locator("input[type=range]").focus()
-    tab.keyboard.press("ArrowRight")
-    assert slider.locator(".picture").inner_html() != before
+    moved = slider.locator(SLIDERS[name])
+    before, said = moved.inner_html(), slider.locator("output").inner_text()
+    named = slider.get_by_role("slider")
+    assert named.get_attribute("aria-valuetext") == said
+    named.focus()
+    tab.keyboard.press("ArrowLeft")
+    assert moved.inner_html() != before
     assert slider.locator("output").inner_text() != said
     assert tab.complaints == []
+
+
+@pytest.mark.parametrize("name", ["03_what_the_trainer_optimises", "08_main_results", "13_verdict"])
+def test_a_box_hides_a_series_and_a_moved_slider_leaves_it_hidden(tab, address, name):
+    tab.goto(urljoin(address, f"notebooks/{name}.html"))
+    slider = tab.locator(".sage-slider").first
+    box = slider.locator("input[type=checkbox]").first
+    parts = slider.locator(f".picture [id='{box.get_attribute('value')}']")
+    hidden = "all => all.map(one => one.style.display)"
+    assert parts.count() and set(parts.evaluate_all(hidden)) == {""}
+    box.click()
+    assert set(parts.evaluate_all(hidden)) == {"none"}
+    slider.get_by_role("slider").press("ArrowLeft")
+    assert set(parts.evaluate_all(hidden)) == {"none"}
+
+
+def test_a_pointer_finds_a_tokens_numbers(tab, address):
+    tab.goto(urljoin(address, "notebooks/06_guides.html"))
+    slider = tab.locator(".sage-slider").first
+    slider.locator(".texts span[data-place='1']").first.click()
+    assert slider.locator("output").inner_text().startswith("token 2 of ")
+    assert slider.locator(".texts .marked").count() == 5, "in each line"
+
+
+def test_a_wide_figure_keeps_its_size_on_a_phone(tab, address):
+    tab.goto(urljoin(address, "notebooks/02_closed_form_tilting.html"))
+    figure = tab.locator("img.wide-figure").first
+    assert figure.bounding_box()["width"] >= 560

@@ -10,7 +10,14 @@ import pytest
 from sage_lib import paths
 from sage_lib.experiment.profile import load_profile, published_specs
 from sage_lib.pipeline import notebooks, site
-from sage_lib.report import equations, reported, site_pages, sliders
+from sage_lib.report import (
+    equations,
+    paper_items,
+    report_items,
+    reported,
+    site_pages,
+    sliders,
+)
 from sage_lib.report.equations import REPORT, SAGE, Equation
 
 # --- sliders --------------------------------------------------------------------------------------
@@ -44,6 +51,18 @@ def test_a_frames_text_is_text_and_its_style_stays_inside():
     assert "<text" in picture and "metadata" not in picture
     assert re.search(r"[^ ] ?\*\{", picture) is None or ".sage-slider svg *{" in picture
     assert not re.search(r"\.\d{3,}", picture)
+
+
+def test_words_in_lines_have_their_numbers_and_one_is_marked_by_a_slider():
+    lines = {"a": [("x", "red"), ("<y>", "none")], "b": [("x", "blue"), ("<y>", "none")]}
+    page = sliders.text(lines, ['1 "of" 2', "2 of 2"], "word & place", start=1)
+    assert page.count('<span data-place="1"') == 2 and page.count("&lt;y&gt;") == 2
+    assert 'title="1 &quot;of&quot; 2" style="background: blue">x</span>' in page
+    assert 'max="1" step="1" value="1"' in page and "<output>2 of 2</output>" in page
+    assert "word &amp; place" in page and page == sliders.text(
+        lines, ['1 "of" 2', "2 of 2"], "word & place", start=1
+    )
+    assert page != sliders.text(lines, ["1", "2"], "word & place", start=1)
 
 
 # --- the equation map -----------------------------------------------------------------------------
@@ -108,8 +127,15 @@ def profiles():
     return [load_profile(spec, "published") for spec in published_specs().values()]
 
 
+def reported_page():
+    found = profiles()
+    [evidence] = [profile for profile in found if profile.name == "countdown"]
+    names = {notebook.number: notebook.name for notebook in notebooks.found()}
+    return site_pages.reported_tables(found, evidence, names)
+
+
 def test_every_reported_number_is_on_its_page_with_its_decimals():
-    page = site_pages.reported_tables(profiles())
+    page = reported_page()
     for table in reported.tables():
         lines = (paths.REPORTED / f"{table}.csv").read_text().splitlines()
         assert f"## {site_pages.title(table)}\n" in page and lines
@@ -122,9 +148,19 @@ def test_a_table_is_measured_where_a_published_run_has_its_rows():
     assert "GRPO + Branch" in of_table["countdown"]
     assert site_pages.measured_rows("sage_table1", []) == {}
     assert site_pages.measured_rows("sage_table6", known.values()) == {}
-    page = site_pages.reported_tables(list(known.values()))
-    assert "[SAGE, Table 6](#sage-table-6) | reported only |" in page
-    assert "[SAGE, Table 1](#sage-table-1) | measured here |" in page
+
+
+def test_every_item_of_both_papers_is_on_the_page_with_its_state():
+    page = reported_page()
+    rows = dict(
+        re.findall(r"<tr><td>(?:<a[^>]*>)?([^<]+)(?:</a>)?</td><td>[^<]*</td><td>([^<]*)", page)
+    )
+    for item in (*paper_items.ITEMS, *report_items.ITEMS):
+        assert item.item in rows
+    assert rows["Figure 5"] == "measured here" and rows["Figure 2"] == "reported only"
+    assert '<a href="#sage-table-4">Table 4</a></td>' in page
+    of_table4 = page.partition("## SAGE, Table 4\n")[2].partition("##")[0]
+    assert "**reported only**: needs the distilled model" in of_table4
 
 
 def test_the_gallery_has_a_card_for_every_published_figure():

@@ -371,7 +371,59 @@ def test_table_5_has_a_mean_for_each_third_of_the_steps(profile):
     assert list(found["method"]) == ["grpo", "grpo_branch"]
     assert found[["early", "mid", "late"]].values.tolist() == [[1.5, 3.5, 5.5]] * 2
     assert (found["early_std"] == 0).all() and (found["seeds"] == 3).all()
-    assert len(training_tables.time_split(profile)) == 6
+    times = training_tables.time_split(profile)
+    assert times["method"].tolist() == ["grpo", "grpo_branch"] and times["runs"].tolist() == [3, 3]
+    log = measured.training(profile)
+    assert training_tables.late(log, 0.5).groupby(["method", "seed"]).size().tolist() == [3] * 6
+
+
+def test_runs_of_different_lengths_end_at_their_own_last_step():
+    steps = {"short": [0, 100], "long": [0, 100, 400]}
+    rows = [
+        (method, seed, step, step / 1000, 1 - step / 1000, 0.5)
+        for method, found in steps.items()
+        for seed in (1, 2)
+        for step in found
+    ]
+    columns = ["method", "seed", "step", "pass@1", "pass@256", "rare"]
+    ends = exact_tables.ends(pd.DataFrame(rows, columns=columns))
+    assert ends["method"].tolist() == ["short"] * 2 + ["long"] * 2
+    assert ends["steps"].tolist() == [100, 100, 400, 400]
+    assert ends["pass@1"].tolist() == [0.1, 0.1, 0.4, 0.4] and (ends["pass@1 before"] == 0).all()
+    assert ends["pass@256 before"].tolist() == [1.0] * 4
+    log = pd.DataFrame({"method": ["a"] * 2 + ["b"] * 4, "seed": 1, "step": [1, 2, 1, 2, 3, 4]})
+    assert training_tables.late(log, 0.5)["step"].tolist() == [2, 3, 4]
+
+
+def test_what_sets_methods_apart_is_in_words():
+    table = training_tables.methods(load_profile("countdown")).set_index("method")
+    assert table.loc["grpo_no_kl", "rl"] == "beta 0.0" and table["guide"].isna()["grpo"]
+    assert table.loc["grpo_branch", "guide"].startswith("branch, ")
+    assert not table.map(lambda cell: "{" in str(cell)).any(axis=None)
+
+
+def test_the_checks_of_a_data_set_are_counted():
+    checked = pd.DataFrame({"dataset": ["a"] * 4 + ["b"], "z": [0.1, -2.5, 3.5, 1.0, float("nan")]})
+    first, second = exact_tables.summary_of_checks(checked).itertuples(index=False)
+    assert tuple(first) == ("a", 4, 0.5, 0.25, 3.5) and second.policies == 0
+
+
+def test_the_curves_at_each_k_agree_with_table_1(profile):
+    write(profile, lambda method, seed, dataset, i: (i + (seed or 0)) % 9)
+    table = result_tables.at_each_k(profile, ["base", "grpo"])
+    table1 = result_tables.table1(profile)
+    average = table1[table1["dataset"] == "Avg"].set_index(["method", "metric"])
+    assert len(table) == 2 * len(profile.evaluation.ks)
+    for row in table[table["k"].isin([1, max(profile.evaluation.ks)])].itertuples():
+        other = average.loc[(row.method, f"pass@{row.k}")]
+        assert [row.mean, row.low, row.high] == pytest.approx(list(other[["mean", "low", "high"]]))
+
+
+def test_means_are_laid_out_with_their_intervals():
+    rows = [(m, name, 0.5, 0.25, 0.75, 8) for m in ("z", "a") for name in ("maj", "avg")]
+    wide = result_tables.layout_of_means(pd.DataFrame(rows, columns=result_tables.MEANS))
+    assert wide.index.tolist() == ["z", "a"] and wide.columns.tolist() == ["maj", "avg"]
+    assert (wide == "0.500 [0.250, 0.750]").all(axis=None)
 
 
 # --- profiles with less, more or other things in them ---------------------------------------------
@@ -428,7 +480,7 @@ def test_the_base_alone_gets_every_table(profile, trained):
     assert result_tables.layout_of_table1(result_tables.table1(alone)).shape == (1, 8)
     steps = 2 if trained else 0
     assert len(training_tables.table5(alone)) == steps
-    assert len(training_tables.time_split(alone)) == 3 * steps
+    assert len(training_tables.time_split(alone)) == steps
     assert measured.trio(alone) == ("base",)
 
 

@@ -40,6 +40,20 @@ def test_fixed_points_shows_every_policy_of_one_completion():
     assert legend_of(figure)[3:] == [estimators.LABELS[name] for name in estimators.OFFERED]
 
 
+def test_the_bars_of_a_policy_can_be_found_by_their_key():
+    rows = {"completion": ["a", "b", "c"]}
+    rows |= {policy: [0.1 * i, 0.2, 0.5] for i, policy in enumerate(theory_figures.LED, 1)}
+    figure = theory_figures.leads(pd.DataFrame(rows), {"c": "C", "a": "A, x"}, 0.5)
+    heights = {}
+    for bar in figure.axes[0].patches:
+        heights.setdefault(bar.get_gid(), []).append(bar.get_height())
+    assert list(heights) == list(theory_figures.led())
+    assert list(heights.values()) == [
+        pytest.approx([0.5, 0.1 * i]) for i in range(1, len(heights) + 1)
+    ]
+    assert not any(" " in gid for gid in heights), "an id has no spaces"
+
+
 def test_the_map_says_where_the_theorem_holds_nowhere_and_everywhere():
     figure = theory_figures.two_path_region(Example(), (0.001, 0.0083, 0.0099))
     notes = [text.get_text().split(": ")[1:] for text in figure.axes[0].get_legend().get_texts()]

@@ -740,8 +740,8 @@ def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, st
     """(dotted key, comment at the end of its line) for every commented value."""
     for key, value in section.items():
         tokens = section.ca.items.get(key)
-        if tokens and tokens[2] and tokens[2].value.strip().startswith("#"):
-            comment = tokens[2].value.strip().splitlines()[0]
+        if tokens and tokens[2] and tokens[2].value.startswith("#"):  # below the line: of the next
+            comment = tokens[2].value.splitlines()[0]
             yield f"{prefix}{key}", comment.lstrip("# ").strip()
         if isinstance(value, CommentedMap):
             yield from _comments(value, f"{prefix}{key}.")

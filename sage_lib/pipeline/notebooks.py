@@ -8,6 +8,7 @@ no profile), by the name of a task what it makes only where a profile evaluates 
 """
 
 import ast
+import base64
 import copy
 import html
 import re
@@ -29,6 +30,8 @@ NEEDS: dict[str, Callable[[Profile], bool]] = {
     "ood": lambda profile: any(data.ood for data in profile.evaluation.data),
     "front": lambda profile: "countdown" in profile.tasks and len(front_methods(profile)) > 1,
 }
+#: A picture that is wider is one of two columns, pixels.
+WIDE = 700
 #: The part of the metadata whose figures are drawn once, in figures/theory.
 THEORY = "theory"
 
@@ -171,7 +174,8 @@ def stages(path: Path) -> tuple[str, ...]:
 
 def with_words(notebook: dict[str, Any]) -> dict[str, Any]:
     """An executed notebook (as JSON has it) for a page: each picture that has words in its metadata
-    as HTML with that alt text, which the templates of nbconvert and MyST-NB leave out."""
+    as HTML with that alt text, which the templates of nbconvert and MyST-NB leave out. A picture of
+    a page's full width has the class "wide-figure": a narrow screen cannot show all of it."""
     shown = copy.deepcopy(notebook)
     for cell in shown["cells"]:
         for output in cell.get("outputs", []):
@@ -179,5 +183,8 @@ def with_words(notebook: dict[str, Any]) -> dict[str, Any]:
             if words:
                 picture = "".join(output["data"]["image/png"]).replace("\n", "")
                 source = f"data:image/png;base64,{picture}"
-                output["data"] = {"text/html": f'<img alt="{html.escape(words)}" src="{source}">'}
+                width = int.from_bytes(base64.b64decode(picture[:32])[16:20])  # a PNG's header
+                kind = ' class="wide-figure"' if width > WIDE else ""
+                element = f'<img{kind} alt="{html.escape(words)}" src="{source}">'
+                output["data"] = {"text/html": element}
     return shown

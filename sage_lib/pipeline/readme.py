@@ -3,23 +3,19 @@
     python -m sage_lib.pipeline.readme       writes it anew
 
 The README's generated parts (badges, the published result, the table of notebooks), the tables of
-three pages in docs (:func:`tables`), and data/SHA256SUMS. The badges need the repository's public
-address, ``repository-code`` of CITATION.cff, and are left out while that file has none.
+three pages in docs (:func:`tables`), and data/SHA256SUMS. The badges are those of
+:mod:`sage_lib.pipeline.online`.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from ruamel.yaml import YAML
 
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
 from sage_lib.files import write_text
-from sage_lib.pipeline import gpu_hours, notebooks, plan
+from sage_lib.pipeline import gpu_hours, notebooks, online, plan
 from sage_lib.report import fire_tables, licences, verdict
 from sage_lib.report.fire_tables import markdown
 
@@ -27,48 +23,10 @@ README = paths.ROOT / "README.md"
 DOCS = paths.ROOT / "docs"
 #: As ``sha256sum --check`` reads it in the folder of the project.
 SUMS = paths.ROOT / "data" / "SHA256SUMS"
-CITATION = paths.ROOT / "CITATION.cff"
 #: The profile whose published results the README opens with.
 EVIDENCE = "countdown"
 #: The profiles whose minutes the table of notebooks has.
 TIMED = ("smoke", EVIDENCE)
-#: The branch that badges open.
-BRANCH = "main"
-COLAB = "https://colab.research.google.com"
-BINDER = "https://mybinder.org"
-_GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?")
-
-
-def repository() -> str | None:
-    """The owner/name of the companion's public repository; None while CITATION.cff names none.
-
-    Raises SageError for an address that is none of GitHub's, which the badges could not open.
-    """
-    given: Any = YAML(typ="safe").load(CITATION.read_text()).get("repository-code")
-    if given is None:
-        return None
-    found = _GITHUB.fullmatch(str(given))
-    if found is None:
-        raise SageError(
-            f"CITATION.cff: repository-code is {given!r}: Colab and Binder open what stands at "
-            "https://github.com/OWNER/NAME"
-        )
-    return found[1]
-
-
-def badges(notebook: str) -> str:
-    """Links in Markdown that open a notebook, given by its name, on Colab and Binder; "" without
-    a public address."""
-    where = repository()
-    if where is None:
-        return ""
-    place = f"notebooks/{notebook}.ipynb"
-    colab = f"{COLAB}/github/{where}/blob/{BRANCH}/{place}"
-    binder = f"{BINDER}/v2/gh/{where}/{BRANCH}?labpath={place}"
-    return (
-        f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({colab}) "
-        f"[![Open in Binder]({BINDER}/badge_logo.svg)]({binder})"
-    )
 
 
 def minutes(profile: Profile) -> dict[str, str]:
@@ -123,7 +81,7 @@ def with_parts(text: str) -> str:
 
     Raises SageError where a part's two lines are missing.
     """
-    made = {"badges": badges(notebooks.found()[0].name), "notebooks": table()}
+    made = {"badges": online.badges(notebooks.found()[0].name), "notebooks": table()}
     if EVIDENCE in published_specs():  # a copy without data keeps what it has
         made["result"] = result()
     return filled(text, made, README)

@@ -21,7 +21,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile, published_specs
 from sage_lib.files import read_json, write_json, write_text
-from sage_lib.pipeline import notebooks
+from sage_lib.pipeline import notebooks, readme
 from sage_lib.report import site_pages
 
 DOCS = paths.ROOT / "docs"
@@ -121,16 +121,21 @@ def assemble(source: Path) -> None:
     source.mkdir(parents=True)
     shutil.copytree(paths.NOTEBOOKS, source / "notebooks", ignore=shutil.ignore_patterns(".*"))
     for page in (source / "notebooks").glob("*.ipynb"):
-        write_json(page, notebooks.with_words(read_json(page)))
+        shown = notebooks.with_words(read_json(page))
+        first = shown["cells"][0]
+        first["source"] = _BADGE.sub(r"[\1]", "".join(first["source"]))
+        write_json(page, shown)
     shutil.copytree(paths.FIGURES, source / "figures", ignore=shutil.ignore_patterns("*.pdf"))
     profiles = [load_profile(spec, "published") for spec in published_specs().values()]
+    [evidence] = [profile for profile in profiles if profile.name == readme.EVIDENCE]
     about = {notebook.name: notebook.about for notebook in notebooks.found()}
+    names = {name[:2]: name for name in about}
     pages = {
         "index": home((paths.ROOT / "README.md").read_text()),
         **{name: on_site((DOCS / f"{name}.md").read_text(), "docs") for name in USE},
         "api": library((DOCS / "api.md").read_text()),
         "gallery": site_pages.gallery(_drawn_by(), about),
-        "reported": site_pages.reported_tables(profiles),
+        "reported": site_pages.reported_tables(profiles, evidence, names),
         "fidelity": site_pages.fidelity(),
         "equations": site_pages.equation_map(),
     }

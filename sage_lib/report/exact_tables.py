@@ -121,6 +121,33 @@ def along_training(profile: Profile) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
+def ends(
+    along: pd.DataFrame, columns: Sequence[str] = ("pass@1", "pass@256", "rare")
+) -> pd.DataFrame:
+    """Where each run of :func:`along_training` starts and ends: columns method, seed, steps, and of
+    each of ``columns`` its value before training and after the run's own last step ("pass@1
+    before", "pass@1", ...)."""
+    by_run = along.sort_values("step").groupby(["method", "seed"], sort=False)
+    first, last = by_run[list(columns)].first(), by_run[["step", *columns]].last()
+    found = last.rename(columns={"step": "steps"}).join(first.add_suffix(" before"))
+    pairs = [name for column in columns for name in (f"{column} before", column)]
+    runs_in_order = along[["method", "seed"]].drop_duplicates()
+    return runs_in_order.merge(found[["steps", *pairs]].reset_index(), on=["method", "seed"])
+
+
+def summary_of_checks(checked: pd.DataFrame) -> pd.DataFrame:
+    """:func:`checked_by_samples` by data set: how many policies, the shares with a |z| above 2
+    and 3, and the largest."""
+    sizes = checked.assign(size=checked["z"].abs()).groupby("dataset", sort=False)["size"]
+    table = sizes.agg(
+        policies="count",
+        above_2=lambda z: (z > 2).mean(),
+        above_3=lambda z: (z > 3).mean(),
+        largest="max",
+    )
+    return table.reset_index()
+
+
 def checked_by_samples(profile: Profile) -> pd.DataFrame:
     """Valid work among a policy's samples against its exact probability, by data set.
 

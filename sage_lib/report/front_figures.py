@@ -19,6 +19,8 @@ from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, look, po
 
 #: Up to so many methods are named in a title.
 NAMED = 2
+#: How much of a front's range is shown on each of its sides.
+NEAR = 0.5
 #: Looks of the fronts of the anchors, in the order of their names here.
 FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
 
@@ -165,7 +167,8 @@ def _draw_front(
 def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
     """pass@1 against pass@k of every method, GRPO's front over beta as a line to the base.
 
-    ``table``: front_tables.points with this k. A method's point has its key as gid.
+    ``table``: front_tables.points with this k. A method's point has its key as gid. The picture is
+    that of the front and of what is near it; its title counts the points beyond.
     """
     means = table.set_index("method")
     front = [key for key in front_tables.front_methods(profile) if key in means.index]
@@ -177,14 +180,25 @@ def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
             name = "base" if key == BASE else f"{row['beta']:g}"
             place = (row["pass@1"], row[f"pass@{k}"])
             axis.annotate(name, place, textcoords="offset points", xytext=(4, 4), fontsize=6)
-        for key in beside_front(profile, table):
+        beside = list(beside_front(profile, table))
+        for key in beside:
             point = [[means.loc[key, "pass@1"]], [means.loc[key, f"pass@{k}"]]]
             axis.plot(*point, gid=key, markersize=6, **points(look(key)))
+        names = ["pass@1", f"pass@{k}"]
+        room = NEAR * np.ptp(line[names].to_numpy(), axis=0)
+        low, high = line[names].min() - room, line[names].max() + room
+        if (room > 0).all():
+            axis.set(xlim=(low.iloc[0], high.iloc[0]), ylim=(low.iloc[1], high.iloc[1]))
+            near = means.loc[beside, names]
+            beyond = int(((near < low) | (near > high)).any(axis=1).sum())
+        else:
+            beyond = 0
         problems = count(int(table["problems"].iloc[0]), "problem")
         axis.set(
             xlabel="exact pass@1",
             ylabel=f"exact pass@{k}",
-            title=f"{profile.name}: {problems}; line: GRPO's front over beta",
+            title=f"{profile.name}: {problems}; line: GRPO's front over beta"
+            + (f"\nnot in the picture: {count(beyond, 'method')} farther off" if beyond else ""),
         )
     return figure
 

@@ -1,6 +1,5 @@
 """Figures of the guides on real completions (notebook 06): measured traces in, a Figure out."""
 
-import html
 from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from sage_lib.algorithm.guides import HIGH, LOW, CosineSchedule, RandomGuide, TokenGuide
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import TRACED
-from sage_lib.report import measured
+from sage_lib.report import measured, sliders
 from sage_lib.report.style import COLOURS, STYLE, WIDE, count, describe, line, look, points, series
 
 #: The guides of Figure 1, and the method whose look each has.
@@ -151,37 +150,46 @@ def distributions(profile: Profile, thresholds: tuple[float, ...] = (0.8, 1.2, 2
     return figure
 
 
-def coloured(profile: Profile, name: str) -> str:
-    """The traced completion as HTML, each token on a background by a guide's q or by a signal.
+def coloured(profile: Profile) -> str:
+    """The traced completion as HTML, a line for each signal and for each guide's q, and a slider
+    over its tokens.
 
-    ``name``: one of :data:`GUIDES` (orange above 1, blue below) or of :data:`SIGNALS` (grey, the
-    darker the larger). The numbers show where the mouse rests on a token.
+    Each token has a background: by :data:`SIGNALS` grey, the darker the larger, by :data:`GUIDES`
+    orange above 1 and blue below. The numbers of the token that the slider, or a pointer, stands on
+    are below; the slider starts at the most uncertain state.
     """
     tokens = measured.trace(profile)["tokens"]
-    largest = max(token[name] for token in tokens)
-    spans = " ".join(_span(token, *_background(name, token[name], largest)) for token in tokens)
-    return f'<div style="line-height:1.9"><b>{name}</b>: {spans}</div>'
+    lines = {}
+    for name in (*SIGNALS, *GUIDES):
+        largest = max(token[name] for token in tokens)
+        lines[name] = [(_word(token), _background(name, token[name], largest)) for token in tokens]
+    numbers = [
+        f"token {place} of {len(tokens)}, {_word(token)}: {_numbers(token)}"
+        for place, token in enumerate(tokens, 1)
+    ]
+    start = int(np.argmax([token["entropy"] for token in tokens]))
+    return sliders.text(lines, numbers, "token", start)
 
 
-def _background(name: str, value: float, largest: float) -> tuple[str, float]:
-    """Colour, and its strength from 0 to 1: the further q is from 1 towards its clamp, or the
-    nearer a signal is to its largest value, the stronger."""
+def _background(name: str, value: float, largest: float) -> str:
+    """A colour: the further q is from 1 towards its clamp, or the nearer a signal is to its largest
+    value, the stronger."""
     if name in SIGNALS:
-        return "110,110,110", value / largest if largest else 0.0
-    if value > 1:
-        return "222,143,5", (value - 1) / (HIGH - 1)
-    return "1,115,178", (1 - value) / (1 - LOW)
+        colour, strength = "110,110,110", value / largest if largest else 0.0
+    elif value > 1:
+        colour, strength = "222,143,5", (value - 1) / (HIGH - 1)
+    else:
+        colour, strength = "1,115,178", (1 - value) / (1 - LOW)
+    return f"rgba({colour},{0.75 * strength:.2f})"
 
 
-def _span(token: Mapping[str, Any], colour: str, strength: float) -> str:
+def _numbers(token: Mapping[str, Any]) -> str:
     q = ", ".join(f"q {guide} {token[guide]:.3f}" for guide in GUIDES)
-    numbers = (
+    return (
         f"H = {token['entropy']:.2f} nats, surprisal = {token['surprisal']:.2f} nats, "
         f"pi_ref = {token['pi_ref']:.3f}, {q}"
     )
-    style = (
-        f"background:rgba({colour},{0.75 * strength:.2f});"
-        "padding:1px 2px;margin:1px;font-family:monospace"
-    )
-    text = html.escape(token["text"].strip() or "·")
-    return f'<span title="{numbers}" style="{style}">{text}</span>'
+
+
+def _word(token: Mapping[str, Any]) -> str:
+    return str(token["text"]).strip() or "·"

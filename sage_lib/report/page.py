@@ -103,6 +103,8 @@ class Page:
             shown = shown.reset_index(drop=True)
         # Without a name for each cell a table takes half the room in a notebook.
         style = Styler(shown, cell_ids=False).format(formats, precision=precision, na_rep="")
+        for axis in (0, 1):
+            style = style.format_index(_plain, axis=axis)
         if numbered:
             style = style.hide(axis="index")
         words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
@@ -116,6 +118,11 @@ class Page:
         if lines:
             text = html.escape("\n".join(lines))
             _display(f"<details><summary>{AGAIN}</summary><pre>{text}</pre></details>")
+
+
+def _plain(label: Any) -> str:
+    """A row's or a column's name: a number without the zeros behind it."""
+    return f"{label:g}" if isinstance(label, float) else str(label)
 
 
 def commands(profile: Profile, frame: pd.DataFrame) -> list[str]:

@@ -3,14 +3,20 @@ it does not.
 
 ``shows`` is what the item shows in the report. An artefact is a figure or a measured table by its
 name in the metadata of the notebook that makes it. "In part" and "reported only" say what is left
-out, and why.
+out, and why. An item that needs the methods of a family is measured as far as these are evaluated.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from sage_lib.experiment.profile import Profile
+from sage_lib.report.exact_tables import evaluated
+
 HERE, PART, REPORTED = "measured here", "measured in part", "reported only"
+#: Of hyperparameters, which are set and not measured.
+SETTINGS = "set in the profiles"
 COLUMNS = ["item", "shows", "state", "notebook", "artefacts", "why"]
 
 
@@ -23,6 +29,18 @@ class Item:
     state: str
     made: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (notebook's number, artefacts)
     why: str = ""
+    families: tuple[str, ...] = ()  # of methods, without which there is nothing of it
+
+    def state_of(self, profile: Profile) -> str:
+        """Its state with what a profile has evaluated: "not run yet" where that is no method of its
+        families, and how many where it is a part of them."""
+        needed = {key for key, one in profile.methods.items() if one.family in self.families}
+        there = needed & evaluated(profile)
+        if not self.families or (needed and there == needed):
+            return self.state
+        if not there:
+            return "not run yet"
+        return f"{self.state}: {len(there)} of {len(needed)} methods run"
 
 
 ITEMS = (
@@ -116,12 +134,14 @@ ITEMS = (
         "accuracy where low or high perplexity is favoured",
         HERE,
         (("18", ("shaping_training", "shaping_differences", "shaping_claims.csv")),),
+        families=("shapers",),
     ),
     Item(
         "Figure 5d",
         "entropy where low or high perplexity is favoured",
         HERE,
         (("18", ("shaping_training", "shaping_differences", "shaping_claims.csv")),),
+        families=("shapers",),
     ),
     Item(
         "Figure 6a",
@@ -140,24 +160,28 @@ ITEMS = (
         "accuracy under positional bonuses at gamma 1",
         HERE,
         (("18", ("shaping_training", "shaping_differences", "shaping_claims.csv")),),
+        families=("shapers",),
     ),
     Item(
         "Figure 6d",
         "entropy under positional bonuses at gamma 1",
         HERE,
         (("18", ("shaping_training", "shaping_differences", "shaping_claims.csv")),),
+        families=("shapers",),
     ),
     Item(
         "Figure 7",
         "accuracy along training, GRPO and both methods",
         HERE,
         (("18", ("shaping_training",)),),
+        families=("shapers",),
     ),
     Item(
         "Figure 8",
         "entropy along training, GRPO and both methods",
         HERE,
         (("18", ("shaping_training", "shaping_claims.csv")),),
+        families=("shapers",),
     ),
     Item(
         "Table 1",
@@ -172,12 +196,14 @@ ITEMS = (
         PART,
         (("19", ("rivals.csv", "rivals_claims.csv", "rivals_front")),),
         "trained and measured but for tool augmentation, which needs an interpreter in the loop",
+        families=("rivals",),
     ),
     Item(
         "Table 3",
         "rejection-sampling fine-tuning, by selection",
         HERE,
         (("16", ("rft_by_samples", "rft_front", "rft_comparisons.csv", "rft_claims.csv")),),
+        families=("rft",),
     ),
     Item(
         "Table 4",
@@ -185,6 +211,7 @@ ITEMS = (
         PART,
         (("18", ("shaping.csv", "shaping_differences")), ("12", ("votes.csv",))),
         "exact pass@1 in the place of avg@8; maj@k of 32 samples of a part of the problems",
+        families=("shapers",),
     ),
     Item(
         "Table 5",
@@ -192,6 +219,7 @@ ITEMS = (
         PART,
         (("18", ("shaping.csv", "shaping_lengths.csv")),),
         "a valid completion's length follows from the number of digits, and so do its tokens",
+        families=("shapers",),
     ),
     Item(
         "Table 6",
@@ -199,6 +227,7 @@ ITEMS = (
         HERE,
         (("18", ("shaping.csv", "shaping_claims.csv", "shaping_differences")),),
         "exact pass@256 of the held-out problems, not of GPQA and HumanEval",
+        families=("shapers",),
     ),
     Item(
         "Tables 7-9",
@@ -209,11 +238,11 @@ ITEMS = (
 )
 
 
-def page() -> pd.DataFrame:
-    """The items as a table: columns :data:`COLUMNS`."""
+def page(profile: Profile, items: Sequence[Item] = ITEMS) -> pd.DataFrame:
+    """The items as a table, with their state in a profile's results: columns :data:`COLUMNS`."""
     rows = []
-    for one in ITEMS:
+    for one in items:
         numbers = ", ".join(number for number, _ in one.made)
         names = "; ".join(", ".join(artefacts) for _, artefacts in one.made)
-        rows.append((one.item, one.shows, one.state, numbers, names, one.why))
+        rows.append((one.item, one.shows, one.state_of(profile), numbers, names, one.why))
     return pd.DataFrame(rows, columns=COLUMNS)

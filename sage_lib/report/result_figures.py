@@ -11,7 +11,7 @@ from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import countdown_tables, measured, result_tables
 from sage_lib.report.panels import banded, intervals, lines_of, panels, seeds, spread
-from sage_lib.report.style import STYLE, band, count, describe, look
+from sage_lib.report.style import NARROW, STYLE, band, count, describe, look
 from sage_lib.report.training_figures import reward_curves
 
 
@@ -94,6 +94,23 @@ def figure3(profile: Profile, ood: bool = False, family: str | None = None) -> F
             f"bands{_whose(profile, methods)}: 95 % over problems",
             others,
         )
+    return figure
+
+
+def at_k(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
+    """pass@k at one k: a method a line, its mean and 95 % interval over problems.
+
+    ``table``: result_tables.at_each_k. What is drawn of a method has its key as gid; the axis is
+    the same at every k.
+    """
+    rows = table[table["k"] == k]
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(NARROW + 1.2, 0.9 + 0.19 * len(rows)))
+        intervals(axis, profile, rows)
+        for method, drawn in zip(rows["method"], axis.containers, strict=True):
+            for part in drawn.get_children():
+                part.set_gid(method)
+        axis.set(xlabel=f"pass@{k}", xlim=(-0.02, 1.02), title=f"{profile.name}: pass@{k}")
     return figure
 
 

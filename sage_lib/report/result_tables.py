@@ -87,6 +87,23 @@ def _rows_of_table1(profile: Profile, frame: pd.DataFrame, method: str) -> Itera
             }
 
 
+def at_each_k(profile: Profile, methods: Sequence[str]) -> pd.DataFrame:
+    """pass@k of some methods for every k: columns method, k, mean, low, high.
+
+    Means over seeds and problems as in Figure 3, the mean over data sets; ``low`` and ``high``
+    bound the 95 % interval over problems.
+    """
+    frame, settings = evaluations(profile), profile.evaluation
+    rows = []
+    for method in methods:
+        values, sets, _ = curves(frame, method, settings.ks)
+        over_seeds = values.mean(axis=0)
+        means = metrics.mean_over_sets(over_seeds, sets)
+        low, high = metrics.bootstrap_interval(over_seeds, settings.resamples, settings.seed, sets)
+        rows += [(method, *row) for row in zip(settings.ks, means, low, high, strict=True)]
+    return pd.DataFrame(rows, columns=["method", "k", "mean", "low", "high"])
+
+
 def reported_table(profile: Profile, name: str = "sage_table1") -> pd.DataFrame:
     """A table of the paper's as Table 1, the rows that this profile has: method, dataset, metric,
     mean, std.
@@ -279,6 +296,14 @@ def means_with_intervals(
             )
             rows.append((method, name, mean[0], low[0], high[0], len(values)))
     return pd.DataFrame(rows, columns=MEANS)
+
+
+def layout_of_means(tidy: pd.DataFrame) -> pd.DataFrame:
+    """:func:`means_with_intervals` as it is read: a row for each method (the index), a column for
+    each metric, "mean [low, high]"."""
+    cells = [f"{row.mean:.3f} [{row.low:.3f}, {row.high:.3f}]" for row in tidy.itertuples()]
+    wide = tidy.assign(cell=cells).pivot(index="method", columns="metric", values="cell")
+    return wide.loc[list(dict.fromkeys(tidy["method"])), list(dict.fromkeys(tidy["metric"]))]
 
 
 def unsolvable(profile: Profile, methods: Sequence[str]) -> dict[str, set[str]]:

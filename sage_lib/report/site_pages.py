@@ -10,7 +10,7 @@ import pandas as pd
 from sage_lib import paths
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.files import read_json
-from sage_lib.report import equations, reported
+from sage_lib.report import equations, paper_items, report_items, reported
 
 #: Reported table -> the table of a profile's measured results that holds the same measure of the
 #: same methods, on the profile's own task and model. The others were measured nowhere here.
@@ -102,31 +102,73 @@ def title(table: str) -> str:
     return f"{SOURCES[source]}, Table {number}"
 
 
-def reported_tables(profiles: Sequence[Profile]) -> str:
-    """Every table of the two papers as printed, each with its state: measured here, or reported
-    only."""
-    states, parts = [], []
+#: Of each source its items, and what their page calls them.
+ITEMS = {"sage": paper_items.ITEMS, "report": report_items.ITEMS}
+
+
+def _item_of(table: str) -> report_items.Item:
+    source, _, number = table.partition("_table")
+    [item] = [one for one in ITEMS[source] if one.item == f"Table {number}"]
+    return item
+
+
+def _items(source: str, evidence: Profile, names: Mapping[str, str]) -> str:
+    """Every figure and table of a source with its state, as a table in HTML."""
+    printed = {
+        _item_of(table).item: title(table)
+        for table in reported.tables()
+        if table.startswith(source)
+    }
+    rows = []
+    for one in ITEMS[source]:
+        name = html.escape(one.item)
+        if one.item in printed:
+            name = f'<a href="#{_anchor(printed[one.item])}">{name}</a>'
+        made = ", ".join(
+            f'<a href="notebooks/{names[number]}.html">{number}</a>' for number, _ in one.made
+        )
+        words = [html.escape(word) for word in (one.shows, one.state_of(evidence), one.why)]
+        rows.append([name, words[0], words[1], made, words[2]])
+    return _table(["item", "what it shows", "state", "notebooks", "why"], rows, "items")
+
+
+def reported_tables(
+    profiles: Sequence[Profile], evidence: Profile, names: Mapping[str, str]
+) -> str:
+    """Every figure and table of the two papers with its state, then the tables as printed.
+
+    ``evidence``: the profile whose results decide the states; ``names``: number of a notebook ->
+    its name.
+    """
+    parts = []
     for table in sorted(reported.tables(), key=lambda name: (name.startswith("report"), name)):
-        found = measured_rows(table, profiles)
-        state = "measured here" if found else "reported only"
-        states.append(f"| [{title(table)}](#{_anchor(title(table))}) | {state} |")
+        item = _item_of(table)
         lines = [
             f"- profile `{name}`: {', '.join(rows)} (`data/published/{name}/{COUNTERPARTS[table]}`)"
-            for name, rows in found.items()
+            for name, rows in measured_rows(table, profiles).items()
         ]
-        said = "\n".join(lines) if lines else "No run of this companion measures it."
-        parts.append(f"## {title(table)}\n\n**{state}**\n\n{said}\n\n{_as_printed(table)}\n")
-    return """\
-# Reported tables
+        state = f"**{item.state_of(evidence)}**" + (f": {item.why}" if item.why else "")
+        said = ["Rows of the same names, measured:", "", *lines] if lines else []
+        parts.append("\n".join([f"## {title(table)}\n\n{state}\n", *said, ""]))
+        parts.append(f"{_as_printed(table)}\n")
+    return f"""\
+# What the papers report
 
-What the two papers print, copied by hand (`data/reported`), decimals as printed. *Measured here*
-means that the same measure of methods of the same name was taken by a published run of this
-companion, **on its own task and model**: the numbers answer the same question and are no repetition
-of the paper's. The measured ones are in the notebooks.
+Every figure and table of the two papers: measured here, in part, or reported only, and why.
+*Measured here* means that a run of this companion took the same measure **on its own task and
+model** (profile `{evidence.name}`): the numbers answer the same question and are no repetition of
+the paper's. They are in the notebooks. Below, the tables as printed, copied by hand
+(`data/reported`), decimals as printed; figures are not copied.
 
-| table | state |
-|---|---|
-""" + "\n".join([*states, "", *parts])
+## SAGE, item by item
+
+{_items("sage", evidence, names)}
+
+## Exploration report, item by item
+
+{_items("report", evidence, names)}
+
+""" + "\n".join(parts)
 
 
 def _anchor(heading: str) -> str:

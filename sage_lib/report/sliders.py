@@ -9,7 +9,7 @@ import html
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -51,6 +51,41 @@ _PAGE = """\
   }};
   range.addEventListener("input", draw);
   boxes.forEach((box) => box.addEventListener("change", draw));
+  draw();
+}})();
+</script>
+</div>
+"""
+_TEXT = """\
+<div class="sage-slider" id="{name}">
+<style>
+.sage-slider .texts {{background: white; color: black; border-radius: 4px; padding: 4px 8px}}
+.sage-slider .texts p {{line-height: 1.9; margin: 0.3em 0}}
+.sage-slider .texts span {{padding: 1px 2px; margin: 1px; font-family: monospace}}
+.sage-slider .texts .marked {{outline: 2px solid black}}
+.sage-slider .where {{display: flex; gap: 0.7em; align-items: center; margin: 0.5em 0}}
+.sage-slider .where input {{flex: 1; min-width: 6em}}
+.sage-slider .numbers {{min-height: 3em; font-variant-numeric: tabular-nums}}
+</style>
+<div class="texts">{lines}</div>
+<label class="where"><span>{label}</span>
+<input type="range" min="0" max="{last}" step="1" value="{start}"></label>
+<div class="numbers"><output>{first}</output></div>
+<script>
+(() => {{
+  const root = document.getElementById("{name}"), find = (what) => root.querySelector(what);
+  const range = find("input[type=range]"), parts = root.querySelectorAll(".texts span");
+  const draw = () => {{
+    parts.forEach((one) => one.classList.toggle("marked", one.dataset.place === range.value));
+    const numbers = find(`.texts span[data-place="${{range.value}}"]`).title;
+    find("output").textContent = numbers;
+    range.setAttribute("aria-valuetext", numbers);
+  }};
+  const point = (event) => {{
+    if (event.target.dataset.place) {{ range.value = event.target.dataset.place; draw(); }}
+  }};
+  range.addEventListener("input", draw);
+  ["pointerover", "click"].forEach((kind) => find(".texts").addEventListener(kind, point));
   draw();
 }})();
 </script>
@@ -99,9 +134,8 @@ def slider(
     ]
     # No "</script>" may end the data.
     frames = json.dumps([positions, pictures], ensure_ascii=False).replace("</", "<\\/")
-    digest = hashlib.sha256(f"{label}{frames}".encode()).hexdigest()[:12]
     return _PAGE.format(
-        name=f"slider-{digest}",
+        name=_name(label + frames),
         alt=html.escape(f"figure that follows the slider below it: {label}"),
         label=html.escape(label),
         first=pictures[start],
@@ -111,3 +145,40 @@ def slider(
         choices="\n".join(boxes),
         frames=frames,
     )
+
+
+def text(
+    lines: Mapping[str, Sequence[tuple[str, str]]],
+    numbers: Sequence[str],
+    label: str,
+    start: int = 0,
+) -> str:
+    """HTML with the same words in several lines, and a slider over the words.
+
+    ``lines``: name -> word and colour of its background (as CSS has it), of every word;
+    ``numbers``: what is to be read of each word, where the slider stands on it or a pointer;
+    ``label``: what the slider moves; ``start``: number of the word that is marked first.
+    """
+    shown = "\n".join(
+        f"<p><b>{html.escape(name)}</b>: "
+        + " ".join(
+            f'<span data-place="{place}" title="{html.escape(read)}" '
+            f'style="background: {colour}">{html.escape(word)}</span>'
+            for place, ((word, colour), read) in enumerate(zip(words, numbers, strict=True))
+        )
+        + "</p>"
+        for name, words in lines.items()
+    )
+    return _TEXT.format(
+        name=_name(label + shown),
+        lines=shown,
+        label=html.escape(label),
+        last=len(numbers) - 1,
+        start=start,
+        first=html.escape(numbers[start]),
+    )
+
+
+def _name(made: str) -> str:
+    """An element's id that follows from what it holds."""
+    return f"slider-{hashlib.sha256(made.encode()).hexdigest()[:12]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 COLUMN_FONT = 6.5
 #: Labels of the anchors for titles, without whose they are.
 SHORT = {anchor: label.split(" (")[0] for anchor, label in LABELS.items()}
+#: Policies of objectives.fixed_points whose places are compared, in this order.
+LED = ("reference", "eq. 4", *OFFERED)
 #: An anchor that rests this close to eq. 4 meets it: the optimiser settles no more digits.
 MEETS = 1e-5
 #: A claim holds where it fails by less than this, relatively.
@@ -216,7 +218,7 @@ def two_path_probabilities(example: Example, fork: float = 0.05, spread: int = 6
         axis.set(
             xticks=range(len(cases)),
             xticklabels=list(cases),
-            ylabel="probability of the rare solution",
+            ylabel="probability of\nthe rare solution",
         )
         axis.set_ylim(0, axis.get_ylim()[1] * 1.08)
         axis.grid(axis="x", visible=False)
@@ -560,18 +562,54 @@ def tilting(
         r"$\pi_{RLVR}$ (eq. 2)": solutions.tilted(reference, reward, beta),
         r"$\pi_{SAGE}$ (eq. 4)": solutions.tilted(reference, reward, beta, guide),
     }
-    places = np.arange(len(names))
+    shown = {
+        label: [float(policy[completion]) for completion in names]
+        for label, policy in columns.items()
+    }
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW + 0.9, 2.7))
-        for i, (label, policy) in enumerate(columns.items()):
-            shown = [float(policy[completion]) for completion in names]
-            axis.bar(
-                places + 0.27 * (i - 1), shown, 0.25, label=label, color=series(i + 1)["color"]
-            )
-        axis.set_xticks(places, [name.replace(", ", "\n") for name in names.values()])
+        _bars(axis, shown, list(names.values()), first=1)
         axis.set(yscale="log", ylim=(1e-5, 1.5), ylabel="probability", title=f"beta = {beta:g}")
         figure.legend(loc="outside lower center", ncols=len(columns))
     return figure
+
+
+def leads(table: pd.DataFrame, names: Mapping[str, str], beta: float) -> Figure:
+    """Some completions where each anchor leads, beside the reference and eq. 4, at one beta.
+
+    ``table``: objectives.fixed_points; ``names``: completion -> label. A policy's bars have its key
+    of :func:`led` as gid. The axis is the same at every beta.
+    """
+    chosen = table.set_index("completion").loc[list(names)]
+    shown = {policy: chosen[policy].tolist() for policy in LED}
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(NARROW + 0.9, 2.7))
+        _bars(axis, shown, list(names.values()))
+        for gid, bars in zip(led(), axis.containers, strict=True):
+            for bar in bars.get_children():
+                bar.set_gid(gid)
+        axis.set(yscale="log", ylim=(1e-5, 1.5), ylabel="probability", title=f"beta = {beta:g}")
+    return figure
+
+
+def led() -> dict[str, tuple[str, str]]:
+    """The policies of :func:`leads`: gid of their bars -> label, colour."""
+    return {
+        policy.replace(" ", ""): (LABELS.get(policy, policy), str(series(i)["color"]))
+        for i, policy in enumerate(LED)
+    }
+
+
+def _bars(
+    axis: Axes, shown: Mapping[str, Sequence[float]], names: Sequence[str], first: int = 0
+) -> None:
+    """Groups of bars, one for each of ``names``: ``shown`` holds a policy's heights by its label;
+    ``first``: number of the first one's colour."""
+    places, width = np.arange(len(names)), 0.81 / len(shown)
+    for i, (label, heights) in enumerate(shown.items()):
+        x = places + width * (i - (len(shown) - 1) / 2)
+        axis.bar(x, heights, 0.93 * width, label=label, color=series(first + i)["color"])
+    axis.set_xticks(places, [name.replace(", ", "\n") for name in names])
 
 
 def separation(frame: pd.DataFrame) -> Figure:

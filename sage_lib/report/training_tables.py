@@ -12,18 +12,51 @@ from sage_lib.report import measured
 
 TIMES = ["time/generation", "time/scoring", "time/reward", "time/loss", "step_time"]
 THIRDS = ("early", "mid", "late")
+#: What may set a method apart (fields of experiment.profile.Method).
+APART = ("family", "rl", "guide", "anchor", "advantage", "reward", "rft", "seeds")
+
+
+def methods(profile: Profile) -> pd.DataFrame:
+    """What sets each method apart from GRPO with the profile's settings, in words: columns method,
+    family, and those of :data:`APART` that any method has."""
+    rows = []
+    for key, method in profile.methods.items():
+        given = {name: getattr(method, name) for name in APART}
+        rows.append({"method": key, **{name: _words(value) for name, value in given.items()}})
+    return pd.DataFrame(rows, columns=["method", *APART]).replace("", None)
+
+
+def _words(value: Any) -> str:
+    """A setting as it is read: {"name": "branch", "low": 0.6} as "branch, low 0.6"."""
+    if isinstance(value, Mapping):
+        parts = [_words(value["name"])] if "name" in value else []
+        parts += [f"{key} {_words(one)}" for key, one in value.items() if key != "name"]
+        return ", ".join(parts)
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_words, value))
+    return "" if value is None else str(value)
+
+
+def late(log: pd.DataFrame, share: float = 0.2) -> pd.DataFrame:
+    """The rows of a step log (measured.training) of the last ``share`` of each run's own steps."""
+    lengths = log.groupby(["method", "seed"])["step"].transform("max")
+    return log[log["step"] > (1 - share) * lengths]
 
 
 def time_split(profile: Profile) -> pd.DataFrame:
-    """Median seconds of an RL step and of its parts by run, after the first step.
+    """Median seconds of an RL step and of its parts by method, after the first step.
 
-    Columns method, seed and :data:`TIMES`: generation, scoring, reward, loss, the whole step.
+    Columns method, runs and :data:`TIMES`: generation, scoring, reward, loss, the whole step; the
+    median over a method's runs of their medians.
     """
     frame = measured.training(profile)
     if frame.empty:
-        return pd.DataFrame(columns=["method", "seed", *TIMES])
-    later = frame[frame["step"] > 1]
-    return later.groupby(["method", "seed"], sort=False)[TIMES].median().reset_index()
+        return pd.DataFrame(columns=["method", "runs", *TIMES])
+    by_run = frame[frame["step"] > 1].groupby(["method", "seed"], sort=False)[TIMES].median()
+    by_method = by_run.groupby("method", sort=False)
+    table = by_method[TIMES].median()
+    table.insert(0, "runs", by_method.size())
+    return table.reset_index()
 
 
 def starts(profile: Profile, records: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:

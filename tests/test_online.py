@@ -1,0 +1,122 @@
+"""Notebooks opened elsewhere: their badges, and the cell that sets Colab up."""
+
+import copy
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.files import read_json
+from sage_lib.pipeline import notebooks, online
+
+ADDRESS = "repository-code: https://github.com/some-one/sage.companion"
+
+
+def cited(tmp_path, monkeypatch, line):
+    file = tmp_path / "CITATION.cff"
+    file.write_text(
+        f"cff-version: 1.2.0\n{line}\npreferred-citation:\n  repository-code: https://github.com/a/b\n"
+    )
+    monkeypatch.setattr(online, "CITATION", file)
+
+
+def test_badges_open_the_public_repository_where_there_is_one(tmp_path, monkeypatch):
+    cited(tmp_path, monkeypatch, "")
+    assert online.repository() is None and online.badges("13_verdict") == ""
+    cited(tmp_path, monkeypatch, "repository-code: https://github.com/some-one/sage.companion")
+    colab, binder = re.findall(r"\]\((https://[^)]+)\)(?!\])", online.badges("13_verdict"))
+    place = "notebooks/13_verdict.ipynb"
+    assert (
+        colab
+        == f"https://colab.research.google.com/github/some-one/sage.companion/blob/main/{place}"
+    )
+    assert binder == f"https://mybinder.org/v2/gh/some-one/sage.companion/main?labpath={place}"
+    cited(tmp_path, monkeypatch, "repository-code: https://example.org/sage")
+    with pytest.raises(SageError, match=r"https://github\.com/OWNER/NAME"):
+        online.repository()
+
+
+def linked(number):
+    [path] = paths.NOTEBOOKS.glob(f"{number}_*.ipynb")
+    before = read_json(path)
+    return path.stem, before, online.with_links(copy.deepcopy(before), path.stem)
+
+
+@pytest.mark.parametrize("number", ["00", "06", "19"])
+def test_a_notebook_gets_its_links_and_loses_them(number, tmp_path, monkeypatch):
+    cited(tmp_path, monkeypatch, ADDRESS)
+    name, before, after = linked(number)
+    first = "".join(after["cells"][0]["source"])
+    assert first.splitlines()[0].startswith(f"# {number} ")
+    assert (
+        f"(https://mybinder.org/v2/gh/some-one/sage.companion/main?labpath=notebooks/{name}"
+        in first
+    )
+    assert "\n\n**What we ask:**" in first or "\n\nThis is" in first
+    assert online.with_links(after, name) == after, "written once"
+    nbformat.validate(nbformat.from_dict(after))
+    cited(tmp_path, monkeypatch, "")
+    assert online.with_links(after, name) == before
+
+
+def test_colab_is_set_up_below_the_parameters_and_before_any_import(tmp_path, monkeypatch):
+    cited(tmp_path, monkeypatch, ADDRESS)
+    _, _, after = linked("06")
+    path = tmp_path / "06_guides.ipynb"
+    nbformat.write(nbformat.from_dict(after), path)
+    assert notebooks.parameters(path) == {"profile", "results"}
+    _, setup, imports, *_ = [cell for cell in after["cells"] if cell["cell_type"] == "code"]
+    assert setup["metadata"]["tags"][0] == "colab"
+    assert "from sage_lib" in "".join(imports["source"])
+
+
+def test_the_cell_installs_on_colab_alone(tmp_path, monkeypatch):
+    cited(tmp_path, monkeypatch, ADDRESS)
+    _, _, after = linked("06")
+    [cell] = [c for c in after["cells"] if "colab" in c["metadata"].get("tags", [])]
+    called = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(subprocess, "run", lambda command, check: called.append(command))
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    exec("".join(cell["source"]), {})
+    assert called == [] and not any("sage.companion" in place for place in sys.path)
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab")
+    exec("".join(cell["source"]), {})
+    clone, install = called
+    assert (
+        clone[:2] == ["git", "clone"] and clone[-1] == "https://github.com/some-one/sage.companion"
+    )
+    assert install == ["bash", "sage.companion/tools/setup.sh", "gpu"]
+    assert sys.path[0] == str(tmp_path / "sage.companion")
+
+
+def test_the_set_up_installs_what_make_installs(tmp_path, monkeypatch):
+    """With a python3 that only says what it is asked."""
+    said = tmp_path / "said"
+    fake = tmp_path / "python3"
+    fake.write_text(
+        f'#!/bin/bash\nif [ "$1" = -c ]; then exec {sys.executable} "$@"; fi\necho "$@" >> {said}\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    subprocess.run(["bash", str(paths.ROOT / "tools" / "setup.sh"), "gpu"], check=True)
+    torch, lock, own, gpu = said.read_text().splitlines()
+    makefile = (paths.ROOT / "Makefile").read_text()
+    for line, words in {
+        torch: "--constraint requirements.lock",
+        lock: "--no-deps --requirement requirements.lock",
+        own: "--no-deps --no-build-isolation --editable .",
+    }.items():
+        assert words in line and words in makefile
+    assert "torch==" in torch and "bitsandbytes==" in gpu and "--no-deps" in gpu
+
+
+@pytest.mark.parametrize("path", sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb")), ids=lambda p: p.stem)
+def test_the_notebooks_have_the_links_of_the_address_there_is(path):
+    found = read_json(path)
+    assert online.with_links(found, path.stem) == found, "python -m sage_lib.pipeline.online"

@@ -1,0 +1,13 @@
+#!/bin/bash
+# Installs the companion into the Python that is there, as make does into .venv: for Binder, and with
+# "gpu" for Colab. The lock is for whole environments, so a fresh one is expected.
+set -eu
+cd "$(dirname "$0")/.."
+pip="python3 -m pip install --quiet --disable-pip-version-check"
+$pip --constraint requirements.lock "$(grep '^torch==' requirements.lock)"
+$pip --no-deps --requirement requirements.lock
+$pip --no-deps --no-build-isolation --editable .
+if [ "${1:-}" = gpu ]; then
+    extra=$(python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["gpu"])')
+    $pip --no-deps --constraint requirements.lock $extra
+fi
