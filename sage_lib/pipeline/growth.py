@@ -67,7 +67,7 @@ def _step(
     from sage_lib.algorithm.trainer import SageTrainer
     from sage_lib.policy import tiny_qwen
 
-    torch.set_num_threads(1)
+    _one_thread()
     torch.manual_seed(0)
     tokenizer = tiny_qwen.tokenizer(99, tokens + 64)
     model = _random_model(vocabulary, width, layers, tokens + 64)
@@ -186,14 +186,13 @@ def _clock() -> Any:
 
 def _exact(problems: int) -> dict[str, float]:
     """Exact pass@k of so many countdown problems by the profile smoke's model."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     from sage_lib.experiment.profile import load_profile
     from sage_lib.policy import scoring, tiny_qwen
     from sage_lib.tasks import countdown
 
-    torch.set_num_threads(1)
+    _one_thread()
     profile = load_profile("smoke")
     folder = paths.build("benchmarks") / "growth_model"
     tiny_qwen.create(folder, profile.model)
@@ -263,6 +262,13 @@ def _status(name: str) -> float:
     return int(found) / 1000
 
 
+def _one_thread() -> None:
+    """Here, where the record asks, as in the processes that measure."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def measure(what: str, cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """What one of MEASURED finds for each of ``cases``, its arguments: all in one process."""
     command = [sys.executable, "-m", __name__, what, json.dumps(cases)]
@@ -287,6 +293,7 @@ def vocabulary() -> pd.DataFrame:
     of them; "ratio" of these to stock's, "whole ratio" with the generation that stock was timed at.
     "peak MB": above what the process held before the first step of that size.
     """
+    _one_thread()
     cases = [{"tokens": tokens, "vocabulary": words, "batch": 2} for tokens, words in SIZES]
     arms = (STOCK, BRANCH, FORWARD)
     found = {arm: measure("step", [{"arm": arm, **case} for case in cases]) for arm in arms}
@@ -335,6 +342,7 @@ def growth() -> pd.DataFrame:
     "power" is that of the seconds since the size before: 1 where twice the size takes twice as
     long. "memory power" is that of the peak, none where it is below a megabyte.
     """
+    _one_thread()
     rows = []
     for curve, (what, grows, sizes, rest) in CURVES.items():
         found = measure(what, [{**rest, grows: size} for size in sizes])
