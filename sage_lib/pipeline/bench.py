@@ -36,7 +36,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import write_json, write_text
-from sage_lib.pipeline import growth
+from sage_lib.pipeline import draw, growth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -473,6 +473,8 @@ def do(options: argparse.Namespace) -> None:
     torch.set_num_threads(THREADS)
     table = BENCHMARKS[options.name]()
     keep(options.name, table, threads=torch.get_num_threads())
+    if options.name == "growth":
+        draw.benchmarks()
     print(table.to_string(index=False))
 
 

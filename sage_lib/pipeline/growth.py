@@ -322,7 +322,7 @@ def vocabulary() -> pd.DataFrame:
 
 # --- growth --------------------------------------------------------------------------------------
 
-_SMALL = {"arm": BRANCH, "tokens": 128, "vocabulary": 1_024, "batch": 4, "generates": True}
+_SMALL = {"arm": BRANCH, "tokens": 64, "vocabulary": 1_024, "batch": 4, "generates": True}
 #: Curve -> what is measured, what grows, its sizes (each twice the one before, or about), the rest.
 CURVES: dict[str, tuple[str, str, Sequence[int], dict[str, Any]]] = {
     "completion length": ("step", "tokens", (64, 128, 256, 512, 1024), _SMALL),

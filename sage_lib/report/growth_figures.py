@@ -13,27 +13,24 @@ PANELS = {
     "evaluation": ("problems, exact", "problems, metrics", "k, metrics"),
 }
 QUANTITIES = {"CPU seconds": "seconds of the processor", "peak MB": "peak above the start, MB"}
-#: A power within this factor of 1 is called linear.
+#: A larger power is more than linear.
 LINEAR = 1.15
 
 
 def last_powers(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each curve the powers of its last doubling, and "linear": how far it grew linearly.
-
-    ``linear`` is the last size up to which, from the first linear doubling on, every power of the
-    seconds was at most LINEAR; the largest size where no doubling was above it.
-    """
+    """Of each curve the powers of its last doubling, its "largest" size, and "linear": the size
+    from which on the seconds grew faster than linearly, or the largest where they nowhere did."""
     rows = []
     for curve, group in table.groupby("curve", sort=False):
         steeper = group[group["power"] > LINEAR]
-        place = group.index.get_loc(steeper.index[0]) - 1 if len(steeper) else len(group) - 1
         last = group.iloc[-1]
+        linear = group.loc[steeper.index[0] - 1] if len(steeper) else last
         rows.append(
             {
                 "curve": curve,
                 "power": last["power"],
                 "memory power": last["memory power"],
-                "linear": group["size"].iloc[place],
+                "linear": linear["size"],
                 "largest": last["size"],
             }
         )
@@ -64,7 +61,7 @@ def growth() -> Figure:
         describe(
             figure,
             "How time and memory grow with each size",
-            "one thread of a processor that did other work, too; fastest of two after one",
-            "peaks below 1 MB are drawn at 1",
+            "one thread of a processor, the fastest of two after one; peaks below 1 MB at 1",
+            "benchmarks/growth.csv",
         )
     return figure
