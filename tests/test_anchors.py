@@ -145,7 +145,7 @@ def test_exact_forward_kl_in_chunks_is_that_of_torch_distributions(
     monkeypatch, trained, tokens_at_a_time
 ):
     """With its gradients, where each token weighs something else."""
-    monkeypatch.setattr(forward_kl, "CHUNK_LOGITS", 11 * tokens_at_a_time)
+    monkeypatch.setattr(forward_kl, "PROCESSOR_CHUNK_LOGITS", 11 * tokens_at_a_time)
     head, reference_head = torch.nn.Linear(6, 11), torch.nn.Linear(6, 11)
     head.requires_grad_(trained)
     hidden, reference_hidden, weights = (
