@@ -85,7 +85,8 @@ hooks: $(VENV)/installed
 	$(VENV)/bin/pre-commit install
 
 bench: $(VENV)/installed
-	for name in guides trainer verifier; do $(RUN) -m sage_lib.pipeline.bench $$name || exit 1; done
+	for name in guides trainer verifier vocabulary growth; do \
+		$(RUN) -m sage_lib.pipeline.bench $$name || exit 1; done
 
 fire: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(RUN) -m sage_lib.pipeline.fire $(if $(LONG),--long) \

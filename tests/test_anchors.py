@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sage_lib.algorithm import anchors
+from sage_lib.algorithm import anchors, forward_kl
 from sage_lib.algorithm.anchors import ANCHORS, Setting, Tokens, Vocabulary
 from sage_lib.algorithm.batches import groups_without_spread, replace_rows
 from sage_lib.errors import SageError
@@ -139,22 +139,39 @@ def test_return_credit_is_minus_the_log_ratio_of_this_and_later_tokens():
             assert credit[b, t].item() == pytest.approx(-later, abs=1e-5)
 
 
-def test_exact_forward_kl_in_chunks_is_that_of_torch_distributions(monkeypatch):
-    monkeypatch.setattr(anchors, "CHUNK_TOKENS", 8)
-    head, reference_head = torch.nn.Linear(6, 11).double(), torch.nn.Linear(6, 11).double()
-    hidden, reference_hidden = (
-        torch.randn(5, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(i))
-        for i in range(2)
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("tokens_at_a_time", [1, 8, 100])
+def test_exact_forward_kl_in_chunks_is_that_of_torch_distributions(
+    monkeypatch, trained, tokens_at_a_time
+):
+    """With its gradients, where each token weighs something else."""
+    monkeypatch.setattr(forward_kl, "PROCESSOR_CHUNK_LOGITS", 11 * tokens_at_a_time)
+    head, reference_head = torch.nn.Linear(6, 11), torch.nn.Linear(6, 11)
+    head.requires_grad_(trained)
+    hidden, reference_hidden, weights = (
+        torch.randn(5, 4, width, generator=torch.Generator().manual_seed(i))
+        for i, width in enumerate((6, 6, 1))
     )
     hidden.requires_grad_()
-    found = anchors.exact_forward_kl(
-        hidden, reference_hidden, head, reference_head, temperature=0.5
+    made = []
+    found = forward_kl.exact_forward_kl(
+        hidden,
+        reference_hidden,
+        lambda h: made.append(h.shape[1]) or head(h),
+        reference_head,
+        temperature=0.5,
+        head_trained=trained,
     )
-    pi = torch.distributions.Categorical(logits=head(hidden).float() / 0.5)
-    ref = torch.distributions.Categorical(logits=reference_head(reference_hidden).float() / 0.5)
-    assert torch.allclose(found, torch.distributions.kl_divergence(ref, pi), atol=1e-5)
-    found.sum().backward()
-    assert hidden.grad.abs().max() > 0 and reference_head.weight.grad is None
+    pi = torch.distributions.Categorical(logits=head(hidden) / 0.5)
+    ref = torch.distributions.Categorical(logits=reference_head(reference_hidden).detach() / 0.5)
+    expected = torch.distributions.kl_divergence(ref, pi)
+    torch.testing.assert_close(found, expected)
+    wanted = [hidden, *head.parameters()] if trained else [hidden]
+    theirs = torch.autograd.grad((expected * weights[..., 0]).sum(), wanted)
+    ours = torch.autograd.grad((found * weights[..., 0]).sum(), wanted)
+    torch.testing.assert_close(ours, theirs)
+    assert max(made) == min(tokens_at_a_time, 20), "logits of a chunk at a time"
+    assert sum(made) == 1 + 20 * (2 if trained else 1), "twice where the head is trained"
 
 
 def test_reduce_refuses_what_it_does_not_know():

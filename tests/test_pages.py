@@ -38,6 +38,7 @@ from sage_lib.pipeline import (
     reproduce,
     stages,
 )
+from sage_lib.report import growth_figures, measured
 
 ROOT = paths.ROOT
 PAGES = {
@@ -189,6 +190,45 @@ def test_the_times_that_a_page_names_are_those_of_the_benchmarks():
     whole, formulas = faster.loc[["whole numbers", "formulas"], "times faster"].round().astype(int)
     assert f"{whole} times (whole numbers) and {formulas} times (formulas) faster" in words
     assert f"{faster.loc['measured', 'times faster']:.0f}" == "2", "about that of two processes"
+
+
+def test_what_a_page_says_of_large_vocabularies_is_measured():
+    words = " ".join(PAGES["own_code.md"].split())
+    of = pd.read_csv(paths.BENCHMARKS / "vocabulary.csv")
+    large = of[(of["tokens"] == 2048) & (of["vocabulary"] == 152_064)].set_index("trainer")
+    branch, forward, stock = (
+        large.loc[n] for n in ("Branch", "exact forward KL", "stock GRPOTrainer")
+    )
+    assert (
+        f"a Branch step takes {branch['whole ratio']:.2f} of a stock one and "
+        f"{branch['peak ratio']:.2f} of its memory, one of the exact forward KL "
+        f"{forward['whole ratio']:.2f} and {forward['peak ratio']:.2f}"
+    ) in words
+    assert (
+        f"without generation, which is the same in all of them, {branch['ratio']:.2f} and "
+        f"{forward['ratio']:.2f}"
+    ) in words
+    assert f"{stock['peak MB']:,.0f} MB" in words
+
+
+def test_the_table_of_growth_is_measured():
+    table = measured.benchmark("growth")
+    powers = growth_figures.last_powers(table)
+    for curve, group in table.groupby("curve", sort=False):
+        of = powers.loc[curve]
+        memory = "" if math.isnan(of["memory power"]) else f"{of['memory power']:.2f}"
+        far = "all of it" if of["linear"] == of["largest"] else f"{of['linear']:,.0f}"
+        cells = [
+            curve,
+            f"{group['size'].iloc[0]:,} to {of['largest']:,.0f}",
+            f"{group['CPU seconds'].iloc[-1]:.3g}",
+            f"{of['power']:.2f}",
+            memory,
+            far,
+        ]
+        assert f"| {' | '.join(cells)} |".replace("  ", " ") in PAGES["scaling.md"].replace(
+            "  ", " "
+        )
 
 
 # --- commands -----------------------------------------------------------------------------------

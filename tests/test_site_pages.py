@@ -188,6 +188,7 @@ def test_links_of_a_page_in_docs_lead_to_the_sites_pages():
     assert page.endswith(
         "[d](api/sage_lib/theory/index) [e](api/sage_lib/files/index) [f](api/sage_lib/index)"
     )
+    assert site.on_site("![g](../figures/a/b.png)", "docs") == "![g](/figures/a/b.png)"
 
 
 def test_every_page_written_by_hand_is_in_the_navigation():

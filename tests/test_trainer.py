@@ -1,5 +1,6 @@
 """SageTrainer against stock TRL, a recomputation in float64, and faults planted in the seam."""
 
+import dataclasses
 import math
 
 import pytest
@@ -642,6 +643,33 @@ def models(tiny_model, tmp_path_factory):
         return folder
 
     return saved
+
+
+@pytest.mark.parametrize("kind", ["", "gemma2"])
+def test_the_forward_kl_below_an_adapter_learns_what_it_does_with_logits_made_twice(
+    make, models, tiny_model, monkeypatch, kind
+):
+    """An adapter leaves the head alone, and the gradient is then taken with the logits."""
+    settings = {
+        "base": models(kind) if kind else tiny_model,
+        "anchor": "forward_kl",
+        "temperature": 0.7,
+        "beta": 1.0,
+        "learning_rate": 0.1,
+    }
+    once = trained(make(None, **settings))
+    original = type(once)._vocabulary
+
+    def twice(self, batch):
+        found = original(self, batch)
+        assert not found.head_trained
+        return dataclasses.replace(found, head_trained=True)
+
+    monkeypatch.setattr(type(once), "_vocabulary", twice)
+    again = trained(make(None, **settings))
+    assert once.state.log_history[2]["kl"] > 1e-4, "there was something to descend"
+    assert losses(once) == pytest.approx(losses(again), rel=1e-4, abs=1e-7)
+    torch.testing.assert_close(weights(once), weights(again), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "cohere", "granite"])

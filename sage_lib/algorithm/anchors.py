@@ -17,8 +17,6 @@ from sage_lib.errors import SageError
 if TYPE_CHECKING:
     import torch
 
-#: Tokens whose logits over the whole vocabulary are held at once by :func:`exact_forward_kl`.
-CHUNK_TOKENS = 2048
 #: Loss types whose reduction over tokens :func:`reduce` knows.
 REDUCTIONS = ("grpo", "bnpo", "dr_grpo", "dapo")
 
@@ -55,6 +53,7 @@ class Vocabulary:
     head: Callable[[torch.Tensor], torch.Tensor]
     reference_head: Callable[[torch.Tensor], torch.Tensor]
     temperature: float
+    head_trained: bool = True  # whether weights of the policy's head take a gradient
 
 
 @dataclass(frozen=True)
@@ -243,10 +242,12 @@ class ForwardKL(BesideTrl):
             )
 
     def shape(self, tokens: Tokens) -> Shaped:
+        from sage_lib.algorithm.forward_kl import exact_forward_kl
+
         v = tokens.vocabulary
         assert v is not None
         divergence = exact_forward_kl(
-            v.hidden, v.reference_hidden, v.head, v.reference_head, v.temperature
+            v.hidden, v.reference_hidden, v.head, v.reference_head, v.temperature, v.head_trained
         )
         return Shaped(reference=tokens.logps, kl=divergence.detach(), beside=divergence)
 
@@ -304,37 +305,6 @@ def return_credit(
         ratio = ratio - log_q
     ratio = ratio.detach() * mask
     return -ratio.flip(1).cumsum(1).flip(1)
-
-
-def exact_forward_kl(
-    hidden: torch.Tensor,
-    reference_hidden: torch.Tensor,
-    head: Callable[[torch.Tensor], torch.Tensor],
-    reference_head: Callable[[torch.Tensor], torch.Tensor],
-    temperature: float = 1.0,
-) -> torch.Tensor:
-    """KL(pi_ref ‖ pi) at every token (Section A.4), with its gradient: a sum over the whole
-    vocabulary, not an estimate from the sampled token.
-
-    Args: as in :class:`Vocabulary`.
-    """
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    from sage_lib.algorithm.token_probabilities import log_probabilities
-
-    def of_rows(h: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        log_pi = log_probabilities(head(h), temperature)
-        with torch.no_grad():
-            log_ref = log_probabilities(reference_head(r), temperature)
-        terms = torch.nn.functional.kl_div(log_pi, log_ref, reduction="none", log_target=True)
-        return terms.sum(-1)
-
-    rows = max(1, CHUNK_TOKENS // hidden.shape[1])
-    parts = []
-    for h, r in zip(hidden.split(rows), reference_hidden.split(rows), strict=True):
-        parts.append(checkpoint(of_rows, h, r, use_reentrant=False))
-    return torch.cat(parts)
 
 
 def reduce(

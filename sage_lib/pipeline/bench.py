@@ -1,4 +1,4 @@
-"""Benchmarks whose results are kept: guides, trainer, verifier, and how the base was chosen.
+"""Benchmarks whose results are kept: guides, trainer, verifier, growth, how the base was chosen.
 
     sage-companion bench guides          (all of them: make bench)
 
@@ -36,6 +36,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import write_json, write_text
+from sage_lib.pipeline import draw, growth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -438,7 +439,14 @@ def base() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trial", "parameters", *columns])
 
 
-BENCHMARKS = {"guides": guides, "trainer": trainer, "verifier": verifier, "base": base}
+BENCHMARKS = {
+    "guides": guides,
+    "trainer": trainer,
+    "verifier": verifier,
+    "vocabulary": growth.vocabulary,
+    "growth": growth.growth,
+    "base": base,
+}
 
 
 def keep(name: str, table: pd.DataFrame, **more: Any) -> None:
@@ -465,6 +473,8 @@ def do(options: argparse.Namespace) -> None:
     torch.set_num_threads(THREADS)
     table = BENCHMARKS[options.name]()
     keep(options.name, table, threads=torch.get_num_threads())
+    if options.name == "growth":
+        draw.benchmarks()
     print(table.to_string(index=False))
 
 

@@ -123,6 +123,8 @@ def redraw(
         else:
             whole.append(profile)
     before = _files()
+    if theory and not only:
+        benchmarks()
     # Figures are drawn to files, on the threads of one process each.
     os.environ |= {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
     chosen = drawings(whole, theory, only)
@@ -139,6 +141,14 @@ def redraw(
     for name in changed:
         print(f"changed: {name}")
     return not failed
+
+
+def benchmarks() -> None:
+    """Draw what is drawn from data/published/benchmarks, which no notebook does."""
+    from sage_lib.report import growth_figures
+    from sage_lib.report.style import save_figure
+
+    save_figure(growth_figures.growth(), "growth", paths.FIGURES / "benchmarks")
 
 
 def _files() -> dict[str, bytes]:

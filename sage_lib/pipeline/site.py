@@ -64,9 +64,15 @@ def on_site(text: str, folder: str = "") -> str:
     ``folder``: where in the repository the page lies.
     """
 
+    def in_repository(place: str) -> PurePosixPath:
+        return PurePosixPath(posixpath.normpath(posixpath.join(folder, place)))
+
+    def picture(found: re.Match[str]) -> str:
+        return f"{found[1]}/{in_repository(found[2])}{found[3]}"
+
     def link(found: re.Match[str]) -> str:
         words, (place, hash_, name) = found[1], found[2].partition("#")
-        path = PurePosixPath(posixpath.normpath(posixpath.join(folder, place)))
+        path = in_repository(place)
         if path.parts[0] == "docs" and path.suffix == ".md":
             page = path.name
         elif str(path) == "README.md":
@@ -80,7 +86,7 @@ def on_site(text: str, folder: str = "") -> str:
             return f"{words} (`{path}`)" if str(path) not in words else words
         return f"[{words}]({page}{hash_}{name})"
 
-    return _PICTURE.sub(r"\1/\2\3", _LINK.sub(link, _BADGE.sub(r"[\1]", text)))
+    return _PICTURE.sub(picture, _LINK.sub(link, _BADGE.sub(r"[\1]", text)))
 
 
 def home(readme: str) -> str:

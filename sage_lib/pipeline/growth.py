@@ -1,0 +1,383 @@
+"""How time and memory grow: with vocabulary, completion length, batch, model, problems and k.
+
+    sage-companion bench vocabulary      a step of SageTrainer against stock GRPO's, up to 152,064
+    sage-companion bench growth          curves, and the power of their last doubling
+
+Seconds are of the processor, of one thread: other work on the machine stretches the clock and not
+these, though it takes a share of caches and memory bandwidth. Peaks are above what the process held
+before the first step of that size. Linux only, where a process can be asked for its peak anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: Steps that are measured, after one that warms up; the fastest counts.
+STEPS = 2
+#: The model of a step, where a curve does not say otherwise.
+WIDTH, LAYERS = 64, 2
+PROMPT = "reach 24 from 1 2 3 4"
+STOCK, BRANCH, FORWARD = "stock GRPOTrainer", "Branch", "exact forward KL"
+#: How a line of a measuring process begins.
+_FOUND = "found: "
+
+
+# --- what is measured, each in a process of its own ----------------------------------------------
+
+
+def _step(
+    arm: str,
+    tokens: int,
+    vocabulary: int,
+    batch: int,
+    width: int = WIDTH,
+    layers: int = LAYERS,
+    generates: bool = False,
+) -> dict[str, float]:
+    """One RL step of a random model with LoRA adapters on q and v, beta 0.05, in float32.
+
+    Completions are ``tokens`` long. With ``generates`` the model draws them, within the step;
+    without they are random ids, and of stock one generation is timed besides.
+    """
+    from sage_lib.algorithm.backend import GRPOConfig, GRPOTrainer  # first
+
+    # isort: split
+
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig, get_peft_model
+
+    from sage_lib.algorithm.guides import BranchGuide
+    from sage_lib.algorithm.trainer import SageTrainer
+    from sage_lib.policy import tiny_qwen
+
+    _one_thread()
+    torch.manual_seed(0)
+    tokenizer = tiny_qwen.tokenizer(99, tokens + 64)
+    model = _random_model(vocabulary, width, layers, tokens + 64)
+    parameters = sum(p.numel() for p in model.parameters())
+    drawing: list[float] = []
+
+    def drawn(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """TRL's rollout_func."""
+        started = time.process_time()
+        asked = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+        if generates:
+            ids = _generated(trainer.model, torch.tensor(asked), tokens).tolist()
+        else:
+            ids = torch.randint(3, len(tokenizer), (len(asked), tokens)).tolist()
+        drawing.append(time.process_time() - started)
+        logps = [[0.0] * tokens for _ in ids]
+        return {"prompt_ids": asked, "completion_ids": ids, "logprobs": logps}
+
+    clock = _clock()
+    added: dict[str, dict[str, Any]] = {
+        STOCK: {},
+        BRANCH: {"guide": BranchGuide()},
+        FORWARD: {"anchor": "forward_kl"},
+    }
+    lora = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = (GRPOTrainer if arm == STOCK else SageTrainer)(
+        model=get_peft_model(model, lora),
+        processing_class=tokenizer,
+        reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        train_dataset=Dataset.from_list([{"prompt": PROMPT}] * (STEPS + 1)),
+        args=GRPOConfig(
+            output_dir=str(paths.build("benchmarks") / "growth"),
+            per_device_train_batch_size=batch,
+            num_generations=batch,
+            max_completion_length=tokens,
+            max_steps=STEPS + 1,
+            beta=0.05,
+            loss_type="grpo",
+            use_bias_correction_kl=False,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            logging_strategy="no",
+            seed=0,
+        ),
+        callbacks=[clock],
+        rollout_func=drawn,
+        **added[arm],
+    )
+    before = _memory_anew()
+    trainer.train()
+    peak = _peak() - before
+    seconds, fastest = min(zip(clock.seconds[1:], range(1, STEPS + 1), strict=True))
+    found = {
+        "parameters": parameters,
+        "CPU seconds": seconds - drawing[fastest],
+        "peak MB": peak,
+        "generation": drawing[fastest],
+    }
+    if not generates and arm == STOCK:
+        started = time.process_time()
+        asked = torch.tensor([tokenizer(PROMPT)["input_ids"]] * batch)
+        _generated(trainer.model, asked, tokens)
+        found["generation"] = time.process_time() - started
+    return found
+
+
+def _random_model(vocabulary: int, width: int, layers: int, positions: int) -> PreTrainedModel:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    heads = max(2, width // 64)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=positions,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def _generated(model: Any, asked: Any, tokens: int) -> Any:
+    """Ids that the model draws after equally long prompts, none of them ending early."""
+    length = {"min_new_tokens": tokens, "max_new_tokens": tokens}
+    import torch
+
+    with torch.no_grad():
+        ids = model.generate(input_ids=asked, do_sample=True, top_k=0, **length)
+    return ids[:, asked.shape[1] :]
+
+
+def _clock() -> Any:
+    """A callback with the processor time of each step in ``seconds``."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.seconds: list[float] = []
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.started = time.process_time()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.seconds.append(time.process_time() - self.started)
+
+    return Clock()
+
+
+def _exact(problems: int) -> dict[str, float]:
+    """Exact pass@k of so many countdown problems by the profile smoke's model."""
+    from transformers import AutoModelForCausalLM
+
+    from sage_lib.experiment.profile import load_profile
+    from sage_lib.policy import scoring, tiny_qwen
+    from sage_lib.tasks import countdown
+
+    _one_thread()
+    profile = load_profile("smoke")
+    folder = paths.build("benchmarks") / "growth_model"
+    tiny_qwen.create(folder, profile.model)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = tiny_qwen.load_tokenizer(folder)
+    asked = countdown.problems(countdown.Settings(name="countdown"), problems, seed=1)
+
+    def evaluate() -> object:
+        found = scoring.valid_probabilities(model, tokenizer, asked)
+        return scoring.exact_summary(found, [2**i for i in range(9)])
+
+    return _timed(evaluate)
+
+
+def _metrics(problems: int, k: int) -> dict[str, float]:
+    """pass@1 to pass@k from 2k samples of each problem, and an interval of 1,000 resamples."""
+    from sage_lib.evaluation import metrics
+
+    rng = np.random.default_rng(0)
+    n = np.full(problems, 2 * k)
+    c = rng.binomial(2 * k, rng.random(problems) ** 3)
+    ks = [2**i for i in range(int(math.log2(k)) + 1)]
+
+    def evaluate() -> object:
+        curve = metrics.pass_at_k_curve(n, c, ks)
+        return metrics.bootstrap_interval(curve, resamples=1000, seed=0)
+
+    return _timed(evaluate)
+
+
+def _timed(evaluate: Callable[[], object]) -> dict[str, float]:
+    """The fastest of STEPS calls after one that warms up, and the peak of them all."""
+    evaluate()
+    before, seconds = _memory_anew(), []
+    for _ in range(STEPS):
+        started = time.process_time()
+        evaluate()
+        seconds.append(time.process_time() - started)
+    return {"CPU seconds": min(seconds), "peak MB": _peak() - before}
+
+
+MEASURED: dict[str, Callable[..., dict[str, float]]] = {
+    "step": _step,
+    "exact": _exact,
+    "metrics": _metrics,
+}
+
+
+def _memory_anew() -> float:
+    """Let the peak begin at what this process holds now, which is returned, MB."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError as error:
+        raise SageError(
+            "the peak of a process can be asked for anew on Linux alone: run this benchmark there"
+        ) from error
+    return _status("VmRSS")
+
+
+def _peak() -> float:
+    return _status("VmHWM")
+
+
+def _status(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (found,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(found) / 1000
+
+
+def _one_thread() -> None:
+    """Here, where the record asks, as in the processes that measure."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def measure(what: str, cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """What one of MEASURED finds for each of ``cases``, its arguments: all in one process."""
+    command = [sys.executable, "-m", __name__, what, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SageError(f"{what} of {cases} could not be measured: {done.stderr[-500:]}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_FOUND)]
+    return [json.loads(line.removeprefix(_FOUND)) for line in lines]
+
+
+# --- vocabulary ----------------------------------------------------------------------------------
+
+#: Tokens of a completion, and the vocabulary: the last is Qwen2.5-Math-7B's.
+SIZES = [(512, 1_024), (512, 10_240), (512, 50_176), (512, 152_064), (2048, 152_064)]
+
+
+def vocabulary() -> pd.DataFrame:
+    """A step of SageTrainer against stock GRPOTrainer's at growing vocabulary and length: two
+    completions, a model of two layers of width 64. A process for each trainer.
+
+    "CPU seconds": scoring, loss, gradient and update, without generation, which is the same in all
+    of them; "ratio" of these to stock's, "whole ratio" with the generation that stock was timed at.
+    "peak MB": above what the process held before the first step of that size.
+    """
+    _one_thread()
+    cases = [{"tokens": tokens, "vocabulary": words, "batch": 2} for tokens, words in SIZES]
+    arms = (STOCK, BRANCH, FORWARD)
+    found = {arm: measure("step", [{"arm": arm, **case} for case in cases]) for arm in arms}
+    rows = []
+    for i, case in enumerate(cases):
+        stock = found[STOCK][i]
+        generation = stock["generation"]
+        for arm in arms:
+            one = found[arm][i]
+            whole = (one["CPU seconds"] + generation) / (stock["CPU seconds"] + generation)
+            rows.append(
+                {
+                    "trainer": arm,
+                    "tokens": case["tokens"],
+                    "vocabulary": case["vocabulary"],
+                    "CPU seconds": one["CPU seconds"],
+                    "ratio": one["CPU seconds"] / stock["CPU seconds"],
+                    "generation": generation,
+                    "whole ratio": whole,
+                    "peak MB": one["peak MB"],
+                    "peak ratio": one["peak MB"] / stock["peak MB"],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+# --- growth --------------------------------------------------------------------------------------
+
+_SMALL = {"arm": BRANCH, "tokens": 64, "vocabulary": 1_024, "batch": 4, "generates": True}
+#: Curve -> what is measured, what grows, its sizes (each twice the one before, or about), the rest.
+CURVES: dict[str, tuple[str, str, Sequence[int], dict[str, Any]]] = {
+    "completion length": ("step", "tokens", (64, 128, 256, 512, 1024), _SMALL),
+    "vocabulary": ("step", "vocabulary", (9_504, 19_008, 38_016, 76_032, 152_064), _SMALL),
+    "batch": ("step", "batch", (4, 8, 16, 32, 64), _SMALL),
+    "parameters": ("step", "width", (64, 128, 256, 512, 1024), _SMALL),
+    "problems, exact": ("exact", "problems", (25, 50, 100, 200, 400), {}),
+    "problems, metrics": ("metrics", "problems", (500, 1000, 2000, 4000, 8000), {"k": 256}),
+    "k, metrics": ("metrics", "k", (64, 256, 1024, 4096, 16384), {"problems": 500}),
+}
+
+
+def growth() -> pd.DataFrame:
+    """Seconds and memory by one size at a time: an RL step of SageTrainer with the Branch guide,
+    generation within it, and evaluation. A process for each curve.
+
+    "power" is that of the seconds since the size before: 1 where twice the size takes twice as
+    long. "memory power" is that of the peak, none where it is below a megabyte.
+    """
+    _one_thread()
+    rows = []
+    for curve, (what, grows, sizes, rest) in CURVES.items():
+        found = measure(what, [{**rest, grows: size} for size in sizes])
+        for size, one in zip(sizes, found, strict=True):
+            generation = one.get("generation", math.nan)
+            rows.append(
+                {
+                    "curve": curve,
+                    "size": size if grows != "width" else one["parameters"],
+                    "CPU seconds": np.nansum([one["CPU seconds"], generation]),
+                    "generation": generation,
+                    "peak MB": one["peak MB"],
+                }
+            )
+    table = pd.DataFrame(rows)
+    return with_powers(table)
+
+
+def with_powers(table: pd.DataFrame) -> pd.DataFrame:
+    """Columns curve, size, CPU seconds, peak MB, and the power of both since the size before."""
+
+    def growths(column: pd.Series) -> pd.Series:
+        return np.log(column).groupby(table["curve"], sort=False).diff()
+
+    sizes, held = growths(table["size"]), table["peak MB"].where(table["peak MB"] > 1)
+    powers = {"power": growths(table["CPU seconds"]), "memory power": growths(held)}
+    return table.assign(**{name: grown / sizes for name, grown in powers.items()})
+
+
+def main(argv: Sequence[str]) -> None:
+    """What :func:`measure` starts: its measurements, a line each."""
+    what, cases = argv
+    for case in json.loads(cases):
+        print(f"{_FOUND}{json.dumps(MEASURED[what](**case))}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,71 @@
+"""The benchmarks of growth: powers by hand, and what a measuring process says."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sage_lib.errors import SageError
+from sage_lib.pipeline import growth
+from sage_lib.report import growth_figures, measured
+
+
+def curve(name, sizes, seconds, peaks):
+    columns = {"curve": name, "size": sizes, "CPU seconds": seconds, "peak MB": peaks}
+    return pd.DataFrame(columns)
+
+
+@pytest.fixture
+def table():
+    return pd.concat(
+        [
+            curve("linear, then quadratic", [1, 2, 4, 8], [1.0, 2.0, 8.0, 32.0], [5, 10, 20, 40]),
+            curve("flat", [10, 20, 40], [3.0, 3.0, 3.0], [0.1, 0.2, 4.0]),
+        ],
+        ignore_index=True,
+    )
+
+
+def test_powers_are_those_of_a_doubling_and_stay_within_their_curve(table):
+    found = growth.with_powers(table)
+    nan = np.nan
+    np.testing.assert_allclose(found["power"], [nan, 1, 2, 2, nan, 0, 0])
+    np.testing.assert_allclose(found["memory power"], [nan, 1, 1, 1, nan, nan, nan])
+
+
+def test_a_curve_is_linear_up_to_its_first_steeper_doubling(table):
+    found = growth_figures.last_powers(growth.with_powers(table))
+    assert found["linear"].tolist() == [2, 40] and found["largest"].tolist() == [8, 40]
+    assert found["power"].tolist() == pytest.approx([2, 0])
+
+
+def test_a_process_measures_its_cases_and_a_failure_says_what():
+    few, many = growth.measure("metrics", [{"problems": n, "k": 16} for n in (10, 20_000)])
+    assert 0 < few["CPU seconds"] < many["CPU seconds"] and few["peak MB"] <= many["peak MB"]
+    # 1,000 resamples of the mean of 20,000 x 5 numbers hold more than a megabyte at a time.
+    assert many["peak MB"] > 1
+    with pytest.raises(SageError, match=r"metrics of .* could not be measured"):
+        growth.measure("metrics", [{"problems": 10}])
+
+
+@pytest.mark.slow
+def test_a_step_is_measured_with_each_trainer():
+    for arm in (growth.STOCK, growth.BRANCH, growth.FORWARD):
+        (found,) = growth.measure(
+            "step", [{"arm": arm, "tokens": 8, "vocabulary": 200, "batch": 2}]
+        )
+        assert found["CPU seconds"] > 0 and found["parameters"] > 2 * 200 * growth.WIDTH
+
+
+def test_every_curve_is_drawn_and_every_drawn_curve_is_measured():
+    drawn = [name for names in growth_figures.PANELS.values() for name in names]
+    assert sorted(drawn) == sorted(growth.CURVES)
+
+
+def test_the_published_tables_are_of_these_sizes():
+    kept = measured.benchmark("growth")
+    for name, (_, grows, sizes, _) in growth.CURVES.items():
+        found = kept.loc[kept["curve"] == name, "size"].tolist()
+        assert grows == "width" or found == list(sizes)
+        assert len(found) == len(sizes)
+    kept = measured.benchmark("vocabulary")
+    assert list(zip(kept["tokens"], kept["vocabulary"], strict=True))[::3] == growth.SIZES
