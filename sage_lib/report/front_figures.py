@@ -42,6 +42,7 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         beside = [key for key in table.index if key not in {BASE, *on_front}]
         own = profile.methods[profile.reference].family
         methods = [key for key in beside if profile.methods[key].family == own]
+    beyond: list[str] = []
     with plt.rc_context(STYLE):
         beside = [key for key in methods if key != BASE]
         size = (WIDE if beside else NARROW + 0.9, 3.4 + 0.09 * len(beside))
@@ -56,7 +57,8 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
                 axis.plot(row["pass@1"], row["pass@256"], label=name, **points(look(key)))
             axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
         if beside:
-            _draw_paired(axes[1], profile, table.loc[beside])
+            line = table.loc[[*fronts[next(iter(fronts))], BASE], ["pass@1", "pass@256"]]
+            beyond = _draw_paired(axes[1], profile, table.loc[beside], line)
             axes[0].set_title("the whole front")
             axes[1].set_title("around the points")
         handles, labels = axes[0].get_legend_handles_labels()
@@ -73,6 +75,9 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             if beside
             else "",
             _alone(table.loc[[*methods], "seeds"]),
+            f"too far off for the right panel: {', '.join(map(profile.label, beyond))}"
+            if beyond
+            else "",
         )
     return figure
 
@@ -89,43 +94,65 @@ def _message(profile: Profile, outside: pd.DataFrame) -> str:
     if (outside["seeds"] < front_tables.FEWEST_SEEDS).all():
         needed = count(front_tables.FEWEST_SEEDS, "seed")
         return f"Fewer than {needed} decide nothing about GRPO's front over beta"
+    few = int((outside["seeds"] < front_tables.FEWEST_SEEDS).sum())
+    outside = outside[outside["seeds"] >= front_tables.FEWEST_SEEDS]
+    rest = f"; {few} with fewer than {count(front_tables.FEWEST_SEEDS, 'seed')}" if few else ""
     found = {name: outside.index[outside["verdict"] == name] for name in ("outside", "inside")}
     if not any(map(len, found.values())):
-        return f"None of {count(len(outside), 'method')} can be told from GRPO's front over beta"
+        told = count(len(outside), "method")
+        return f"None of {told} can be told from GRPO's front over beta{rest}"
     parts = []
     for name, keys in found.items():
         named = f" ({', '.join(map(profile.label, keys))})" if 0 < len(keys) <= NAMED else ""
         parts.append(f"{len(keys)} {name}{named}")
     methods = count(len(outside), "method")
-    return f"Of {methods} beside GRPO's front, {' and '.join(parts)}; the rest cannot be told"
+    return (
+        f"Of {methods} beside GRPO's front, {' and '.join(parts)}; the others cannot be told{rest}"
+    )
 
 
-def _draw_paired(axis: Axes, profile: Profile, of_methods: pd.DataFrame) -> None:
-    """The intervals of the paired differences as bars of the points, which fill the panel."""
+def _draw_paired(
+    axis: Axes, profile: Profile, of_methods: pd.DataFrame, line: pd.DataFrame
+) -> list[str]:
+    """The intervals of the paired differences as bars of the points, which fill the panel; points
+    that lie far from the front (``line``) do not widen it: returns their keys."""
     found = front_tables.paired(profile, profile.reference, list(of_methods.index))
-    ends = {"x": [*of_methods["pass@1"]], "y": [*of_methods["pass@256"]]}
+    near = of_methods.index
+    if len(line) > 1:
+        low, high = _around(line)
+        values = of_methods[list(line)]
+        near = of_methods.index[((values >= low) & (values <= high)).all(axis=1)]
+    ends = {name: [*of_methods.loc[near, name]] for name in line}
     for key, rows in found.groupby("method", sort=False):
         row, by_metric = of_methods.loc[key], rows.set_index("metric")
         errors = {}
-        for name, metric in (("x", "pass@1"), ("y", "pass@256")):
-            of_metric = by_metric.loc[metric]
+        for name in line:
+            of_metric = by_metric.loc[name]
             below = of_metric["difference"] - of_metric["low"]
             above = of_metric["high"] - of_metric["difference"]
             errors[name] = [[below], [above]]
-            ends[name] += [row[metric] - below, row[metric] + above]
+            if key in near and row["seeds"] != 2:  # an interval of two seeds is as wide as anything
+                ends[name] += [row[name] - below, row[name] + above]
         axis.errorbar(
-            *(row["pass@1"], row["pass@256"], errors["y"], errors["x"]),
+            *(row["pass@1"], row["pass@256"], errors["pass@256"], errors["pass@1"]),
             fmt="none",
             color=look(key)["color"],
             linewidth=0.7,
             capsize=1.5,
             zorder=1,
         )
-    for name, values in ends.items():
+    for side, values in zip("xy", ends.values(), strict=True):
         finite = np.array(values)[np.isfinite(values)]
         if len(finite):
             room = 0.05 * np.ptp(finite) or 0.01
-            axis.set(**{f"{name}lim": (finite.min() - room, finite.max() + room)})
+            axis.set(**{f"{side}lim": (finite.min() - room, finite.max() + room)})
+    return [key for key in of_methods.index if key not in near]
+
+
+def _around(line: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """The least and the largest of each column of a front that is still near it."""
+    room = NEAR * (line.max() - line.min())
+    return line.min() - room, line.max() + room
 
 
 def _is_arm(profile: Profile, method: str) -> bool:
@@ -185,9 +212,8 @@ def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
             point = [[means.loc[key, "pass@1"]], [means.loc[key, f"pass@{k}"]]]
             axis.plot(*point, gid=key, markersize=6, **points(look(key)))
         names = ["pass@1", f"pass@{k}"]
-        room = NEAR * np.ptp(line[names].to_numpy(), axis=0)
-        low, high = line[names].min() - room, line[names].max() + room
-        if (room > 0).all():
+        low, high = _around(line[names])
+        if (high > low).all():
             axis.set(xlim=(low.iloc[0], high.iloc[0]), ylim=(low.iloc[1], high.iloc[1]))
             near = means.loc[beside, names]
             beyond = int(((near < low) | (near > high)).any(axis=1).sum())
