@@ -206,9 +206,9 @@ def test_what_a_page_says_of_large_vocabularies_is_measured():
     ) in words
     assert (
         f"without generation, which is the same in all of them, {branch['ratio']:.2f} and "
-        f"{forward['ratio']:.2f}"
+        f"{forward['ratio']:.2f} of the time"
     ) in words
-    assert f"{stock['peak MB']:,.0f} MB" in words
+    assert f"stock holds {stock['peak MB']:,.0f} MB" in words
 
 
 def test_the_table_of_growth_is_measured():

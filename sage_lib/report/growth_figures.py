@@ -1,5 +1,7 @@
 """How time and memory grow with each size, from data/published/benchmarks/growth.csv."""
 
+import math
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
@@ -42,26 +44,35 @@ def growth() -> Figure:
     table = measured.benchmark("growth")
     powers = last_powers(table)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, 2, figsize=(WIDE, 4.6), sharex="col")
+        figure, axes = plt.subplots(2, 2, figsize=(WIDE, 5.2), sharex="col")
         for column, (title, curves) in enumerate(PANELS.items()):
             for row, (quantity, name) in enumerate(QUANTITIES.items()):
-                axis = axes[row, column]
+                axis, times = axes[row, column], 1.0
                 for i, curve in enumerate(curves):
                     of_curve = table[table["curve"] == curve]
-                    power = powers.loc[curve, "power" if row == 0 else "memory power"]
-                    label = f"{curve}, from {of_curve['size'].iloc[0]:,}"
-                    label += f": {power:.2f}" if pd.notna(power) else ""
-                    times = of_curve["size"] / of_curve["size"].iloc[0]
+                    first = of_curve["size"].iloc[0]
                     shown = of_curve[quantity].clip(lower=1) if row else of_curve[quantity]
-                    axis.plot(times, shown, label=label, **series(i))
-                axis.set(xscale="log", yscale="log", ylabel=name if column == 0 else "")
-                axis.legend(title="power of the last doubling")
+                    label = f"{curve}, from {first:,}: {_said(powers.loc[curve])}"
+                    axis.plot(of_curve["size"] / first, shown, label=label, **series(i))
+                    times = max(times, powers.loc[curve, "largest"] / first)
+                axis.set(yscale="log", ylabel=name if column == 0 else "")
+                axis.set_xscale("log", base=2)
+                ticks = [4**i for i in range(int(math.log(times, 4)) + 1)]
+                axis.set_xticks(ticks, [str(tick) for tick in ticks])
             axes[0, column].set_title(title)
             axes[1, column].set_xlabel("times the smallest size")
+            axes[1, column].legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
         describe(
             figure,
             "How time and memory grow with each size",
-            "one thread of a processor, the fastest of two after one; peaks below 1 MB at 1",
+            "behind each curve the power of its last doubling, of time and of memory",
+            "one thread of a processor, the fastest of two; peaks below 1 MB are drawn at 1",
             "benchmarks/growth.csv",
         )
     return figure
+
+
+def _said(powers: pd.Series) -> str:
+    """The powers of a curve in its label."""
+    memory = powers["memory power"]
+    return f"{powers['power']:.2f}" + (f", {memory:.2f}" if pd.notna(memory) else "")
