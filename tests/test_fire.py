@@ -12,8 +12,7 @@ import pytest
 
 from sage_lib import files
 from sage_lib.errors import SageError
-from sage_lib.experiment import profile as profiles
-from sage_lib.experiment import records
+from sage_lib.experiment import profile_checks, records
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines, write_json
 from sage_lib.pipeline import fire_faults, fire_fuzz, fire_kills, stages
@@ -156,7 +155,7 @@ def test_a_check_that_is_taken_out_is_missed(monkeypatch):
     name in the place of a size ends in a traceback."""
     table = fire_fuzz.profiles(["smoke"], 1, 7, lambda profile: None).set_index("change")
     assert table.loc["misspelt", "silent"] > 20
-    monkeypatch.setattr(profiles, "_check_numbers", lambda *given: None)
+    monkeypatch.setattr(profile_checks, "_check_numbers", lambda *given: None)
     table = fire_fuzz.profiles(["smoke"], None, 7, lambda profile: None).set_index("change")
     assert table.loc["retyped", "traceback"] > 0
 

@@ -304,6 +304,7 @@ def test_a_killed_worker_of_submitit_is_taken_up_again(fake, trial, tmp_path):
     worker = psutil.Process(call["pid"]).parent()
     assert "submitit" in " ".join(worker.cmdline())
     worker.send_signal(signal.SIGKILL)
+    wait_for(lambda: not is_alive(call["pid"]))  # before it may end as if nothing had happened
     (tmp_path / "go").touch()
     output = process.communicate()[0]
     assert process.returncode == 0, output

@@ -4,10 +4,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 pip="python3 -m pip install --quiet --disable-pip-version-check"
-$pip --constraint requirements.lock "$(grep '^torch==' requirements.lock)"
-$pip --no-deps --requirement requirements.lock
+$pip --no-deps --require-hashes --requirement requirements.lock
+$pip --no-warn-conflicts --requirement requirements-torch.lock
 $pip --no-deps --no-build-isolation --editable .
 if [ "${1:-}" = gpu ]; then
     extra=$(python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["gpu"])')
-    $pip --no-deps --constraint requirements.lock $extra
+    $pip --no-deps $extra
 fi

@@ -189,14 +189,14 @@ def _exact(problems: int) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
 
     from sage_lib.experiment.profile import load_profile
-    from sage_lib.policy import scoring, tiny_qwen
+    from sage_lib.policy import loading, scoring, tiny_qwen
     from sage_lib.tasks import countdown
 
     _one_thread()
     profile = load_profile("smoke")
     folder = paths.build("benchmarks") / "growth_model"
     tiny_qwen.create(folder, profile.model)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE).eval()
     tokenizer = tiny_qwen.load_tokenizer(folder)
     asked = countdown.problems(countdown.Settings(name="countdown"), problems, seed=1)
 

@@ -89,7 +89,10 @@ TABLE = [
     *("difference", "low", "high", "detectable", "seeds", "interval over"),
 ]
 LEVELS = ["setting", "profile", "arm", "method", "seeds", "pass@1", "pass@256", "rare"]
-OUTCOMES = ["setting", "source", "guide raises both", "pass@256 falls without KL", "seeds"]
+OUTCOMES = [
+    *("setting", "source", "guide raises both", "pass@256 falls without KL"),
+    *("seeds, guide", "seeds, no KL"),
+]
 
 
 def profiles(main: Profile) -> dict[str, Profile]:
@@ -170,16 +173,15 @@ def outcomes(found: dict[str, Profile]) -> pd.DataFrame:
         if one.no_kl is not None:
             falls = Comparison(one.no_kl, one.plain, "pass@256", "below")
             asked["pass@256 falls without KL"] = (falls,)
-        profile, seeds = found.get(one.suffix), 0
-        for column, wanted in asked.items():
+        profile = found.get(one.suffix)
+        for (column, wanted), seeds in zip(asked.items(), OUTCOMES[4:], strict=False):
             claim = Claim(column, one.source, column, wanted, "more seeds")
             if profile is None:
                 row[column] = MISSING
                 continue
             row[column] = verdict.claims(profile, [claim])["outcome"].iloc[0]
-            if column == "guide raises both":
-                seeds = int(verdict.comparisons(profile, [claim])["seeds"].min())
-        rows.append(row | {"seeds": seeds})
+            row[seeds] = int(verdict.comparisons(profile, [claim])["seeds"].min())
+        rows.append(row)
     return pd.DataFrame(rows, columns=OUTCOMES)
 
 

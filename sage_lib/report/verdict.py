@@ -316,15 +316,15 @@ def summary(profile: Profile) -> list[str]:
     table = points(profile).set_index("method")
     front = [method for method in front_methods(profile) if method in table.index]
     line, base = table.loc[front], table.loc[BASE]
-    betas = f"beta from {line['beta'].iloc[0]:g} to {line['beta'].iloc[-1]:g}"
+    betas = f"from beta {line['beta'].iloc[-1]:g} down to {line['beta'].iloc[0]:g}"
     ranges = " and ".join(
-        f"pass@{k} {line[f'pass@{k}'].min():.3f} to {line[f'pass@{k}'].max():.3f}"
-        f" (base {base[f'pass@{k}']:.3f})"
+        f"pass@{k} {line[f'pass@{k}'].iloc[-1]:.3f} to {line[f'pass@{k}'].iloc[0]:.3f}"
+        f" (largest {line[f'pass@{k}'].max():.3f}, base {base[f'pass@{k}']:.3f})"
         for k in AXES
     )
     least = count(int(line["seeds"].min()), "seed")
     size = f"{int(base['problems'])} problems, at least {least} a beta"
-    sentences = [f"GRPO, {betas}: exact {ranges}; {size}."]
+    sentences = [f"GRPO {betas}: exact {ranges}; {size}."]
     branch, against = CLAIMS[0].comparisons[0].method, CLAIMS[0].comparisons[0].against
     seeds = [table["seeds"].get(method, 0) for method in (branch, against)]
     if min(seeds) < FEWEST_SEEDS:
@@ -335,7 +335,8 @@ def summary(profile: Profile) -> list[str]:
             f"{name} {interval_text(*rows.loc[name, ['difference', 'low', 'high']])}"
             for name in (f"pass@{k}" for k in AXES)
         )
-        place = outside(profile).set_index("method").loc[branch, "verdict"]
+        row = outside(profile).set_index("method").loc[branch]
+        place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')} there)"
         whom = f"{profile.label(branch)} minus {profile.label(against)} at the same beta"
         speaks = rows["holds_for"].iloc[0]
         sentences.append(f"{whom}: {differences}; holds for {speaks}; {place}.")
