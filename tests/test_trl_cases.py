@@ -895,17 +895,10 @@ def multiply(a: int, b: int) -> int:
 
 
 async def multiply_later(a: int, b: int) -> int:
-    """
-    Multiplies two integers.
-
-    Args:
-        a: The first integer.
-        b: The second integer.
-
-    Returns:
-        The product.
-    """
     return a * b
+
+
+multiply_later.__doc__ = multiply.__doc__
 
 
 TOLD = Case("", {"max_completion_length": 256}, rewards=(longer,), data="conversational")
