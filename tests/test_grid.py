@@ -97,10 +97,10 @@ def test_a_grid_is_done_in_its_order_and_kept_afterwards(trial, tmp_path, monkey
     assert lines[0] == "0 of 9 done, time left not known yet; at most 1 at a time"
     assert lines[1] == f"{OTHER}/sft: started"
     assert lines[2].startswith(f"{OTHER}/sft: finished, ") and "1 of 9 done, " in lines[2]
-    assert lines[-1].endswith("9 of 9 done, about 0:00 left") and len(lines) == 1 + 2 * 9
+    assert lines[-1].endswith("9 of 9 done, about 0 h 00 min left") and len(lines) == 1 + 2 * 9
     cli.main(words)
     assert len(starts(tmp_path)) == 9
-    assert capsys.readouterr().out.startswith("9 of 9 done, about 0:00 left")
+    assert capsys.readouterr().out.startswith("9 of 9 done, about 0 h 00 min left")
 
 
 def test_failures_are_tried_twice_and_stop_nothing_else(fake, trial, tmp_path):
@@ -271,7 +271,7 @@ def test_dry_run_lists_states_and_times(fake, trial, tmp_path, monkeypatch, caps
     assert by_run["rl/grpo-s1"].startswith("collapsed at step 4: told to")
     assert by_run["rl/grpo_token-s1"].startswith("begun ~")
     assert by_run["evaluation/grpo_token-s1"].startswith("to do ~")
-    assert printed[-1].startswith("5 of 7 done, about 0:00 left; ")
+    assert printed[-1].startswith("5 of 7 done, about 0 h 00 min left; ")
 
 
 def test_a_wrong_command_line_names_what_there_is(trial):

@@ -151,9 +151,12 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     )
     first, second, third = verdict.summary(profile)
     assert "from beta 1 down to 0: exact pass@1 0.310 to 0.320 (largest 0.320, base 0.300)" in first
-    assert "pass@256 0.780 to 0.840 (base 0.860); 30 problems, at least 4 seeds a beta" in first
+    assert (
+        "pass@256 0.840 to 0.780 (largest 0.840, base 0.860); 30 problems, at least 4 seeds a beta"
+        in first
+    )
     assert "GRPO + Branch minus GRPO at the same beta: pass@1 +0.020" in second
-    assert second.endswith("holds for the methods (4 seeds); outside.")
+    assert second.endswith("holds for the methods (4 seeds); outside (4 seeds there).")
     few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.3, 0.8), "grpo": (0.31, 0.8)}, seeds=(1,))
     assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
     assert third.startswith(f"Of {len(verdict.CLAIMS)} claims and predictions: ")

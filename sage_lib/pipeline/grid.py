@@ -319,7 +319,7 @@ class Runner:
         if None in means:
             return "time left not known yet"
         minutes = round(sum(filter(None, means)) / self.parallel / 60)
-        return f"about {minutes // 60}:{minutes % 60:02d} left"
+        return f"about {minutes // 60} h {minutes % 60:02d} min left"
 
     def progress(self) -> str:
         return f"{len(self.done)} of {len(self.tasks)} done, {self.left()}"
