@@ -17,6 +17,7 @@ from sage_lib.report import (
     exact_tables,
     front_tables,
     measured,
+    panels,
     rival_tables,
     shaping_figures,
     shaping_tables,
@@ -368,3 +369,16 @@ def test_rates_are_compared_at_the_seeds_that_all_of_them_have(plant, monkeypatc
     assert list(table.index[table["chosen"] == "chosen"]) == [1e-3]
     said = choice_tables.takeaway(table.reset_index())
     assert "reward at 0.001" in said and "0.001 was taken" in said
+
+
+def test_a_row_far_off_is_a_number_at_the_edge_and_does_not_squeeze_the_others():
+    rows = pd.DataFrame({"mean": [0.01, -0.02, 0.015, -0.8], "low": [0.0, -0.03, 0.01, -0.9]})
+    rows["high"] = 2 * rows["mean"] - rows["low"]
+    axis = plt.figure().add_subplot()
+    assert panels.keep_near(axis, rows, ("mean", "low", "high")) == 1
+    low, high = axis.get_xlim()
+    assert -0.04 < low < -0.03 and 0.02 < high < 0.03, "all others fill the panel"
+    assert [text.get_text() for text in axis.texts] == ["-0.80"]
+    axis = plt.figure().add_subplot()
+    assert panels.keep_near(axis, rows[:3], ("mean", "low", "high")) == 0 and not axis.texts
+    plt.close("all")

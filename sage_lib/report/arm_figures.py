@@ -5,7 +5,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sage_lib.experiment.profile import Profile
-from sage_lib.report.panels import intervals
+from sage_lib.report.front_tables import FEWEST_SEEDS
+from sage_lib.report.panels import intervals, keep_near
 from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, sentence
 
 #: Panels of :func:`differences`.
@@ -37,7 +38,7 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
     methods = list(dict.fromkeys(table["method"]))
     if not methods:
         return nothing(f"{profile.name}: none of these arms was run beside its twin.")
-    labels = [_label(profile, table, key) for key in methods]
+    labels, off = [_label(profile, table, key) for key in methods], 0
     with plt.rc_context(STYLE):
         height = max(1.9, 0.9 + 0.24 * len(methods))
         figure, axes = plt.subplots(1, len(PANELS), figsize=(WIDE, height), sharey=True)
@@ -47,16 +48,21 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             unknown = rows["low"].isna()  # of a step log: too few seeds
             rows.loc[unknown, ["low", "high"]] = rows.loc[unknown, "difference"]
             intervals(axis, profile, rows, ("difference", "low", "high"))
+            off += keep_near(axis, rows, ("difference", "low", "high"))
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
             axis.locator_params(axis="x", nbins=3)
         axes[0].set_yticks(range(len(methods)), labels)
-        clear = table[(table["low"] > 0) | (table["high"] < 0)].groupby("metric").size()
-        parts = [f"{name} {clear.get(name, 0)} of {len(methods)}" for name in PANELS]
+        told = table[table["seeds"] >= FEWEST_SEEDS]
+        clear = told[(told["low"] > 0) | (told["high"] < 0)].groupby("metric").size()
+        of_all = told.groupby("metric").size()
+        parts = [f"{name} {clear.get(name, 0)} of {of_all.get(name, 0)}" for name in PANELS]
         describe(
             figure,
-            f"Minus the same without it, intervals clear of 0: {', '.join(parts)}",
+            f"Minus the same without it, {count(FEWEST_SEEDS, 'seed')} or more, intervals clear of "
+            f"0: {', '.join(parts)}",
             f"{profile.name}. Paired, bars: 95 %, of one seed over problems alone",
+            "numbers: differences beyond the panel" if off else "",
         )
     return figure
 

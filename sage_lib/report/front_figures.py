@@ -13,7 +13,7 @@ from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, front_tables
 from sage_lib.report.measured import drawn
-from sage_lib.report.panels import intervals
+from sage_lib.report.panels import intervals, keep_near
 from sage_lib.report.result_tables import common_seeds
 from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, look, points
 
@@ -250,6 +250,7 @@ def excess(profile: Profile, anchor: str = "k3", family: str | None = None) -> F
         height = max(1.9, 0.9 + 0.22 * len(table))
         figure, axis = plt.subplots(figsize=(WIDE, height))
         intervals(axis, profile, table, ("excess", "low", "high"))
+        off = keep_near(axis, table, ("excess", "low", "high"))
         axis.axvline(0, color="black", linewidth=0.6)
         axis.axhline((~table["on_front"]).sum() - 0.5, color="grey", linewidth=0.6)
         axis.set_xlabel("excess over the front (share of its range); left of 0 is inside")
@@ -262,6 +263,7 @@ def excess(profile: Profile, anchor: str = "k3", family: str | None = None) -> F
             "below the line GRPO's own points, each against the front without it",
             others,
             _alone(table["seeds"]),
+            "numbers: those beyond the panel" if off else "",
         )
     return figure
 

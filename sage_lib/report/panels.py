@@ -121,3 +121,36 @@ def intervals(
     axis.set_yticks(range(len(frame)), [profile.label(method) for method in frame["method"]])
     axis.set_ylim(len(frame) - 0.5, -0.5)
     axis.margins(x=0.1)
+
+
+#: How many times the upper quartile of what the intervals reach still belongs into the picture.
+REACH = 3.0
+
+
+def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) -> int:
+    """Let a few rows far off not squeeze all others: the panel of :func:`intervals` ends at
+    :data:`REACH` times what three quarters of the rows reach, and a row beyond has its number at
+    the edge. Returns how many there are."""
+    mean, low, high = (frame[column].to_numpy(dtype=float) for column in columns)
+    reached = np.nanmax(np.abs([mean, low, high]), axis=0)
+    limit = REACH * np.nanquantile(reached, 0.75) if np.isfinite(reached).any() else 0.0
+    beyond = np.flatnonzero(np.abs(mean) > limit) if limit > 0 else []
+    if not len(beyond):
+        return 0
+    near = reached <= limit
+    least, most = min(0.0, low[near].min()), max(0.0, high[near].max())
+    room = 0.1 * (most - least)
+    ends = (least - room, most + room)
+    for row in beyond:
+        left = mean[row] < 0
+        axis.annotate(
+            f"{mean[row]:+.2f}",
+            (ends[0] if left else ends[1], row),
+            xytext=(2 if left else -2, 0),
+            textcoords="offset points",
+            ha="left" if left else "right",
+            va="center",
+            fontsize=6,
+        )
+    axis.set_xlim(*ends)
+    return len(beyond)

@@ -118,6 +118,9 @@ _OF_THE_GRID: dict[str, tuple[str, Any, str]] = {
     "position_minus": ("brown", "--", "p"),
     "position_plateau_shift-0.5": ("black", ":", "h"),
     "position_plateau_shift0.5": ("sky", "-.", "s"),
+    "full_grpo": ("sky", "--", "D"),
+    "full_no_kl": ("orange", ":", "s"),
+    "full_branch": ("black", "-.", "P"),
 }
 #: The base, GRPO and GRPO + Branch stand in most figures: no other method takes their colour.
 _RESERVED = {"grey", "blue", "vermilion"}
