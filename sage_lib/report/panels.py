@@ -134,8 +134,8 @@ def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) ->
     mean, low, high = (frame[column].to_numpy(dtype=float) for column in columns)
     reached = np.nanmax(np.abs([mean, low, high]), axis=0)
     limit = REACH * np.nanquantile(reached, 0.75) if np.isfinite(reached).any() else 0.0
-    beyond = np.flatnonzero(np.abs(mean) > limit) if limit > 0 else []
-    if not len(beyond):
+    beyond = np.flatnonzero(np.abs(mean) > limit)
+    if limit == 0 or not len(beyond):
         return 0
     near = reached <= limit
     least, most = min(0.0, low[near].min()), max(0.0, high[near].max())
@@ -153,4 +153,4 @@ def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) ->
             fontsize=6,
         )
     axis.set_xlim(*ends)
-    return len(beyond)
+    return int(len(beyond))
