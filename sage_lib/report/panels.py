@@ -153,4 +153,4 @@ def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) ->
             fontsize=6,
         )
     axis.set_xlim(*ends)
-    return int(len(beyond))
+    return len(beyond)
