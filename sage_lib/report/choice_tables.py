@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from sage_lib.experiment.profile import Method, Profile
+from sage_lib.experiment.profile import Profile
 from sage_lib.report import arm_tables, front_tables, verdict
 from sage_lib.report.style import count
 
@@ -25,23 +25,18 @@ def candidates(profile: Profile, family: str) -> dict[float, str]:
     """The methods that a learning rate was chosen among, by rising rate: those of a family of
     :data:`front_tables.TRIED`, and the one that has the same settings outside such families."""
     tried = [key for key, one in profile.methods.items() if one.family == family]
-    wanted = [_without_rate(profile, key) for key in tried]
+    wanted = [front_tables.without(profile, key, RATE) for key in tried]
     chosen = [
         key
         for key, one in profile.methods.items()
-        if one.family not in front_tables.TRIED and _without_rate(profile, key) in wanted
+        if one.family not in front_tables.TRIED
+        and front_tables.without(profile, key, RATE) in wanted
     ]
     return dict(sorted((_rate(profile, key), key) for key in (*tried, *chosen)))
 
 
 def _rate(profile: Profile, key: str) -> float:
     return float({**profile.rl, **profile.methods[key].rl}[RATE])
-
-
-def _without_rate(profile: Profile, key: str) -> Method:
-    method = profile.methods[key]
-    rl = {k: v for k, v in {**profile.rl, **method.rl}.items() if k != RATE}
-    return dataclasses.replace(method, label="", family="", seeds=None, rl=rl)
 
 
 def table(profile: Profile, family: str) -> pd.DataFrame:

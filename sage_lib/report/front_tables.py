@@ -68,10 +68,15 @@ def front_methods(profile: Profile, anchor: str = "k3") -> list[str]:
 
 
 def _without_beta(profile: Profile, key: str) -> Method:
-    """A method with all its RL settings but beta, its anchor and how it is shown."""
+    return dataclasses.replace(without(profile, key, "beta"), anchor="")
+
+
+def without(profile: Profile, key: str, setting: str) -> Method:
+    """A method with all its RL settings but one, and without how it is shown: methods that differ
+    in that setting alone are equal."""
     method = profile.methods[key]
-    rl = {k: v for k, v in {**profile.rl, **method.rl}.items() if k != "beta"}
-    return dataclasses.replace(method, label="", family="", seeds=None, rl=rl, anchor="")
+    rl = {k: v for k, v in {**profile.rl, **method.rl}.items() if k != setting}
+    return dataclasses.replace(method, label="", family="", seeds=None, rl=rl)
 
 
 def points(profile: Profile, ks: Sequence[int] = AXES) -> pd.DataFrame:
