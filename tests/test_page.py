@@ -1,10 +1,15 @@
 """The page of a notebook: what it saves, and what it shows."""
 
+import base64
+
 import matplotlib.pyplot as plt
+import nbformat
 import pandas as pd
 import pytest
+from nbclient import NotebookClient
 
 from sage_lib.experiment.profile import load_profile
+from sage_lib.pipeline.notebooks import with_words
 from sage_lib.report import page as page_module
 from sage_lib.report.page import Page, theory_page
 
@@ -119,9 +124,9 @@ def test_the_folder_of_published_results_is_that_of_a_published_page(tmp_path, s
     assert not (tmp_path / "figures").exists()
 
 
-def test_a_figure_says_in_words_what_it_shows(monkeypatch):
-    """Its titles and axes are the alt text of the picture that a front end gets, which is where
-    nbconvert reads it: the text of axes that are off, and empty ones, are none."""
+def test_a_figure_says_in_words_what_it_shows():
+    """Its titles and axes are the alt text of the picture that a front end gets: the
+    text of axes that are off, and empty ones, are none."""
     figure, (left, right, off) = plt.subplots(1, 3)
     figure.suptitle("Two  panels\nand a title")
     left.set(title="first", xlabel="k", ylabel="pass@k")
@@ -130,8 +135,34 @@ def test_a_figure_says_in_words_what_it_shows(monkeypatch):
     off.axis("off")
     words = "Two panels and a title; first; pass@k by k"
     assert page_module.described(figure) == words
-    shown = []
-    monkeypatch.setattr("IPython.display.display", lambda *a, **k: shown.append((a, k)))
-    page_module._display(figure)
-    assert shown == [((figure,), {"metadata": {"image/png": {"alt": words}}})]
     plt.close(figure)
+
+
+@pytest.mark.parametrize("backend", ["agg", None])
+def test_a_figure_is_a_picture_with_words_whatever_the_backend(backend, monkeypatch):
+    """Where MPLBACKEND is set, Jupyter's own way of showing a figure leaves the picture out."""
+    if backend:
+        monkeypatch.setenv("MPLBACKEND", backend)
+    else:
+        monkeypatch.delenv("MPLBACKEND", raising=False)
+    code = """import matplotlib.pyplot as plt
+from sage_lib.report.page import theory_page
+figure, axes = plt.subplots()
+axes.set(xlabel="k", ylabel="pass@k")
+theory_page().show(figure)"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    [cell] = NotebookClient(notebook, kernel_name="python3").execute()["cells"]
+    [output] = [one for one in cell["outputs"] if one["output_type"] != "stream"]
+    assert base64.b64decode(output["data"]["image/png"]).startswith(b"\x89PNG")
+    assert output["metadata"]["image/png"]["alt"] == "pass@k by k"
+    [shown] = with_words({"cells": [{"outputs": [output]}]})["cells"][0]["outputs"]
+    assert (
+        list(shown["data"]) == ["text/html"] and 'alt="pass@k by k"' in shown["data"]["text/html"]
+    )
+
+
+def test_words_without_their_picture_are_left_as_they_are():
+    """A notebook that was run elsewhere, where Matplotlib was told to draw no pictures."""
+    output = {"data": {"text/plain": "<Figure>"}, "metadata": {"image/png": {"alt": "words"}}}
+    shown = with_words({"cells": [{"outputs": [output]}]})
+    assert shown["cells"][0]["outputs"] == [output]

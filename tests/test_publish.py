@@ -3,6 +3,7 @@ again to the same files, and compared with what a user measured."""
 
 import dataclasses
 import json
+import os
 import shutil
 
 import nbformat
@@ -429,7 +430,9 @@ Page(load_profile(profile, results)).keep(pd.DataFrame({"a": [1 / 3]}), "trial")
     notebook(places / "notebooks", "profile = 'x'\nresults = 'own'", opening)
     publish.publish(own)
     theirs = load_profile(SPEC, "published")
+    monkeypatch.delenv("MPLBACKEND", raising=False)
     assert draw.redraw([theirs])
+    assert "MPLBACKEND" not in os.environ, "a setting of the processes that draw alone"
     printed = capsys.readouterr().out
     assert "00_trial, smoke+train" in printed and "changed: published/smoke" in printed
     table = paths.measured(own.name, published=True) / "trial.csv"

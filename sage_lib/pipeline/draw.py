@@ -125,10 +125,8 @@ def redraw(
     before = _files()
     if theory and not only:
         benchmarks()
-    # Figures are drawn to files, on the threads of one process each.
-    os.environ |= {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
     chosen = drawings(whole, theory, only)
-    with ProcessPoolExecutor(PROCESSES) as pool:
+    with ProcessPoolExecutor(PROCESSES, initializer=_headless) as pool:
         for drawing, (seconds, reason) in zip(chosen, pool.map(_draw, chosen), strict=True):
             print(
                 f"{drawing}: {seconds:.1f} s{f', failed: {reason}' if reason else ''}", flush=True
@@ -141,6 +139,11 @@ def redraw(
     for name in changed:
         print(f"changed: {name}")
     return not failed
+
+
+def _headless() -> None:
+    """In a process that draws, and not in the one that started it: to files, on one thread."""
+    os.environ |= {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
 
 
 def benchmarks() -> None:

@@ -180,7 +180,7 @@ def with_words(notebook: dict[str, Any]) -> dict[str, Any]:
     for cell in shown["cells"]:
         for output in cell.get("outputs", []):
             words = output.get("metadata", {}).get("image/png", {}).get("alt")
-            if words:
+            if words and "image/png" in output["data"]:
                 picture = "".join(output["data"]["image/png"]).replace("\n", "")
                 source = f"data:image/png;base64,{picture}"
                 width = int.from_bytes(base64.b64decode(picture[:32])[16:20])  # a PNG's header

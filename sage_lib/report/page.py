@@ -142,11 +142,15 @@ def theory_page(results: str = "own") -> Page:
 
 
 def _display(shown: Any) -> None:
-    """Show something below the running cell: text as HTML, a figure with its alt text, where
-    nbconvert looks for it; IPython is imported only where there is one."""
+    """Show something below the running cell: text as HTML, a figure as a PNG with its alt text,
+    where nbconvert looks for it, whatever Matplotlib's backend is (``MPLBACKEND=agg`` would leave
+    the picture out); IPython is imported only where there is one."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.pylabtools import print_figure
     from IPython.display import HTML, display
 
-    if isinstance(shown, Figure):
-        display(shown, metadata={"image/png": {"alt": described(shown)}})
+    if isinstance(shown, Figure) and InteractiveShell.initialized():
+        data = {"image/png": print_figure(shown, base64=True), "text/plain": repr(shown)}
+        display(data, metadata={"image/png": {"alt": described(shown)}}, raw=True)
     else:
         display(HTML(shown) if isinstance(shown, str) else shown)
