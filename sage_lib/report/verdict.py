@@ -187,7 +187,7 @@ CLAIMS = (
     Claim(
         "P1",
         "prediction, from notebook 03",
-        "under k3 Branch's pass@256 lies between GRPO's at beta and at 1.4 beta",
+        "under k3 strong Branch's pass@256 lies between GRPO's at beta and at 1.4 beta",
         (
             Comparison("branch_strong", "grpo", "pass@256", "not below"),
             Comparison("branch_strong", "grpo_front_beta1.4", "pass@256", "not above"),
@@ -197,14 +197,14 @@ CLAIMS = (
     Claim(
         "P2",
         "prediction, from notebook 03",
-        "under the corrected k3 Branch changes nothing that matters",
+        "under the corrected k3 strong Branch changes nothing that matters",
         _both("branch_corrected", "corrected_beta1.0", "equal"),
         "more seeds",
     ),
     Claim(
         "P3",
         "prediction",
-        "shuffled Branch equals Branch",
+        "a shuffled strong Branch equals strong Branch",
         _both("shuffled_branch", "branch_strong", "equal"),
         "more seeds",
     ),
@@ -218,7 +218,7 @@ CLAIMS = (
     Claim(
         "P5",
         "prediction, from eq. 4",
-        "under the sequence-level anchor Branch moves mass to rare correct completions",
+        "under the sequence-level anchor strong Branch moves mass to rare correct completions",
         (Comparison("branch_sequence", "sequence_beta0.2", "rare mass", "above"),),
         "more seeds",
     ),

@@ -17,9 +17,9 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from sage_lib.errors import SageError
 from sage_lib.tasks.problem import Demonstration, Problem, TaskSettings, no_revision
@@ -316,16 +316,24 @@ def values(
     return trail
 
 
+# All puzzles of up to four digits: each is drawn from, demonstrated and listed many times.
+@lru_cache(maxsize=40_000)
 def targets(
     digits: tuple[int, ...], way: str, limit: int | None
-) -> dict[int, list[tuple[str, ...]]]:
+) -> Mapping[int, Sequence[tuple[str, ...]]]:
     """Every target that ``way`` reaches from ``digits``, with the operator sequences that do."""
     reached: dict[int, list[tuple[str, ...]]] = {}
-    for operators in itertools.product(OPERATORS, repeat=len(digits) - 1):
+    for operators in _sequences(len(digits) - 1):
         trail = values(digits, way, operators, limit)
         if trail is not None:
             reached.setdefault(trail[-1], []).append(operators)
     return reached
+
+
+@cache
+def _sequences(length: int) -> tuple[tuple[str, ...], ...]:
+    """Every sequence of operators, once in memory for all puzzles."""
+    return tuple(itertools.product(OPERATORS, repeat=length))
 
 
 def other_targets(digits: tuple[int, ...]) -> frozenset[int]:
