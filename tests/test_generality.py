@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sage_lib.experiment.profile import BASE, load_profile, profile_names
+from sage_lib.pipeline import draw
 from sage_lib.report import exact_tables, generality_figures, generality_tables, style
 from sage_lib.report.generality_tables import GUIDE, NO_KL, SETTINGS
 from sage_lib.report.verdict import AGREES, DISAGREES, MISSING, OPEN
@@ -31,6 +32,16 @@ def test_the_arms_of_a_setting_differ_in_one_thing(setting):
         assert no_kl.rl["beta"] == 0 and {**no_kl.rl, "beta": plain.rl["beta"]} == plain.rl
         assert no_kl.lora == plain.lora and no_kl.guide is None
     assert {setting.guided, setting.plain} <= {*profile.methods}
+
+
+def test_profiles_of_other_settings_are_drawn_in_their_notebook_alone(capsys):
+    beside = {name for name in profile_names() if generality_tables.read_beside(name)}
+    assert beside == {"countdown" + one.suffix for one in SETTINGS if one.suffix}
+    assert {generality_tables.read_beside(name) for name in beside} == {"countdown"}
+    assert draw.redraw([load_profile("countdown_larger")], theory=False)
+    printed = capsys.readouterr().out
+    assert "countdown_larger: read beside countdown in notebook 20" in printed
+    assert "0 notebooks in" in printed
 
 
 @pytest.fixture

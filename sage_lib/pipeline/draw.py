@@ -24,6 +24,7 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
 from sage_lib.pipeline import notebooks
 from sage_lib.pipeline.notebooks import Notebook
+from sage_lib.report.generality_tables import read_beside
 
 #: Processes that draw at a time.
 PROCESSES = 2
@@ -105,10 +106,15 @@ def redraw(
 ) -> bool:
     """Draw again what is published of some profiles, and the theory; True when all of it could be.
 
-    A profile that is published in part, as a grid grows, waits until it is whole.
+    A profile that is published in part, as a grid grows, waits until it is whole. One that is read
+    beside another (:func:`read_beside`) is drawn there alone.
     """
     started, whole, failed = time.perf_counter(), [], 0
     for profile in profiles:
+        main = read_beside(profile.name)
+        if main is not None:
+            print(f"{profile.name}: read beside {main} in notebook 20, which draws it", flush=True)
+            continue
         lacking = missing(profile)
         try:
             runs.require_current(profile)

@@ -95,6 +95,13 @@ OUTCOMES = [
 ]
 
 
+def read_beside(name: str) -> str | None:
+    """The profile whose notebook 20 reads this one: that of the verdict, from which it differs in
+    the setting of its suffix; None for a profile that speaks for itself."""
+    mains = [name.removesuffix(one.suffix) for one in SETTINGS if one.suffix]
+    return next((main for main in mains if main != name and main in profile_names()), None)
+
+
 def profiles(main: Profile) -> dict[str, Profile]:
     """By suffix the profile of the verdict and those beside it (:data:`SETTINGS`) that have results
     of the same kind, its own or published."""
