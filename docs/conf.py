@@ -30,6 +30,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+smartquotes_action = "qe"  # no dashes: "--resume" in a sentence is typed as it stands
 html_theme_options = {"navigation_with_keys": True}
 
 # The notebooks' own outputs are shown; nothing runs here.
