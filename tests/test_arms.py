@@ -149,7 +149,7 @@ def test_one_seed_decides_nothing_and_four_do(plant):
     rows = arm_tables.table(one, shaping_tables.FAMILY).set_index("method")
     assert rows.loc["ppl_positive", "interval over"] == "problems alone: 1 seed"
     assert rows.loc["ppl_negative", "interval over"] == "not run"
-    assert "ppl_positive" in arm_tables.few_seeds(one, ["grpo", "ppl_positive"])
+    assert ": GRPO + PPL. " in arm_tables.few_seeds(one, ["grpo", "ppl_positive"])
     assert arm_tables.few_seeds(many, ["grpo", "ppl_positive"]) == ""
 
 
@@ -199,7 +199,7 @@ def test_differences_are_to_the_twin_and_drawn_with_their_seeds(plant):
 def test_what_was_not_run_is_named(plant):
     some = plant({**GRPO, "ppl_positive": (0.3, 0.8, 0.04)})
     assert "1 of the 6 methods" in arm_tables.missing(some, shaping_tables.FAMILY)
-    assert "position_minus" in arm_tables.missing(some, shaping_tables.FAMILY)
+    assert "GRPO + position, early tokens;" in arm_tables.missing(some, shaping_tables.FAMILY)
     none = arm_tables.missing(plant(GRPO), rival_tables.FAMILY)
     assert "0 of the 19 methods" in none and "Not yet" not in none
     assert "no methods of the family" in arm_tables.missing(load_profile("smoke"), "rivals")
@@ -227,7 +227,7 @@ def test_the_best_rivals_are_at_a_beta_where_a_guide_acts_and_have_seeds(plant):
     outside["seeds"] = [4, 4, 4, 4, 1, 4]
     assert rival_tables.best(profile, outside) == ["reference_reset", "pass_at_k_beta1.0"]
     lines = "\n".join(rival_tables.combined(profile, outside))
-    assert "Pass@4 training, beta 1.0; with a guide it is pass_at_k_branch" in lines
+    assert "Pass@4 training, beta 1.0; with a guide it is Pass@4 training + Branch" in lines
     assert "GRPO + reference reset; with a guide it is not in the profile yet" in lines
     few = rival_tables.combined(profile, outside.assign(seeds=1))
     assert "to be chosen when 3 seeds" in few[1] and len(few) == 2

@@ -50,6 +50,17 @@ def test_a_column_may_have_a_format_of_its_own_and_a_named_index_is_shown(shown)
     html = shown[0].to_html()
     assert ">12.35%<" in html and ">2 runs<" in html
     assert ">Base Model</th>" in html and ">GRPO</th>" in html
+    head, _, _ = html.partition("<tbody>")
+    assert head.count("<tr>") == 1 and ">method</th>" in head, "one row of names"
+
+
+def test_a_column_is_displayed_by_words_and_kept_by_its_name(tmp_path, shown):
+    frame = FRAME.assign(holds_for="these two checkpoints", dr_grpo=1.0)
+    Page(load_profile("smoke")).keep(frame, "table1")
+    html = shown[0].to_html()
+    assert ">holds for</th>" in html and "holds_for" not in html and ">dr_grpo</th>" in html
+    kept = pd.read_csv(tmp_path / "measured" / "smoke" / "table1.csv")
+    assert list(kept) == list(frame)
 
 
 def test_a_column_without_any_value_is_left_out_of_the_display_alone(tmp_path, shown):

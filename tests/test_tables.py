@@ -537,6 +537,15 @@ def test_labels_are_put_on_for_display_alone(profile):
     assert list(by_method.index) == shown["method"].tolist()
 
 
+def test_a_method_that_is_not_published_yet_has_its_label():
+    whole = load_profile("smoke")
+    part = dataclasses.replace(whole, methods={"grpo": whole.methods["grpo"]}, published=True)
+    shown = measured.labelled(part, pd.DataFrame({"method": ["dapo_branch", "grpo", "none"]}))
+    assert shown["method"].tolist() == ["DAPO + Branch", "GRPO", "none"]
+    assert measured.named(whole, ["grpo", "dapo_no_kl"]) == "GRPO; DAPO (no KL)"
+    assert measured.named(whole, []) == "none"
+
+
 def test_a_row_of_the_paper_belongs_to_the_method_with_its_label(profile):
     twins = {**profile.methods, "grpo_again": Method("GRPO")}
     found = result_tables.reported_table(dataclasses.replace(profile, methods=twins))

@@ -11,9 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from sage_lib.experiment.profile import BASE, Method, Profile, load_profile
+from sage_lib.experiment.profile import BASE, Method, Profile
 from sage_lib.report import exact_tables, front_tables, measured, verdict
 from sage_lib.report.front_tables import FEWEST_SEEDS
+from sage_lib.report.measured import declared, named
 from sage_lib.report.style import count
 
 #: Settings of RL that are what an arm adds to GRPO: its twin has the profile's.
@@ -25,11 +26,6 @@ TABLE = [
     *("pass@1", "pass@1 low", "pass@1 high", "pass@256", "pass@256 low", "pass@256 high"),
     *("entropy", "length", "step seconds", "step ratio"),
 ]
-
-
-def declared(profile: Profile) -> Profile:
-    """The profile with all of its methods, whatever of them was published."""
-    return load_profile(profile.spec)
 
 
 def names(profile: Profile, family: str) -> list[str]:
@@ -44,17 +40,18 @@ def arms(profile: Profile, family: str) -> list[str]:
 
 def missing(profile: Profile, family: str) -> str:
     """A sentence that names what of a family was not run; "" where nothing is missing."""
-    every, there = names(profile, family), arms(profile, family)
+    whole, there = declared(profile), arms(profile, family)
+    every = names(profile, family)
     if not every:
         return f"The profile {profile.name} has no methods of the family {family}."
     lacking = [key for key in every if key not in there]
     if not lacking:
         return ""
     where = "published" if profile.published else "evaluated"
-    named = f" Not yet: {', '.join(lacking)}." if there else ""
+    rest = f" Not yet: {named(whole, lacking)}." if there else ""
     return (
         f"{len(there)} of the {count(len(every), 'method')} of the family {family} are {where}: "
-        f"sage-companion grid countdown --only {family} makes the others.{named}"
+        f"sage-companion grid countdown --only {family} makes the others.{rest}"
     )
 
 
@@ -232,6 +229,6 @@ def few_seeds(profile: Profile, methods: Sequence[str]) -> str:
     if not few:
         return ""
     return (
-        f"Fewer than {FEWEST_SEEDS} seeds, which decide nothing: {', '.join(few)}. An interval of "
-        "one seed is over problems alone and says nothing of another seed."
+        f"Fewer than {FEWEST_SEEDS} seeds, which decide nothing: {named(profile, few)}. An "
+        "interval of one seed is over problems alone and says nothing of another seed."
     )

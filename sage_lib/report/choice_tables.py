@@ -11,6 +11,7 @@ import pandas as pd
 
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import arm_tables, front_tables, verdict
+from sage_lib.report.measured import declared
 from sage_lib.report.style import count
 
 RATE = "learning_rate"
@@ -46,7 +47,7 @@ def table(profile: Profile, family: str) -> pd.DataFrame:
     ``reward`` is the mean over the last fifth of the steps, what a user without exact pass@k would
     choose by; pass@k is exact, of valid work, with 95 % intervals over what "interval over" says.
     """
-    found = candidates(arm_tables.declared(profile), family)
+    found = candidates(declared(profile), family)
     there = {rate: key for rate, key in found.items() if key in profile.evaluated}
     if not there:
         return pd.DataFrame(columns=TABLE)

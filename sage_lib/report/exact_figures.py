@@ -40,7 +40,9 @@ def exact_pass_at_k(profile: Profile, ood: bool = False, family: str | None = No
             axis.set_xscale("log", base=2)
             axis.set_xticks(KS[::2], [str(k) for k in KS[::2]])
             problems = count(of_set["problem"].nunique(), "problem")
-            axis.set(xlabel="k", ylim=(-0.02, 1.02), title=f"{dataset}\n{problems}")
+            axis.set(
+                xlabel="k", ylim=(-0.02, 1.02), title=f"{dataset.replace('_', ' ')}\n{problems}"
+            )
         axes.flat[0].set_ylabel("exact pass@k")
         means = {method: float(np.mean(values)) for method, values in last.items()}
         several = found.groupby("method")["run"].nunique().max() > 1

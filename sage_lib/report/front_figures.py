@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, front_tables
-from sage_lib.report.measured import drawn
+from sage_lib.report.measured import drawn, named
 from sage_lib.report.panels import intervals, keep_near
 from sage_lib.report.result_tables import common_seeds
 from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, look, points
@@ -75,9 +75,7 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             if beside
             else "",
             _alone(table.loc[[*methods], "seeds"]),
-            f"too far off for the right panel: {', '.join(map(profile.label, beyond))}"
-            if beyond
-            else "",
+            f"too far off for the right panel: {named(profile, beyond)}" if beyond else "",
         )
     return figure
 
@@ -103,8 +101,8 @@ def _message(profile: Profile, outside: pd.DataFrame) -> str:
         return f"None of {told} can be told from GRPO's front over beta{rest}"
     parts = []
     for name, keys in found.items():
-        named = f" ({', '.join(map(profile.label, keys))})" if 0 < len(keys) <= NAMED else ""
-        parts.append(f"{len(keys)} {name}{named}")
+        which = f" ({named(profile, keys)})" if 0 < len(keys) <= NAMED else ""
+        parts.append(f"{len(keys)} {name}{which}")
     methods = count(len(outside), "method")
     return (
         f"Of {methods} beside GRPO's front, {' and '.join(parts)}; the others cannot be told{rest}"

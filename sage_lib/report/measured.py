@@ -7,7 +7,7 @@ labels on at the end.
 import gzip
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,22 @@ def labelled(profile: Profile, frame: pd.DataFrame) -> pd.DataFrame:
     """
     labels = {method: profile.label(method) for method in ("base", *profile.methods)}
     present = [name for name in KEYS if name in frame]
+    if profile.published and any(not set(frame[name]) <= set(labels) for name in present):
+        # A claim names methods that are not published yet as well.
+        labels = {key: one.label for key, one in declared(profile).methods.items()} | labels
     shown = frame.assign(**{name: [labels.get(v, v) for v in frame[name]] for name in present})
     return shown.rename(index=labels) if shown.index.name in KEYS else shown
+
+
+def declared(profile: Profile) -> Profile:
+    """The profile with all of its methods, whatever of them was published."""
+    return load_profile(profile.spec)
+
+
+def named(profile: Profile, methods: Iterable[str]) -> str:
+    """Labels of methods for a sentence, parted by semicolons, since many a label has a comma;
+    "none" without any."""
+    return "; ".join(map(profile.label, methods)) or "none"
 
 
 def families(profile: Profile, chosen: Sequence[str] | None = None) -> dict[str, tuple[str, ...]]:

@@ -19,6 +19,38 @@ from sage_lib.report.style import described, save_figure
 
 #: What the folded commands below a table are called.
 AGAIN = "commands that make these rows again"
+#: Columns that are displayed by other words than their file has: the names of files stay as they
+#: are for those who read them.
+HEADINGS = {
+    "on_front": "on the front",
+    "to_base": "share of the base",
+    "holds_for": "holds for",
+    "law_error": "error of the law",
+    "mean_error": "error of the mean",
+    "a_error": "error of a",
+    "above_2": "|z| above 2",
+    "above_3": "|z| above 3",
+    "rare_share": "rare share",
+    "rare_low": "rare low",
+    "rare_high": "rare high",
+    "both_ways": "both ways",
+    "both_ways_low": "both ways low",
+    "both_ways_high": "both ways high",
+    "valid_common": "valid common",
+    "valid_rare": "valid rare",
+    "early_std": "early std",
+    "mid_std": "mid std",
+    "late_std": "late std",
+    "along_se": "along, standard error",
+    "share_se": "share, standard error",
+    "at_beta": "at beta",
+    "at_beta_kappa": "at beta/kappa",
+    "to_reverse": "to the reverse KL",
+    "to_forward": "to the forward KL",
+    "peak_memory_gb": "peak GB",
+    "step_time": "seconds a step",
+    "frac_reward_zero_std": "groups without a spread",
+}
 #: Text reads from the left, its own line breaks kept.
 LEFT = {"text-align": "left", "white-space": "pre-wrap"}
 
@@ -87,8 +119,9 @@ class Page:
 
         ``formats`` gives a column another format, such as ``share="{:.1%}"``. An index that has a
         name is shown, since it says what a row is; any other only numbers the rows. A column
-        without any value (the std over one seed) is left out; a cell without one is empty. Below a
-        table with a column ``method`` stand, folded away, the commands that make its rows again.
+        without any value (the std over one seed) is left out; a cell without one is empty. Columns
+        have the words of :data:`HEADINGS`, where these have some. Below a table with a column
+        ``method`` stand, folded away, the commands that make its rows again.
         """
         self._table(frame, precision, formats)
         self._commands(frame)
@@ -101,10 +134,13 @@ class Page:
         numbered = not any(shown.index.names)
         if numbered:
             shown = shown.reset_index(drop=True)
+        elif shown.index.nlevels == shown.columns.nlevels == 1 and shown.columns.name is None:
+            # In one row with the names of the columns; pandas gives it a row of its own below them.
+            shown = shown.rename_axis(index=None, columns=shown.index.name)
         # Without a name for each cell a table takes half the room in a notebook.
         style = Styler(shown, cell_ids=False).format(formats, precision=precision, na_rep="")
         for axis in (0, 1):
-            style = style.format_index(_plain, axis=axis)
+            style = style.format_index(_heading if axis else _plain, axis=axis)
         if numbered:
             style = style.hide(axis="index")
         words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
@@ -123,6 +159,11 @@ class Page:
 def _plain(label: Any) -> str:
     """A row's or a column's name: a number without the zeros behind it."""
     return f"{label:g}" if isinstance(label, float) else str(label)
+
+
+def _heading(label: Any) -> str:
+    """A column's name as it is displayed."""
+    return HEADINGS.get(label, _plain(label)) if isinstance(label, str) else _plain(label)
 
 
 def commands(profile: Profile, frame: pd.DataFrame) -> list[str]:

@@ -65,13 +65,13 @@ def by_samples(profile: Profile) -> Figure:
             shown = f"{seeds.min()} to {seeds.max()} seeds"
         ends = table[table["drawn"] == table.groupby("method")["drawn"].transform("max")]
         last = ends.groupby("method")["pass@256"].mean().to_dict()
+        method_legend(figure, profile, methods, columns=3)
         describe(
             figure,
             spread(profile, last, "Exact pass@256 at the end"),
             f"{profile.name}. {shown}, evaluated exactly",
             "thin lines: each seed" if seeds.max() > 1 else "",
         )
-        method_legend(figure, profile, methods, columns=3)
     return figure
 
 

@@ -13,7 +13,7 @@ from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables
 from sage_lib.report.front_tables import AXES
-from sage_lib.report.measured import table_of
+from sage_lib.report.measured import named, table_of
 from sage_lib.report.style import count
 from sage_lib.report.verdict import Claim, Comparison
 
@@ -207,8 +207,9 @@ def takeaways(profile: Profile, outside: pd.DataFrame, claims: pd.DataFrame) -> 
         )
     of_rft = outside[outside["method"].isin(arms(profile))]
     for verdict, group in of_rft.groupby("verdict", sort=False):
-        named = ", ".join(profile.label(key) for key in group["method"])
-        lines.append(f"against GRPO's front over beta, {verdict}: {named}")
+        lines.append(
+            f"against GRPO's front over beta, {verdict}: {named(profile, group['method'])}"
+        )
     for result, group in claims.groupby("outcome", sort=False):
-        lines.append(f"{result}: {', '.join(group['claim'])}")
+        lines.append(f"{result}: {'; '.join(group['claim'])}")
     return lines

@@ -14,6 +14,7 @@ import pandas as pd
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import arm_tables
 from sage_lib.report.front_tables import FEWEST_SEEDS, beta_of
+from sage_lib.report.measured import declared, named
 from sage_lib.report.style import count
 from sage_lib.report.verdict import MISSING, Claim, Comparison
 
@@ -106,7 +107,7 @@ def table(profile: Profile) -> pd.DataFrame:
 def claims(profile: Profile) -> list[Claim]:
     """What each rival's source says that it raises, over its twin; a claim for each of its
     settings."""
-    whole = arm_tables.declared(profile)
+    whole = declared(profile)
     found = []
     for key in arm_tables.names(profile, FAMILY):
         known, against = rival(key), arm_tables.twin(whole, key)
@@ -130,7 +131,7 @@ def guided(profile: Profile) -> list[tuple[str, str]]:
 
 def orthogonality(profile: Profile) -> list[Claim]:
     """SAGE's Section 2: a guide adds to such methods; both of exact pass@1 and pass@256 rise."""
-    whole = arm_tables.declared(profile)
+    whole = declared(profile)
     return [
         Claim(
             whole.label(key),
@@ -162,10 +163,9 @@ def best(profile: Profile, outside: pd.DataFrame, number: int = BEST) -> list[st
 
 def combined(profile: Profile, outside: pd.DataFrame) -> list[str]:
     """Whether the best rivals are those that were trained with a guide, in sentences."""
-    whole = arm_tables.declared(profile)
+    whole = declared(profile)
     with_guide = {without: key for key, without in guided(whole)}
-    named = ", ".join(whole.label(key) for key in with_guide.values()) or "none"
-    lines = [f"with a guide in the profile: {named}"]
+    lines = [f"with a guide in the profile: {named(whole, with_guide.values())}"]
     found = best(profile, outside)
     if len(found) < BEST:
         lines.append(
@@ -177,7 +177,11 @@ def combined(profile: Profile, outside: pd.DataFrame) -> list[str]:
         how = with_guide.get(key)
         lines.append(
             f"among the {BEST} best by excess over the front: {whole.label(key)}; "
-            + (f"with a guide it is {how}" if how else "with a guide it is not in the profile yet")
+            + (
+                f"with a guide it is {whole.label(how)}"
+                if how
+                else "with a guide it is not in the profile yet"
+            )
         )
     return lines
 
@@ -192,14 +196,15 @@ def takeaways(
     """
     lines = [line for line in [arm_tables.missing(profile, FAMILY)] if line]
     there = arm_tables.arms(profile, FAMILY)
-    of_rivals = outside[outside["method"].isin(there)]
-    for verdict, group in of_rivals.groupby("verdict", sort=False):
-        named = ", ".join(profile.label(key) for key in group["method"])
-        lines.append(f"against GRPO's front over beta, {verdict}: {named}")
+    told = outside[outside["method"].isin(there) & (outside["seeds"] >= FEWEST_SEEDS)]
+    for verdict, group in told.groupby("verdict", sort=False):
+        lines.append(
+            f"against GRPO's front over beta, {verdict}: {named(profile, group['method'])}"
+        )
     if few := arm_tables.few_seeds(profile, there):
         lines.append(few)
     for words, table in (("what its source says", said), ("orthogonal to SAGE", guide)):
         for result, group in table.groupby("outcome", sort=False):
-            named = "" if result == MISSING else f": {'; '.join(group['claim'])}"
-            lines.append(f"{words}, {result}, {count(len(group), 'method')}{named}")
+            which = "" if result == MISSING else f": {'; '.join(group['claim'])}"
+            lines.append(f"{words}, {result}, {count(len(group), 'method')}{which}")
     return lines

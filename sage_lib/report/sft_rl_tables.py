@@ -19,6 +19,7 @@ from sage_lib.report import exact_tables, measured
 from sage_lib.report.front_tables import FEWEST_SEEDS
 from sage_lib.report.measured import by_seed, of_sets, table_of
 from sage_lib.report.result_tables import common_seeds, difference_rows
+from sage_lib.report.style import count
 from sage_lib.report.verdict import AGREES, DISAGREES, MISSING, OPEN, outcome
 
 #: The arms, where they were run: base, SFT that goes on, rejection sampling, RL.
@@ -64,7 +65,9 @@ def absent(profile: Profile) -> str:
     if not lacking:
         return ""
     where = "published" if profile.published else f"in the profile {profile.name}"
-    return f"Not {where}: {', '.join(lacking)}; sage-companion grid countdown makes them."
+    known = measured.declared(profile)
+    names = "; ".join(known.label(key) if key in known.methods else key for key in lacking)
+    return f"Not {where}: {names}. sage-companion grid countdown makes them."
 
 
 def diversity(profile: Profile) -> pd.DataFrame:
@@ -207,12 +210,17 @@ def takeaways(
     lines = []
     for name in ("pass@1", "pass@256", "diversity", "branching"):
         order = wide[name].sort_values(ascending=False)
-        named = ", ".join(f"{profile.label(key)} {value:.3f}" for key, value in order.items())
-        lines.append(f"{name}, from most to least: {named}")
+        listed = "; ".join(f"{profile.label(key)} {value:.3f}" for key, value in order.items())
+        lines.append(f"{name}, from most to least: {listed}")
     for row in moved.to_dict("records"):
         label = profile.label(row["method"])
-        lines.append(f"{label} lost {row['lost']} problems of the base's and won {row['won']}")
-    for result, group in said.groupby("outcome", sort=False):
-        named = ", ".join(dict.fromkeys(group["statement"]))
-        lines.append(f"{result}: {named}")
+        lost = count(row["lost"], "problem")
+        lines.append(f"{label} lost {lost} of the base's and won {row['won']}")
+    known = measured.labelled(profile, said)
+    twice = said.groupby("statement")["method"].transform("size") > 1
+    both = known["statement"] + " (" + known["method"] + " against " + known["against"] + ")"
+    for result, group in (
+        known["statement"].where(~twice, both).groupby(said["outcome"], sort=False)
+    ):
+        lines.append(f"{result}: {'; '.join(group)}")
     return lines
