@@ -382,3 +382,31 @@ def test_a_row_far_off_is_a_number_at_the_edge_and_does_not_squeeze_the_others()
     axis = plt.figure().add_subplot()
     assert panels.keep_near(axis, rows[:3], ("mean", "low", "high")) == 0 and not axis.texts
     plt.close("all")
+
+
+def test_a_line_far_above_the_others_leaves_its_panel():
+    _, axis = plt.subplots()
+    for height in (0.04, 0.05, 0.05, 0.06, 2.5):
+        axis.plot([0, 1], [0.03, height])
+    assert panels.keep_lines_near(axis)
+    low, high = axis.get_ylim()
+    assert 0.02 < low < 0.03 and 0.06 < high < 0.07
+    _, axis = plt.subplots()
+    axis.plot([0, 1], [0.03, 0.05])
+    assert not panels.keep_lines_near(axis)
+    plt.close("all")
+
+
+def test_runs_of_other_lengths_stand_beside_each_other_by_their_share(plant):
+    own = {"max_steps": 600}
+    profile = plant({**GRPO, "ppl_positive": (0.3, 0.8, 0.04)})
+    assert "RL step" in {axis.get_xlabel() for axis in _curves(profile)}
+    longer = dataclasses.replace(profile.methods["ppl_positive"], rl=own)
+    profile = dataclasses.replace(profile, methods={**profile.methods, "ppl_positive": longer})
+    assert {axis.get_xlabel() for axis in _curves(profile)} == {"share of the run"}
+    plt.close("all")
+
+
+def _curves(profile):
+    drawn = training_figures.training_curves(profile, ["grpo", "ppl_positive"], "reward")
+    return [axis for axis in drawn.axes if axis.axison]

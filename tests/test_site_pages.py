@@ -53,6 +53,15 @@ def test_a_frames_text_is_text_and_its_style_stays_inside():
     assert not re.search(r"\.\d{3,}", picture)
 
 
+def test_of_many_choices_a_few_are_shown_at_first():
+    figure, _ = plt.subplots()
+    choices = {key: (key, "#0173b2") for key in ("one", "two")}
+    page = sliders.slider({"1": figure}, "k", choices=choices, ticked=["two"])
+    assert 'value="one">' in page and 'value="two" checked>' in page
+    assert sliders.slider({"1": figure}, "k", choices=choices).count(" checked>") == 2
+    plt.close("all")
+
+
 def test_words_in_lines_have_their_numbers_and_one_is_marked_by_a_slider():
     lines = {"a": [("x", "red"), ("<y>", "none")], "b": [("x", "blue"), ("<y>", "none")]}
     page = sliders.text(lines, ['1 "of" 2', "2 of 2"], "word & place", start=1)

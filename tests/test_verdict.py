@@ -160,3 +160,13 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.3, 0.8), "grpo": (0.31, 0.8)}, seeds=(1,))
     assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
     assert third.startswith(f"Of {len(verdict.CLAIMS)} claims and predictions: ")
+
+
+def test_methods_beside_the_base_are_counted_and_those_with_seeds_are_named():
+    profile = load_profile("smoke")
+    keys = ["grpo", "grpo_no_kl", "dapo_no_kl"]
+    rows = pd.DataFrame({"method": keys, "low": [0.1, 0.1, -0.1], "high": 0.2, "seeds": [3, 1, 1]})
+    assert verdict.beside_base(profile, rows, "more than", "less than", "like") == [
+        "    more than the base: 2; of 3 seeds or more: GRPO",
+        "    like the base: 1; of 3 seeds or more: none",
+    ]

@@ -1,7 +1,7 @@
 """What a notebook makes: figures and tables, saved where they belong and shown below the cell."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -48,6 +48,9 @@ HEADINGS = {
     "to_reverse": "to the reverse KL",
     "to_forward": "to the forward KL",
     "peak_memory_gb": "peak GB",
+    "most_GB": "most GB",
+    "median_seconds": "median seconds",
+    "total_hours": "hours in all",
     "step_time": "seconds a step",
     "frac_reward_zero_std": "groups without a spread",
 }
@@ -88,12 +91,13 @@ class Page:
         label: str,
         start: int = 0,
         choices: Mapping[str, tuple[str, str]] | None = None,
+        ticked: Collection[str] | None = None,
     ) -> None:
         """Display figures behind a slider that needs no kernel, as :func:`sliders.slider` has them;
         nothing is saved."""
         for figure in figures.values():
             plt.close(figure)
-        _display(sliders.slider(figures, label, start, choices))
+        _display(sliders.slider(figures, label, start, choices, ticked))
 
     def keep(
         self,

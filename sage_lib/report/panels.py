@@ -97,6 +97,17 @@ def spread(profile: Profile, values: Mapping[str, float], name: str) -> str:
     return f"{name}: {' to '.join(parts)}{base}"
 
 
+#: Inches of a legend's entry: its line, and each letter of its label.
+ENTRY, LETTER = 0.55, 0.055
+
+
+def legend_columns(profile: Profile, methods: Sequence[str], width: float, most: int = 4) -> int:
+    """How many columns of a legend fit into the width of a figure, inches: a wider legend would
+    make the saved figure wider, and so its panels smaller on a page."""
+    longest = max((len(profile.label(method)) for method in methods), default=0)
+    return max(1, min(most, len(methods), int(width / (ENTRY + LETTER * longest))))
+
+
 def method_legend(
     figure: FigureBase, profile: Profile, methods: Sequence[str], columns: int = 4
 ) -> None:
@@ -123,7 +134,7 @@ def intervals(
     axis.margins(x=0.1)
 
 
-#: How many times the upper quartile of what the intervals reach still belongs into the picture.
+#: How many times the upper quartile of what intervals or lines reach still belongs into a picture.
 REACH = 3.0
 
 
@@ -154,3 +165,18 @@ def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) ->
         )
     axis.set_xlim(*ends)
     return len(beyond)
+
+
+def keep_lines_near(axis: Axes) -> bool:
+    """The same for lines: a panel ends at :data:`REACH` times the height that three quarters of its
+    lines stay below, and a line that rises farther leaves it. Returns whether one does."""
+    tops = np.array([np.nanmax(np.asarray(one.get_ydata(), dtype=float)) for one in axis.lines])
+    if not len(tops):
+        return False
+    near = tops <= REACH * np.quantile(tops, 0.75)
+    if near.all():
+        return False
+    top = tops[near].max()
+    low = min(float(np.nanmin(np.asarray(one.get_ydata(), dtype=float))) for one in axis.lines)
+    axis.set_ylim(low - 0.1 * (top - low), top + 0.1 * (top - low))
+    return True

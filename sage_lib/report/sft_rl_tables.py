@@ -41,7 +41,7 @@ SAID = (
     ("RL does not raise pass@k", "grpo_no_kl", BASE, "pass@256", "not above"),
     *(("SFT lowers diversity", arm, BASE, "diversity", "below") for arm in SFT_ARMS),
     ("RL lowers diversity", "grpo_no_kl", BASE, "diversity", "below"),
-    *(("RL lowers it by more", "grpo_no_kl", arm, "diversity", "below") for arm in SFT_ARMS),
+    *(("RL lowers diversity by more", "grpo_no_kl", arm, "diversity", "below") for arm in SFT_ARMS),
     *(("SFT raises branching", arm, BASE, "branching", "above") for arm in SFT_ARMS),
     ("RL does not raise branching", "grpo_no_kl", BASE, "branching", "not above"),
 )

@@ -9,7 +9,7 @@ import html
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -92,7 +92,7 @@ _TEXT = """\
 </div>
 """
 _CHOICE = """\
-<label><input type="checkbox" value="{value}" checked>\
+<label><input type="checkbox" value="{value}"{checked}>\
 <span class="swatch" style="background: {colour}"></span>{label}</label>"""
 
 
@@ -119,17 +119,24 @@ def slider(
     label: str,
     start: int = 0,
     choices: Mapping[str, tuple[str, str]] | None = None,
+    ticked: Collection[str] | None = None,
 ) -> str:
     """HTML with one figure at a time, and a slider over them.
 
     ``figures``: position, as it is to be read -> figure; ``label``: what the slider moves;
     ``start``: number of the frame that is shown first. ``choices``: the gid of artists of the
-    figures -> label and colour of a box that shows or hides them.
+    figures -> label and colour of a box that shows or hides them; ``ticked``: those of many that
+    are shown at first (None: all).
     """
     pictures = [svg(figure) for figure in figures.values()]
     positions = list(figures)
     boxes = [
-        _CHOICE.format(value=html.escape(gid), label=html.escape(name), colour=colour)
+        _CHOICE.format(
+            value=html.escape(gid),
+            label=html.escape(name),
+            colour=colour,
+            checked=" checked" if ticked is None or gid in ticked else "",
+        )
         for gid, (name, colour) in (choices or {}).items()
     ]
     # No "</script>" may end the data.

@@ -14,7 +14,15 @@ from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.experiment.runs import entropies, sft_run
 from sage_lib.files import read_lines
 from sage_lib.report import measured, training_tables
-from sage_lib.report.panels import banded, lines_of, method_legend, seeds, spread
+from sage_lib.report.panels import (
+    banded,
+    keep_lines_near,
+    legend_columns,
+    lines_of,
+    method_legend,
+    seeds,
+    spread,
+)
 from sage_lib.report.style import (
     COLOURS,
     NARROW,
@@ -134,11 +142,13 @@ def training_curves(profile: Profile, methods: Sequence[str], *columns: str) -> 
     """What the runs of ``methods`` log, by RL step: :data:`PANELS`, mean over seeds.
 
     Bands span the seeds, where there are several. ``columns``: up to three of the panels, in one
-    row; without them the first six that are logged.
+    row; without them the first six that are logged. Runs of different lengths stand beside each
+    other by the share of the run.
     """
     frame = measured.training(profile)
     panels = {column: PANELS[column] for column in columns or PANELS if column in frame}
-    rows, across = 1 if columns else 2, 2 if columns else 4
+    rows = 1 if columns else 2
+    across = legend_columns(profile, methods, WIDE, 2 if columns else 4)
     with plt.rc_context(STYLE):
         height = 0.6 + 1.6 * rows + 0.17 * -(-len(methods) // across)
         figure, axes = plt.subplots(rows, 3, figsize=(WIDE, height), squeeze=False)
@@ -146,19 +156,23 @@ def training_curves(profile: Profile, methods: Sequence[str], *columns: str) -> 
         for axis, (column, name) in shown:
             _curves(axis, profile, frame, methods, column)
             axis.set_ylabel(name)
+        left = [keep_lines_near(axis) for axis, _ in shown]
         for axis in axes.flat[len(shown) :]:
             axis.axis("off")
         method_legend(figure, profile, methods, across)
         batch = profile.rl["per_device_train_batch_size"]
         rollouts = batch * profile.rl["gradient_accumulation_steps"]
-        longest = max(_lengths(profile, methods))
-        trained = [method for method in methods if _lengths(profile, [method]) == {longest}]
-        ends = {method: _end(frame, method) for method in trained}
+        lengths = _lengths(profile, methods)
+        last, drawn = _steps(_window(max(lengths))), "step"
+        if len(lengths) > 1:
+            last, drawn = "tenth of a run", "batch"
+        ends = {method: _end(frame, method) for method in methods if method != BASE}
         describe(
             figure,
-            spread(profile, ends, f"Reward over the last {_steps(_window(longest))}"),
-            f"{profile.name}. {count(rollouts, 'rollout')} a step",
+            spread(profile, ends, f"Reward over the last {last}"),
+            f"{profile.name}. {count(rollouts, 'rollout')} a {drawn}",
             _averaged(profile, methods),
+            "a line that leaves its panel goes on above it" if any(left) else "",
         )
     return figure
 
@@ -216,6 +230,7 @@ def _curves(
 ) -> None:
     """Mean over seeds of one logged column for each method that logs it, from the first step that
     has a whole window behind it."""
+    together = len(_lengths(profile, methods)) == 1
     for method, chosen in lines_of(methods):
         of_method = frame[frame["method"] == method]
         logged = [run[column].to_numpy() for _, run in of_method.groupby("seed")]
@@ -227,10 +242,14 @@ def _curves(
         first = _window(len(at)) - 1
         at, runs = at[first:], runs[:, first:]
         every = max(1, len(at) // 6)
+        at = at if together else at / at[-1]
         axis.plot(at, runs.mean(0), markevery=every, **chosen)
         if len(runs) > 1 and method in banded(profile, methods):
             band(axis, at, runs.min(0), runs.max(0), **chosen)
-    steps(axis)
+    if together:
+        steps(axis)
+    else:
+        axis.set_xlabel("share of the run")
 
 
 def _window(length: int) -> int:

@@ -17,7 +17,7 @@ from scipy.stats import t
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.report import exact_tables, measured, reported
+from sage_lib.report import exact_tables, measured, reported, result_tables
 from sage_lib.report.front_tables import AXES, FEWEST_SEEDS, front_methods, outside, paired, points
 from sage_lib.report.result_tables import interval_text
 from sage_lib.report.style import count
@@ -344,6 +344,22 @@ def summary(profile: Profile) -> list[str]:
     counts = ", ".join(f"{one} {(found == one).sum()}" for one in OUTCOMES)
     sentences.append(f"Of {len(found)} claims and predictions: {counts} (notebook 13).")
     return sentences
+
+
+def beside_base(profile: Profile, rows: pd.DataFrame, *words: str) -> list[str]:
+    """Of differences to the base, how many lie on which side of 0, and the methods among them that
+    have seeds enough to tell; a line for each side.
+
+    ``rows`` have the columns method, low, high and seeds; ``words`` are those of
+    :func:`result_tables.verdict`.
+    """
+    sides = [result_tables.verdict(row.low, row.high, *words) for row in rows.itertuples()]
+    lines = []
+    for side, group in rows.groupby(sides, sort=False):
+        names = measured.named(profile, group.loc[group["seeds"] >= FEWEST_SEEDS, "method"])
+        of_these = f"of {count(FEWEST_SEEDS, 'seed')} or more: {names}"
+        lines.append(f"    {side} the base: {len(group)}; {of_these}")
+    return lines
 
 
 def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
