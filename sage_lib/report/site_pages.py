@@ -144,11 +144,18 @@ def reported_tables(
     for table in sorted(reported.tables(), key=lambda name: (name.startswith("report"), name)):
         item = _item_of(table)
         lines = [
-            f"- profile `{name}`: {', '.join(rows)} (`data/published/{name}/{COUNTERPARTS[table]}`)"
+            f"- profile `{name}`: {', '.join(methods)} "
+            f"(`data/published/{name}/{COUNTERPARTS[table]}`)"
             for name, rows in measured_rows(table, profiles).items()
+            # of "Qwen2.5-7B / GRPO" the method alone: the model is the profile's own
+            for methods in [dict.fromkeys(row.rpartition(" / ")[2] for row in rows)]
         ]
         state = f"**{item.state_of(evidence)}**" + (f": {item.why}" if item.why else "")
-        said = ["Rows of the same names, measured:", "", *lines] if lines else []
+        said = (
+            ["Methods of the same names, measured with the profile's own model:", "", *lines]
+            if lines
+            else []
+        )
         parts.append("\n".join([f"## {title(table)}\n\n{state}\n", *said, ""]))
         parts.append(f"{_as_printed(table)}\n")
     return f"""\
