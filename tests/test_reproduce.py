@@ -282,14 +282,14 @@ def test_a_set_in_a_local_folder_is_here(tmp_path, monkeypatch):
         monkeypatch.delenv("SAGE_DATA")
 
 
-def test_of_what_cells_print_the_lines_of_progress_are_told(sandbox, capsys):
+def test_of_what_cells_print_the_lines_of_progress_are_told(sandbox, capfd):
     """And a line for each notebook, with what it made."""
     source = "print('a table'); print('GRPO, seed 3407: 50%'); print('sft: star', end='')"
     make = "import pathlib; p = pathlib.Path('measured/smoke'); p.mkdir(parents=True); "
     make += "(p / 'made.csv').write_text('1'); print('ting'); import sys; sys.stderr.write('no')"
     notebook(sandbox, "profile = 'smoke'", source, make, sage=MAKES)
     assert reproduce.reproduce(load_profile("smoke"))
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     lines = printed.out.splitlines()
     assert lines[:2] == ["GRPO, seed 3407: 50%", "sft: starting"] and not printed.err
     assert re.fullmatch(r"99_trial \(1 of 1\): ok, \d+ s; made\.csv", lines[2])

@@ -113,6 +113,32 @@ def test_an_ended_reproduce_ends_its_kernel_and_the_kernels_stages(fake, tmp_pat
     wait_for(lambda: not any(is_alive(pid) for pid in pids), seconds=20)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_ended_reproduce_ends_notebooks_that_ran_beside_each_other(tmp_path, number):
+    """Those that train nothing: each in a worker of a pool, and in a kernel below that."""
+    note = f"open({str(tmp_path)!r} + f'/{{os.getpid()}}.pids', 'w').write(str(os.getppid()))"
+    for name in ("98_one", "99_other"):
+        cells = ["profile = 'smoke'", f"import os, time\n{note}\ntime.sleep(60)"]
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+        notebook.cells[0].metadata["tags"] = ["parameters"]
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.metadata |= {"kernelspec": kernel, "sage": {"about": "a trial"}}
+        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
+    place = f"paths.NOTEBOOKS = pathlib.Path({str(tmp_path)!r})"
+    source = f"import pathlib, sys; from sage_lib import paths; {place}; "
+    source += "from sage_lib.pipeline import cli; cli.main(['reproduce'])"
+    folders = {"SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", source], env=stages.environment() | folders)
+    wait_for(lambda: len([one for one in tmp_path.glob("*.pids") if one.read_text()]) == 2, 60)
+    kernels = {int(path.stem): int(path.read_text()) for path in tmp_path.glob("*.pids")}
+    assert len(set(kernels.values())) == 2 and parent.pid not in kernels.values()
+    pids = [*kernels, *kernels.values()]
+    assert all(is_alive(pid) for pid in pids)
+    parent.send_signal(number)
+    parent.wait()
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), seconds=20)
+
+
 def starts(tmp_path):
     return [call for call in calls(tmp_path) if call["what"] != "end"]
 

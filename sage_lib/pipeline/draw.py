@@ -22,7 +22,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
-from sage_lib.pipeline import notebooks
+from sage_lib.pipeline import notebooks, processes
 from sage_lib.pipeline.notebooks import Notebook
 from sage_lib.report.generality_tables import read_beside
 
@@ -132,7 +132,7 @@ def redraw(
     if theory and not only:
         benchmarks()
     chosen = drawings(whole, theory, only)
-    with ProcessPoolExecutor(PROCESSES, initializer=_headless) as pool:
+    with ProcessPoolExecutor(PROCESSES, initializer=_prepare) as pool:
         for drawing, (seconds, reason) in zip(chosen, pool.map(_draw, chosen), strict=True):
             print(
                 f"{drawing}: {seconds:.1f} s{f', failed: {reason}' if reason else ''}", flush=True
@@ -147,8 +147,9 @@ def redraw(
     return not failed
 
 
-def _headless() -> None:
+def _prepare() -> None:
     """In a process that draws, and not in the one that started it: to files, on one thread."""
+    processes.end_with_pool()
     os.environ |= {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
 
 

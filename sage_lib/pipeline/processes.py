@@ -6,11 +6,13 @@ instead, but when the parent's *thread* ends, and there alone.)
 """
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import threading
 from collections.abc import Collection, Mapping
+from multiprocessing import connection
 from pathlib import Path
 
 #: Seconds that a process has to end by itself before it is killed.
@@ -42,6 +44,22 @@ def end_with_parent() -> None:
         while os.read(0, 1):
             pass
         os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def end_with_pool() -> None:
+    """The same for a worker of a process pool, which has no such pipe: the initializer of the pool.
+
+    Without it the workers of a killed parent wait for work for ever.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        raise RuntimeError("this process is no worker of a pool")
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -5,10 +5,14 @@ sage-companion dry-run --profile paper
 """
 
 import argparse
+import contextlib
+import itertools
+import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +23,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import put_aside
 from sage_lib.files import disk_errors, is_locked, write_text
-from sage_lib.pipeline import compare, notebooks, plan, stages
+from sage_lib.pipeline import compare, notebooks, plan, processes, stages
 from sage_lib.pipeline.notebooks import Notebook
 
 #: The kernel of the interpreter that runs this: ipykernel brings it, and jupyter_client starts it
@@ -39,12 +43,13 @@ LEFT_OUT = "left out"
 @dataclass(frozen=True)
 class Outcome:
     """A line of the closing table: seconds, artefacts that are there, and ok, failed, left out or
-    not run."""
+    not run; why, where it is not ok."""
 
     name: str
     seconds: float = 0.0
     made: int = 0
     state: str = "not run"
+    reason: str = ""
 
 
 @dataclass
@@ -91,7 +96,9 @@ def run_notebook(
         raise SageError(f"notebook {name} has no parameter {missing!r}: see its first code cell")
     output.parent.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = stages.environment()["PYTHONPATH"]  # the kernel's sage_lib is ours
-    bar = {"desc": name, "leave": False, "file": sys.stdout, "disable": not sys.stdout.isatty()}
+    # Bars of notebooks that run beside each other would be drawn over one another.
+    hidden = not sys.stdout.isatty() or multiprocessing.parent_process() is not None
+    bar = {"desc": name, "leave": False, "file": sys.stdout, "disable": hidden}
     started = time.perf_counter()
     try:
         papermill.execute_notebook(
@@ -160,18 +167,19 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     if not resume and not only:
         _start_afresh(profile)
     outcomes: list[Outcome] = []
-    for position, notebook in enumerate(chosen, 1):
-        place = f"{notebook.name} ({position} of {len(chosen)})"
-        lacking = notebook.lacks(profile)
-        if lacking is not None:
-            print(f"{place}: left out, the profile {profile.name} has no {lacking}", flush=True)
-            outcomes.append(Outcome(notebook.name, state=LEFT_OUT))
-            continue
-        outcomes.append(_outcome(notebook, profile))
-        last = outcomes[-1]
-        print(f"{place}: {last.state}, {last.seconds:.0f} s{_made(notebook, profile)}", flush=True)
-        if last.state != "ok":
-            break
+    with contextlib.closing(_outcomes(chosen, profile)) as following:
+        for notebook, last in zip(chosen, following, strict=True):
+            outcomes.append(last)
+            place = f"{notebook.name} ({len(outcomes)} of {len(chosen)})"
+            if last.state == LEFT_OUT:
+                print(f"{place}: left out, {last.reason}", flush=True)
+                continue
+            if last.reason:
+                print(f"error: {last.reason}", file=sys.stderr, flush=True)
+            made = _made(notebook, profile)
+            print(f"{place}: {last.state}, {last.seconds:.0f} s{made}", flush=True)
+            if last.state != "ok":
+                break
     ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)
     outcomes += [Outcome(notebook.name) for notebook in chosen[len(outcomes) :]]
     _print_closing_table(outcomes, ok)
@@ -191,7 +199,24 @@ def _made(notebook: Notebook, profile: Profile) -> str:
     return f"; {', '.join(shown)}" if shown else ""
 
 
+def _outcomes(chosen: list[Notebook], profile: Profile) -> Generator[Outcome]:
+    """The outcomes of notebooks in their order. Neighbours that train nothing run beside each
+    other, in as many processes as runs do; what trains has the machine for itself."""
+    with ProcessPoolExecutor(profile.compute.parallel, initializer=processes.end_with_pool) as pool:
+        try:
+            for trains, group in itertools.groupby(
+                chosen, lambda one: bool(notebooks.stages(one.path))
+            ):
+                yield from (map if trains else pool.map)(_outcome, group, itertools.repeat(profile))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
+    lacking = notebook.lacks(profile)
+    if lacking is not None:
+        reason = f"the profile {profile.name} has no {lacking}"
+        return Outcome(notebook.name, state=LEFT_OUT, reason=reason)
     output = paths.build(profile.name) / "notebooks" / f"{notebook.name}.ipynb"
     started = time.perf_counter()
     # Not by the clock, which may be set back.
@@ -199,7 +224,7 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     parameters = notebooks.parameters(notebook.path)
     words = {"profile": profile.spec, "results": "own"}
     given: dict[str, object] = {name: value for name, value in words.items() if name in parameters}
-    state = "ok"
+    state, reason = "ok", ""
     try:
         run_notebook(notebook.path, output, given, stages.progress_of(profile))
         write_page(output)
@@ -212,10 +237,9 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
                     f"executed copy: {output}"
                 )
     except SageError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        state = "failed"
+        state, reason = "failed", str(error)
     made = sum(file.is_file() for file in notebook.artefacts(profile))
-    return Outcome(notebook.name, time.perf_counter() - started, made, state)
+    return Outcome(notebook.name, time.perf_counter() - started, made, state, reason)
 
 
 def _written(file: Path) -> tuple[int, int] | None:
