@@ -153,14 +153,16 @@ def table(found: dict[str, Profile]) -> pd.DataFrame:
 
 def levels(found: dict[str, Profile]) -> pd.DataFrame:
     """Exact pass@1, pass@256 and the rare way's mass of each setting's base and arms: columns
-    :data:`LEVELS`, means over seeds and data sets."""
+    :data:`LEVELS`, means over seeds and data sets. A setting whose plain arm was not run is left out.
+    """
     rows = []
     points = {suffix: front_tables.points(one).set_index("method") for suffix, one in found.items()}
     for one in SETTINGS:
         arms = {"base": BASE, "GRPO": one.plain}
         arms |= {"no KL" if asked == NO_KL else asked: arm for asked, arm in _pairs(one)}
+        there = points[one.suffix].index if one.suffix in points else ()
         for name, key in arms.items():
-            if one.suffix in points and key in points[one.suffix].index:
+            if key in there and one.plain in there:
                 at, profile = points[one.suffix].loc[key], found[one.suffix].name
                 row = {"setting": one.name, "profile": profile, "arm": name, "method": key}
                 rows.append(row | {column: at[column] for column in LEVELS[4:]})
