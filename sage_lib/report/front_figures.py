@@ -29,13 +29,17 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     """pass@1 against pass@256: GRPO's front over beta with each seed, and methods as points.
 
     ``methods``: keys of the points beside the front; None is those of the first method's family
-    that lie on no front. The base is the front's end. Right, the same around the points; their bars
-    are the 95 % intervals of what tells them apart, the paired differences to the profile's first
-    method.
+    that lie on no front. The base is the front's end. Fronts of other anchors are drawn where they
+    are known. Right, the same around the points; their bars are the 95 % intervals of what tells
+    them apart, the paired differences to the profile's first method.
     """
     exact = exact_tables.by_method(profile, front_tables.AXES)
     table = front_tables.points(profile).set_index("method")
     fronts = {anchor: _on_front(profile, anchor, exact) for anchor in FRONTS}
+    own_front, *others = FRONTS
+    fronts = {own_front: fronts[own_front]} | {
+        anchor: fronts[anchor] for anchor in others if _is_known(profile, fronts[anchor], exact)
+    }
     fronts = {anchor: keys for anchor, keys in fronts.items() if len(keys) > 1}
     on_front = {key for keys in fronts.values() for key in keys}
     if methods is None:
@@ -165,6 +169,14 @@ def _on_front(profile: Profile, anchor: str, exact: dict[str, Any]) -> list[str]
     return [key for key in front_tables.front_methods(profile, anchor) if key in exact]
 
 
+def _is_known(profile: Profile, keys: list[str], exact: dict[str, Any]) -> bool:
+    """Whether another anchor's front may be drawn: a line through points of single seeds would bend
+    as these do."""
+    own = [key for key in keys if front_tables.beta_of(profile, key) > 0]
+    least = min((len(exact[key].seeds) for key in own), default=0)
+    return len(own) > 1 and least >= front_tables.FEWEST_SEEDS
+
+
 def _draw_front(
     axis: Axes, profile: Profile, anchor: str, of_front: list[exact_tables.Exact]
 ) -> None:
@@ -173,7 +185,11 @@ def _draw_front(
     means = [metrics.mean_over_sets(one.values.mean(axis=0), one.sets) for one in of_front]
     line = np.array(means)
     name = "GRPO" if anchor == "k3" else f"GRPO, {anchor.replace('_', ' ')}"
-    axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta", **chosen)
+    numbers = sorted({len(one.seeds) for one in of_front if one.method != BASE})
+    seeds = count(numbers[-1], "seed")
+    if len(numbers) > 1:
+        seeds = f"{numbers[0]} to {seeds}"
+    axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta ({seeds})", **chosen)
     for one, (x, y) in zip(of_front, line, strict=True):
         name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
         where: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6}

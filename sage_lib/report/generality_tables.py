@@ -153,8 +153,8 @@ def table(found: dict[str, Profile]) -> pd.DataFrame:
 
 def levels(found: dict[str, Profile]) -> pd.DataFrame:
     """Exact pass@1, pass@256 and the rare way's mass of each setting's base and arms: columns
-    :data:`LEVELS`, means over seeds and data sets. A setting whose plain arm was not run is left out.
-    """
+    :data:`LEVELS`, means over seeds and data sets. Settings whose plain arm was not run are
+    left out."""
     rows = []
     points = {suffix: front_tables.points(one).set_index("method") for suffix, one in found.items()}
     for one in SETTINGS:
