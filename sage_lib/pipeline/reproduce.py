@@ -164,6 +164,7 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     with it; True when all are ok. Stops at the first that fails."""
     chosen = select(only)
     stages.check_machine(profile)
+    started = time.perf_counter()
     if not resume and not only:
         _start_afresh(profile)
     outcomes: list[Outcome] = []
@@ -182,7 +183,7 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
                 break
     ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)
     outcomes += [Outcome(notebook.name) for notebook in chosen[len(outcomes) :]]
-    _print_closing_table(outcomes, ok)
+    _print_closing_table(outcomes, ok, time.perf_counter() - started)
     if ok:
         try:
             compare.show(profile)
@@ -250,8 +251,9 @@ def _written(file: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_ino
 
 
-def _print_closing_table(outcomes: list[Outcome], ok: bool) -> None:
-    seconds, made = sum(o.seconds for o in outcomes), sum(o.made for o in outcomes)
+def _print_closing_table(outcomes: list[Outcome], ok: bool, seconds: float) -> None:
+    """``seconds``: of everything, which is less than the sum where some ran beside each other."""
+    made = sum(o.made for o in outcomes)
     total = Outcome("in all", seconds, made, "ok" if ok else "failed")
     width = max(len(outcome.name) for outcome in outcomes)
     print(f"\n{'notebook':<{width}} {'seconds':>8} {'artefacts':>9}  state")

@@ -15,7 +15,7 @@ from sage_lib.report import exact_tables, front_tables
 from sage_lib.report.measured import drawn, named
 from sage_lib.report.panels import intervals, keep_near
 from sage_lib.report.result_tables import common_seeds
-from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, look, points
+from sage_lib.report.style import NARROW, STYLE, WIDE, count, counts, describe, look, points
 
 #: Up to so many methods are named in a title.
 NAMED = 2
@@ -185,10 +185,7 @@ def _draw_front(
     means = [metrics.mean_over_sets(one.values.mean(axis=0), one.sets) for one in of_front]
     line = np.array(means)
     name = "GRPO" if anchor == "k3" else f"GRPO, {anchor.replace('_', ' ')}"
-    numbers = sorted({len(one.seeds) for one in of_front if one.method != BASE})
-    seeds = count(numbers[-1], "seed")
-    if len(numbers) > 1:
-        seeds = f"{numbers[0]} to {seeds}"
+    seeds = counts((len(one.seeds) for one in of_front if one.method != BASE), "seed")
     axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta ({seeds})", **chosen)
     for one, (x, y) in zip(of_front, line, strict=True):
         name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
@@ -268,8 +265,7 @@ def excess(profile: Profile, anchor: str = "k3", family: str | None = None) -> F
         axis.axvline(0, color="black", linewidth=0.6)
         axis.axhline((~table["on_front"]).sum() - 0.5, color="grey", linewidth=0.6)
         axis.set_xlabel("excess over the front (share of its range); left of 0 is inside")
-        seeds = sorted(set(table["seeds"]))
-        shown = count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+        shown = counts(table["seeds"], "seed")
         describe(
             figure,
             _message(profile, table[~table["on_front"]].set_index("method")),
@@ -295,8 +291,7 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
         label = BASE if reference == BASE else profile.label(reference)
-        least, most = table["seeds"].min(), table["seeds"].max()
-        shown = count(least, "seed") if least == most else f"{least} to {most} seeds"
+        shown = counts(table["seeds"], "seed")
         clear = table[(table["low"] > 0) | (table["high"] < 0)].groupby("metric").size()
         number = table["method"].nunique()  # not the reference, which may be among ``methods``
         parts = [f"{name} {clear.get(name, 0)} of {number}" for name in names]

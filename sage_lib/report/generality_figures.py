@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from sage_lib.report.arm_figures import nothing
 from sage_lib.report.front_tables import FEWEST_SEEDS
 from sage_lib.report.generality_tables import GUIDE, NO_KL
-from sage_lib.report.style import STYLE, WIDE, count, describe, error_bar, series
+from sage_lib.report.style import STYLE, WIDE, count, counts, describe, error_bar, series
 
 #: Panels: metric and the name of its axis.
 PANELS = {"pass@1": "exact pass@1", "pass@256": "exact pass@256"}
@@ -25,14 +25,14 @@ def differences(table: pd.DataFrame) -> Figure:
     if table.empty:
         return nothing("None of the settings has a finished pair of runs.")
     settings = list(dict.fromkeys(table["setting"]))
-    seeds = table.groupby("setting")["seeds"].min()
+    seeds = table.groupby("setting")["seeds"]
     with plt.rc_context(STYLE):
         height = 1.3 + 0.32 * len(settings)
         figure, axes = plt.subplots(1, len(PANELS), figsize=(WIDE, height), sharey=True)
         for axis, (metric, name) in zip(axes, PANELS.items(), strict=True):
             _draw(axis, table[table["metric"] == metric], settings)
             axis.set_xlabel(f"{name}, minus GRPO's")
-        labels = [f"{one} ({count(int(seeds[one]), 'seed')})" for one in settings]
+        labels = [f"{one} ({counts(seeds.get_group(one), 'seed')})" for one in settings]
         axes[0].set_yticks(range(len(settings)), labels)
         axes[0].set_ylim(len(settings) - 0.5, -0.5)
         axes[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.report.style import NARROW, WIDE, count, error_bar, look
+from sage_lib.report.style import NARROW, WIDE, counts, error_bar, look
 
 #: Of more methods than this in a panel, the reference alone has a band: more would hide the lines.
 FEW = 3
@@ -48,7 +48,7 @@ def seeds(profile: Profile, methods: Sequence[str] | None = None) -> str:
     sizes = sizes or [len(profile.seeds)]
     if sizes == [1]:
         return "1 seed (these checkpoints)"
-    return count(sizes[0], "seed") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} seeds"
+    return counts(sizes, "seed")
 
 
 def panels(

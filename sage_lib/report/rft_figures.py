@@ -10,7 +10,7 @@ from sage_lib.report.style import (
     NARROW,
     STYLE,
     WIDE,
-    count,
+    counts,
     describe,
     look,
     points,
@@ -60,9 +60,7 @@ def by_samples(profile: Profile) -> Figure:
             axis.set_ylabel(f"exact {column}")
             steps(axis, "completions drawn in training")
         seeds = table.groupby("method")["seed"].nunique()
-        shown = count(int(seeds.min()), "seed")
-        if seeds.nunique() > 1:
-            shown = f"{seeds.min()} to {seeds.max()} seeds"
+        shown = counts(seeds, "seed")
         ends = table[table["drawn"] == table.groupby("method")["drawn"].transform("max")]
         last = ends.groupby("method")["pass@256"].mean().to_dict()
         method_legend(figure, profile, methods, columns=3)

@@ -10,7 +10,7 @@ from sage_lib.report import exact_tables, sft_rl_tables
 from sage_lib.report.exact_figures import KS
 from sage_lib.report.exploration_figures import upset
 from sage_lib.report.panels import intervals, lines_of, spread
-from sage_lib.report.style import STYLE, WIDE, count, describe
+from sage_lib.report.style import STYLE, WIDE, count, counts, describe
 
 PANELS = {
     "diversity": "(b) valid completions\nto choose among",
@@ -48,12 +48,8 @@ def figure1(profile: Profile, means: pd.DataFrame) -> Figure:
             intervals(axis, profile, rows)
             axis.set_title(title)
         others[1].tick_params(labelleft=False)
-        seeds = sorted(set(means.loc[means["method"] != "base", "seeds"]))
-        shown = "no trained arm"
-        if seeds:
-            shown = (
-                count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-            )
+        seeds = means.loc[means["method"] != "base", "seeds"]
+        shown = counts(seeds, "seed") if len(seeds) else "no trained arm"
         problems = {name: int(n) for name, n in means.groupby("metric")["problems"].max().items()}
         describe(
             figure,

@@ -6,6 +6,7 @@ colour-blind readers tell apart. Markers and dashes tell methods apart in grey p
 
 import hashlib
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -173,6 +174,13 @@ def line(chosen: dict[str, Any]) -> dict[str, Any]:
 def count(number: int, word: str) -> str:
     """ "1 seed", "3 seeds": how many, for a title."""
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def counts(numbers: Iterable[int], word: str) -> str:
+    """ "3 seeds", "1 to 5 seeds": how many where not all have the same number of them."""
+    found = sorted({int(number) for number in numbers})
+    last = count(found[-1], word)
+    return last if len(found) == 1 else f"{found[0]} to {last}"
 
 
 def error_bar(
