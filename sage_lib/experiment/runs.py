@@ -7,10 +7,10 @@ import functools
 import itertools
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
@@ -48,9 +48,10 @@ _SAMPLING = (
 )
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
-#: Published profiles whose runs are remembered.
-KEPT = 8
+#: What a function of :func:`once` remembers, of published profiles and further arguments.
+KEPT = 16
 #: The guides that are traced on completions: names of algorithm.guides.GUIDES.
 TRACED = ("random", "token", "branch")
 
@@ -216,29 +217,33 @@ def _learning(section: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key not in BOOKKEEPING}
 
 
-def _once(make: Callable[[Profile], T]) -> Callable[[Profile], T]:
-    """What ``make`` finds for a published profile is found once.
+def once(make: Callable[Concatenate[Profile, P], T]) -> Callable[Concatenate[Profile, P], T]:
+    """What ``make`` finds for a published profile, and for the same further arguments, is found
+    once.
 
-    A notebook asks for its runs dozens of times, and each digests the settings of all that it is
-    made from. Published results change no more; of a profile's own ones every run changes the next.
+    A notebook asks for its runs, and for what they measured, dozens of times. Published results
+    change no more; of a profile's own ones every run changes the next. Callers share what is found:
+    they must not change it.
     """
-    kept: dict[int, tuple[Profile, T]] = {}  # by identity: a profile is not hashable
+    kept: dict[Hashable, tuple[Profile, T]] = {}  # by identity: a profile is not hashable
 
     @functools.wraps(make)
-    def made(profile: Profile) -> T:
+    def made(profile: Profile, *args: P.args, **kwargs: P.kwargs) -> T:
         if not profile.published:
-            return make(profile)
-        known = kept.get(id(profile))
+            return make(profile, *args, **kwargs)
+        key = (id(profile), args, *kwargs.items())
+        known = kept.get(key)
         if known is None:
             if len(kept) >= KEPT:
                 del kept[next(iter(kept))]
-            known = kept[id(profile)] = profile, make(profile)  # which keeps its id its own
+            found = make(profile, *args, **kwargs)
+            known = kept[key] = profile, found  # which keeps its id its own
         return known[1]
 
     return made
 
 
-@_once
+@once
 def sft_run(profile: Profile) -> Run:
     """The run that makes the base policy."""
     model = profile.model
@@ -490,7 +495,7 @@ def exploration_runs(profile: Profile) -> list[Run]:
     return [*dynamics_runs(profile), *replay_runs(profile), *impact_runs(profile)]
 
 
-@_once
+@once
 def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
     """(method, seed, run) of every RL run of the profile, seed by seed."""
     own = {method: profile.seeds_of(method) for method in profile.methods}
@@ -503,7 +508,7 @@ def policy_runs(profile: Profile) -> list[Run]:
     return [sft_run(profile), *(run for _, _, run in rl_runs(profile))]
 
 
-@_once
+@once
 def evaluations(profile: Profile) -> list[tuple[str, int | None, Run, Run]]:
     """(method, seed, evaluation, policy) of the base (no seed) and of every RL run that is
     evaluated."""

@@ -30,6 +30,11 @@ def probabilities(profile: Profile, ood: bool | None = False) -> pd.DataFrame:
     seed (None for the base), run, dataset, problem, valid, common and rare (the mass of either
     way).
     """
+    return _probabilities(profile, ood).copy(deep=False)
+
+
+@runs.once
+def _probabilities(profile: Profile, ood: bool | None) -> pd.DataFrame:
     require_countdown(profile)
     frames = []
     for method, seed, run, policy in runs.evaluations(profile):
@@ -91,6 +96,11 @@ class Exact:
 
 def by_method(profile: Profile, ks: Sequence[int] = KS, ood: bool = False) -> dict[str, Exact]:
     """:class:`Exact` of every evaluated method, in the profile's order."""
+    return dict(_by_method(profile, tuple(ks), ood))
+
+
+@runs.once
+def _by_method(profile: Profile, ks: tuple[int, ...], ood: bool) -> dict[str, Exact]:
     frame = probabilities(profile, ood)
     found = {}
     for method in dict.fromkeys(frame["method"]):

@@ -367,9 +367,10 @@ def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
     present = exact_tables.evaluated(profile)
     if not {one.method, one.against} <= present or not _share_a_seed(profile, one):
         return None
-    profile = _alone(profile, one)
     if one.metric in LOGGED:
-        return _logged(profile, one)
+        return _logged(_alone(profile, one), one)
+    if not profile.published:  # what is published is read once for all comparisons
+        profile = _alone(profile, one)
     table = paired(profile, one.against, [one.method], one.ood).set_index("metric")
     row = table.loc[one.metric]
     found: dict[str, Any] = {
