@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, load_profile
@@ -149,17 +150,43 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
             "grpo_branch": (0.33, 0.85),
         }
     )
-    first, second, third = verdict.summary(profile)
+    first, second, strong, last = verdict.summary(profile)
     assert "from beta 1 down to 0: exact pass@1 0.310 to 0.320 (largest 0.320, base 0.300)" in first
     assert (
-        "pass@256 0.840 to 0.780 (largest 0.840, base 0.860); 30 problems, at least 4 seeds a beta"
-        in first
+        "pass@256 0.840 to 0.780 (largest 0.840, base 0.860); 30 problems, 4 seeds a beta" in first
     )
-    assert "GRPO + Branch minus GRPO at the same beta: pass@1 +0.020" in second
+    assert "SAGE (GRPO + Branch) minus GRPO, both at beta 1: pass@1 +0.020" in second
+    assert strong == "Too few seeds yet to compare branch_strong with grpo."
     assert second.endswith("holds for the methods (4 seeds); outside (4 seeds there).")
     few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.3, 0.8), "grpo": (0.31, 0.8)}, seeds=(1,))
     assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
-    assert third.startswith(f"Of {len(verdict.CLAIMS)} claims and predictions: ")
+    assert last.startswith(f"Of {len(verdict.CLAIMS)} claims and predictions: agrees ")
+    assert "(both rise; " in last and "not run" in last
+
+
+def test_few_seeds_tell_what_the_interval_over_seeds_alone_tells_as_well(countdown, monkeypatch):
+    """An interval over seeds and problems may be narrower than that over the seeds' means."""
+    profile = countdown({BASE: (0.30, 0.86), "grpo": (0.31, 0.84), "grpo_branch": (0.33, 0.85)})
+    one = Claim("c", "", "", (Comparison("grpo_branch", "grpo", "pass@1", "above"),), "", None)
+    assert verdict.claims(profile, [one])["outcome"].item() == AGREES
+    monkeypatch.setattr(verdict, "over_seeds", lambda *_: (-0.01, 0.05))
+    assert verdict.claims(profile, [one])["outcome"].item() == OPEN
+
+
+def test_the_interval_over_seeds_is_the_t_interval_of_their_means():
+    rng = np.random.default_rng(0)
+
+    def planted(seeds):
+        values = rng.uniform(size=(len(seeds), 6, 2))
+        return exact_tables.Exact("m", values, values[..., 0] / 9, ["a"] * 4 + ["b"] * 2, seeds)
+
+    ours, theirs = planted([1, 2, 3, 4]), planted([2, 3, 4])
+    apart = ours.values[1:, :, 1] - theirs.values[:, :, 1]
+    means = (apart[:, :4].mean(1) + apart[:, 4:].mean(1)) / 2
+    expected = stats.ttest_1samp(means, 0).confidence_interval(0.95)
+    found = verdict.over_seeds(ours, theirs, "pass@256")
+    assert found == pytest.approx((expected.low, expected.high))
+    assert all(np.isnan(verdict.over_seeds(planted([1]), planted([1]), "rare mass")))
 
 
 def test_methods_beside_the_base_are_counted_and_those_with_seeds_are_named():

@@ -33,7 +33,7 @@ MACHINE = "machine"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PICTURE = "image/png"
 #: A notebook with its outputs is at most this large, and a picture of it, bytes.
-LARGEST, LARGEST_PICTURE = 2_000_000, 400_000
+LARGEST, LARGEST_PICTURE = 2_200_000, 400_000
 #: Colours of a stored picture.
 COLOURS = 64
 #: What pandas calls a table's elements: five digits drawn at random.

@@ -75,7 +75,8 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             _message(profile, outside.loc[[key for key in beside if key in outside.index]]),
             f"{profile.name}. {problems}, exact, nothing sampled",
             "numbers: beta" + (", thin lines: single seeds" if thin else ""),
-            f"bars right: 95 % of the paired difference to {profile.label(profile.reference)}"
+            f"bars right: 95 % of the paired difference to {profile.label(profile.reference)} at "
+            f"beta {front_tables.beta_of(profile, profile.reference):g}"
             if beside
             else "",
             _alone(table.loc[[*methods], "seeds"]),

@@ -222,7 +222,7 @@ def paired(
     for method in methods:
         if method not in exact or method == reference:
             continue
-        arms = [(_with_rare(exact[key]), exact[key].seeds) for key in (method, reference)]
+        arms = [(with_rare(exact[key]), exact[key].seeds) for key in (method, reference)]
         (ours, theirs), _ = common_seeds(arms)
         sets = exact[method].sets
         effects = metrics.minimum_detectable_effect(ours - theirs, sets)
@@ -234,6 +234,6 @@ def paired(
     return pd.DataFrame(rows, columns=[*DIFFERENCES, "detectable"])
 
 
-def _with_rare(found: exact_tables.Exact) -> np.ndarray:
+def with_rare(found: exact_tables.Exact) -> np.ndarray:
     """pass@k and the rare way's mass as columns: (seeds, problems, ks + 1)."""
     return np.concatenate([found.values, found.rare[..., None]], axis=-1)

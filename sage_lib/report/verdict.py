@@ -2,8 +2,9 @@
 
 A claim is a list of comparisons, each with what the claim expects of it. Outcomes are computed from
 the measured files alone: no sentence here states a result. What counts as a difference that
-matters was fixed before any trained policy was evaluated (:data:`MARGINS`). Nothing is corrected
-for the number of comparisons: of many, some come out wrong by chance.
+matters (:data:`MARGINS`) was fixed before the final evaluation of any trained policy; the first
+trainings, which follow exact pass@k themselves, were then ending. Nothing is corrected for the
+number of comparisons: of many, some come out wrong by chance.
 """
 
 import dataclasses
@@ -16,11 +17,20 @@ import pandas as pd
 from scipy.stats import t
 
 from sage_lib.errors import SageError
+from sage_lib.evaluation.metrics import mean_over_sets
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, measured, reported, result_tables
-from sage_lib.report.front_tables import AXES, FEWEST_SEEDS, front_methods, outside, paired, points
-from sage_lib.report.result_tables import interval_text
-from sage_lib.report.style import count
+from sage_lib.report.front_tables import (
+    AXES,
+    FEWEST_SEEDS,
+    front_methods,
+    outside,
+    paired,
+    points,
+    with_rare,
+)
+from sage_lib.report.result_tables import common_seeds, interval_text
+from sage_lib.report.style import count, counts
 
 #: The smallest difference that matters, by metric, in its own unit. The base's rare mass is 0.009.
 MARGINS = {"pass@1": 0.005, "pass@256": 0.005, "rare mass": 0.0005, "gradient norm": 0.002}
@@ -259,8 +269,9 @@ def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFr
     """Every comparison of every claim: columns :data:`COMPARISONS`.
 
     Differences are paired by seed and problem with 95 % intervals over both; of what step logs hold
-    (:data:`LOGGED`), by seed alone. ``reported`` is the same difference in the paper's own table,
-    where it has one.
+    (:data:`LOGGED`), by seed alone. With few seeds the former can be narrower than the t interval
+    over the seeds' means: where the two say different things, nothing can be told. ``reported`` is
+    the same difference in the paper's own table, where it has one.
     """
     rows = []
     for claim in claims:
@@ -277,8 +288,12 @@ def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFr
                 rows.append({**row, "seeds": 0, "outcome": MISSING})
                 continue
             margin = LOGGED[one.metric][2] if one.metric in LOGGED else MARGINS[one.metric]
-            judged = outcome(one.expects, found["low"], found["high"], margin)
-            tells = found["seeds"] >= FEWEST_SEEDS and not _at_a_floor(found, margin)
+            both = found["low"], found["high"]
+            judged = outcome(one.expects, *both, margin)
+            low, high = found.pop("over seeds", both)
+            of_seeds = outcome(one.expects, low, high, margin)
+            enough = found["seeds"] >= FEWEST_SEEDS and of_seeds == judged
+            tells = enough and not _at_a_floor(found, margin)
             rows.append({**row, **found, "outcome": judged if tells else OPEN})
     return pd.DataFrame(rows, columns=COMPARISONS)
 
@@ -322,28 +337,38 @@ def summary(profile: Profile) -> list[str]:
         f" (largest {line[f'pass@{k}'].max():.3f}, base {base[f'pass@{k}']:.3f})"
         for k in AXES
     )
-    least = count(int(line["seeds"].min()), "seed")
-    size = f"{int(base['problems'])} problems, at least {least} a beta"
+    size = f"{int(base['problems'])} problems, {counts(line['seeds'], 'seed')} a beta"
     sentences = [f"GRPO {betas}: exact {ranges}; {size}."]
-    branch, against = CLAIMS[0].comparisons[0].method, CLAIMS[0].comparisons[0].against
-    seeds = [table["seeds"].get(method, 0) for method in (branch, against)]
-    if min(seeds) < FEWEST_SEEDS:
-        sentences.append(f"Too few seeds yet to compare {branch} with {against}.")
-    else:
-        rows = paired(profile, against, [branch]).set_index("metric")
-        differences = " and ".join(
-            f"{name} {interval_text(*rows.loc[name, ['difference', 'low', 'high']])}"
-            for name in (f"pass@{k}" for k in AXES)
-        )
-        row = outside(profile).set_index("method").loc[branch]
-        place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')} there)"
-        whom = f"{profile.label(branch)} minus {profile.label(against)} at the same beta"
-        speaks = rows["holds_for"].iloc[0]
-        sentences.append(f"{whom}: {differences}; holds for {speaks}; {place}.")
-    found = claims(profile)["outcome"]
-    counts = ", ".join(f"{one} {(found == one).sum()}" for one in OUTCOMES)
-    sentences.append(f"Of {len(found)} claims and predictions: {counts} (notebook 13).")
+    for claim, whom in zip(
+        CLAIMS, ("SAGE ({})", "With a guide on a fifth of the tokens ({})"), strict=False
+    ):
+        sentences.append(_against(profile, table, claim.comparisons[0], whom))
+    found = claims(profile)
+    parts = []
+    for one, group in found.groupby(pd.Categorical(found["outcome"], OUTCOMES), observed=True):
+        names = "" if one in (OPEN, MISSING) else f" ({'; '.join(group['claim'])})"
+        parts.append(f"{one} {len(group)}{names}")
+    sentences.append(
+        f"Of {len(found)} claims and predictions: {', '.join(parts)}; notebook 13 has them all."
+    )
     return sentences
+
+
+def _against(profile: Profile, table: pd.DataFrame, one: Comparison, whom: str) -> str:
+    """A guided method beside the plain one, and beside the front, in a sentence."""
+    method, against = one.method, one.against
+    if min(table["seeds"].get(key, 0) for key in (method, against)) < FEWEST_SEEDS:
+        return f"Too few seeds yet to compare {method} with {against}."
+    rows = paired(profile, against, [method]).set_index("metric")
+    differences = " and ".join(
+        f"{name} {interval_text(*rows.loc[name, ['difference', 'low', 'high']])}"
+        for name in (f"pass@{k}" for k in AXES)
+    )
+    row = outside(profile).set_index("method").loc[method]
+    place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')} there)"
+    who = f"{whom.format(profile.label(method))} minus {profile.label(against)}"
+    beta, speaks = f"both at beta {table.loc[method, 'beta']:g}", rows["holds_for"].iloc[0]
+    return f"{who}, {beta}: {differences}; holds for {speaks}; {place}."
 
 
 def beside_base(profile: Profile, rows: pd.DataFrame, *words: str) -> list[str]:
@@ -376,12 +401,30 @@ def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
     found: dict[str, Any] = {
         key: row[key] for key in ("difference", "low", "high", "detectable", "seeds")
     }
+    exact = exact_tables.by_method(profile, AXES, one.ood)
+    found["over seeds"] = over_seeds(exact[one.method], exact[one.against], one.metric)
     if one.metric.startswith("pass@"):
-        exact = exact_tables.by_method(profile, AXES, one.ood)
         column = [f"pass@{k}" for k in AXES].index(one.metric)
         arms = (exact[key].values[..., column] for key in (one.method, one.against))
         found["means"] = tuple(float(values.mean()) for values in arms)
     return found
+
+
+def over_seeds(
+    method: exact_tables.Exact, against: exact_tables.Exact, metric: str
+) -> tuple[float, float]:
+    """The 95 % t interval of a difference over the means of common seeds alone, NaN for one seed.
+
+    It holds what seeds differ by, and of the problems what they happen to be: the same for all.
+    """
+    (ours, theirs), _ = common_seeds([(with_rare(one), one.seeds) for one in (method, against)])
+    apart = ours - theirs
+    column = [*(f"pass@{k}" for k in AXES), "rare mass"].index(metric)
+    means = np.array([mean_over_sets(one, method.sets)[column] for one in apart])
+    if len(means) < 2:
+        return np.nan, np.nan
+    half = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
+    return float(means.mean() - half), float(means.mean() + half)
 
 
 def _alone(profile: Profile, one: Comparison) -> Profile:
