@@ -33,9 +33,9 @@ MACHINE = "machine"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PICTURE = "image/png"
 #: A notebook with its outputs is at most this large, and a picture of it, bytes.
-LARGEST, LARGEST_PICTURE = 2_200_000, 400_000
+LARGEST, LARGEST_PICTURE = 2_000_000, 400_000
 #: Colours of a stored picture.
-COLOURS = 64
+COLOURS = 48
 #: What pandas calls a table's elements: five digits drawn at random.
 _TABLE = re.compile(r"\bT_[0-9a-f]{5}(?=_|\b)")
 #: Where a machine keeps things, and an object's place in memory.
