@@ -155,13 +155,13 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     assert (
         "pass@256 0.840 to 0.780 (largest 0.840, base 0.860); 30 problems, 4 seeds a beta" in first
     )
-    assert "SAGE (GRPO + Branch) minus GRPO, both at beta 1: pass@1 +0.020" in second
+    assert "SAGE (GRPO + Branch) minus GRPO, at beta 1: pass@1 +0.020" in second
     assert strong == "Too few seeds yet to compare branch_strong with grpo."
     assert second.endswith("holds for the methods (4 seeds); outside (4 seeds there).")
     few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.3, 0.8), "grpo": (0.31, 0.8)}, seeds=(1,))
     assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
-    assert last.startswith(f"Of {len(verdict.CLAIMS)} claims and predictions: agrees ")
-    assert "(both rise; " in last and "not run" in last
+    assert last.startswith("Of 13 claims of the paper: agrees ") and "(both rise; " in last
+    assert "; of 6 predictions of ours: " in last and len(verdict.CLAIMS) == 13 + 6
 
 
 def test_few_seeds_tell_what_the_interval_over_seeds_alone_tells_as_well(countdown, monkeypatch):

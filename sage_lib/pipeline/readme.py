@@ -8,6 +8,7 @@ three pages in docs (:func:`tables`), and data/SHA256SUMS. The badges are those 
 """
 
 import hashlib
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from sage_lib.report.fire_tables import markdown
 
 README = paths.ROOT / "README.md"
 DOCS = paths.ROOT / "docs"
+#: Letters of a line of the README.
+WIDTH = 120
 #: As ``sha256sum --check`` reads it in the folder of the project.
 SUMS = paths.ROOT / "data" / "SHA256SUMS"
 #: The profile whose published results the README opens with.
@@ -73,7 +76,11 @@ def result() -> str:
     """The published front, and what it says."""
     profile = load_profile(EVIDENCE, "published")
     picture = f"![GRPO's front over beta](figures/{EVIDENCE}/front.png)"
-    return "\n".join([picture, "", *(f"- {line}" for line in verdict.summary(profile))])
+    said = [
+        textwrap.fill(f"- {line}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        for line in verdict.summary(profile)
+    ]
+    return "\n".join([picture, "", *said])
 
 
 def with_parts(text: str) -> str:

@@ -339,19 +339,23 @@ def summary(profile: Profile) -> list[str]:
     )
     size = f"{int(base['problems'])} problems, {counts(line['seeds'], 'seed')} a beta"
     sentences = [f"GRPO {betas}: exact {ranges}; {size}."]
-    for claim, whom in zip(
-        CLAIMS, ("SAGE ({})", "With a guide on a fifth of the tokens ({})"), strict=False
-    ):
+    for claim, whom in zip(CLAIMS, ("SAGE ({})", "{} (on a fifth of the tokens)"), strict=False):
         sentences.append(_against(profile, table, claim.comparisons[0], whom))
     found = claims(profile)
-    parts = []
-    for one, group in found.groupby(pd.Categorical(found["outcome"], OUTCOMES), observed=True):
-        names = "" if one in (OPEN, MISSING) else f" ({'; '.join(group['claim'])})"
-        parts.append(f"{one} {len(group)}{names}")
-    sentences.append(
-        f"Of {len(found)} claims and predictions: {', '.join(parts)}; notebook 13 has them all."
-    )
+    own = found["source"].str.startswith("prediction")
+    of_paper = _counted(found[~own], "claim of the paper", "claims of the paper")
+    of_ours = _counted(found[own], "prediction of ours", "predictions of ours")
+    sentences.append(f"Of {of_paper}; of {of_ours} (notebook 13).")
     return sentences
+
+
+def _counted(found: pd.DataFrame, one: str, several: str) -> str:
+    """How many claims there are and came out how; of the paper's, what agrees and disagrees."""
+    parts = []
+    for result, group in found.groupby(pd.Categorical(found["outcome"], OUTCOMES), observed=True):
+        names = "" if result in (OPEN, MISSING) else f" ({'; '.join(group['claim'])})"
+        parts.append(f"{result} {len(group)}{names}")
+    return f"{len(found)} {one if len(found) == 1 else several}: {', '.join(parts)}"
 
 
 def _against(profile: Profile, table: pd.DataFrame, one: Comparison, whom: str) -> str:
@@ -367,7 +371,7 @@ def _against(profile: Profile, table: pd.DataFrame, one: Comparison, whom: str) 
     row = outside(profile).set_index("method").loc[method]
     place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')} there)"
     who = f"{whom.format(profile.label(method))} minus {profile.label(against)}"
-    beta, speaks = f"both at beta {table.loc[method, 'beta']:g}", rows["holds_for"].iloc[0]
+    beta, speaks = f"at beta {table.loc[method, 'beta']:g}", rows["holds_for"].iloc[0]
     return f"{who}, {beta}: {differences}; holds for {speaks}; {place}."
 
 
