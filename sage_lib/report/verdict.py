@@ -369,7 +369,7 @@ def _against(profile: Profile, table: pd.DataFrame, one: Comparison, whom: str) 
         for name in (f"pass@{k}" for k in AXES)
     )
     row = outside(profile).set_index("method").loc[method]
-    place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')} there)"
+    place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')})"
     who = f"{whom.format(profile.label(method))} minus {profile.label(against)}"
     beta, speaks = f"at beta {table.loc[method, 'beta']:g}", rows["holds_for"].iloc[0]
     return f"{who}, {beta}: {differences}; holds for {speaks}; {place}."
