@@ -203,12 +203,18 @@ def _made(notebook: Notebook, profile: Profile) -> str:
 def _outcomes(chosen: list[Notebook], profile: Profile) -> Generator[Outcome]:
     """The outcomes of notebooks in their order. Neighbours that train nothing run beside each
     other, in as many processes as runs do; what trains has the machine for itself."""
-    with ProcessPoolExecutor(profile.compute.parallel, initializer=processes.end_with_pool) as pool:
+    at_a_time = profile.compute.parallel
+    with ProcessPoolExecutor(at_a_time, initializer=processes.end_with_pool) as pool:
         try:
             for trains, group in itertools.groupby(
                 chosen, lambda one: bool(notebooks.stages(one.path))
             ):
-                yield from (map if trains else pool.map)(_outcome, group, itertools.repeat(profile))
+                these = list(group)
+                alone = trains or len(these) == 1
+                if not alone:
+                    words = f"{len(these)} notebooks that train nothing, {at_a_time} at a time"
+                    print(f"{these[0].name} to {these[-1].name}: {words}", flush=True)
+                yield from (map if alone else pool.map)(_outcome, these, itertools.repeat(profile))
         finally:
             pool.shutdown(cancel_futures=True)
 
