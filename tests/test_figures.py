@@ -334,6 +334,22 @@ def test_saving_leaves_a_record(tmp_path):
     plt.close(figure)
 
 
+def test_the_last_digit_of_a_layout_is_not_in_an_svg(tmp_path):
+    """Matplotlib hashes it into the names of clip paths, which no picture shows."""
+    drawn = []
+    for shift in (0.0, 1e-9):
+        figure, axis = plt.subplots()
+        axis.plot([0, 1], marker="o")
+        axis.set_position([0.1 + shift, 0.1, 0.8, 0.8])
+        axis.set_title("pabcdef0123")
+        style.save_figure(figure, "shifted", tmp_path / str(shift))
+        plt.close(figure)
+        drawn.append((tmp_path / str(shift) / "shifted.svg").read_text())
+    assert drawn[0] == drawn[1] and "pabcdef0123" in drawn[0]
+    ids, used = (set(re.findall(p, drawn[0])) for p in ('id="([pm]\\d+)"', r"#([pm]\d+)[\")]"))
+    assert used and used <= ids
+
+
 def test_a_large_svg_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(style, "LARGEST_SVG", 10)
     (tmp_path / "schedules.svg").write_text("of an earlier drawing")

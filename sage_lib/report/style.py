@@ -6,6 +6,7 @@ colour-blind readers tell apart. Markers and dashes tell methods apart in grey p
 
 import hashlib
 import io
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
@@ -28,6 +29,8 @@ from sage_lib.files import write_bytes, write_json
 CAPTION = "caption"
 #: A larger SVG is not kept, bytes: the PDF shows the same, and git keeps every version.
 LARGEST_SVG = 100_000
+#: What Matplotlib calls a clip path or a marker of an SVG, where it is defined and used.
+_ID = re.compile(rb'(?<=["#])[pm][0-9a-f]{10}(?=[")])')
 #: Columns of a two-column page and of one column, inches.
 WIDE, NARROW = 6.75, 3.25
 STYLE: dict[Any, Any] = {
@@ -256,6 +259,14 @@ def described(figure: Figure) -> str:
     return "; ".join(dict.fromkeys(" ".join(text.split()) for text in words if text))
 
 
+def _numbered(svg: bytes) -> bytes:
+    """An SVG whose clip paths and markers are called by their order. Matplotlib calls them by a
+    hash of their outlines, in which the last digit of a layout counts that no picture shows."""
+    found = dict.fromkeys(_ID.findall(svg))
+    numbers = {name: b"%c%d" % (name[0], number) for number, name in enumerate(found)}
+    return _ID.sub(lambda name: numbers[name[0]], svg)
+
+
 def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
     """Write <name>.pdf and .png to ``folder``, and where it is small .svg; returns the files.
 
@@ -275,11 +286,12 @@ def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
         path, drawn = folder / f"{name}.{ending}", io.BytesIO()
         with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
             figure.savefig(drawn, format=ending, bbox_inches=whole, **option)
-        if ending == "svg" and len(drawn.getvalue()) > LARGEST_SVG:
+        content = _numbered(drawn.getvalue()) if ending == "svg" else drawn.getvalue()
+        if ending == "svg" and len(content) > LARGEST_SVG:
             path.unlink(missing_ok=True)
             continue
-        changed |= not path.is_file() or path.read_bytes() != drawn.getvalue()
-        write_bytes(path, drawn.getvalue())
+        changed |= not path.is_file() or path.read_bytes() != content
+        write_bytes(path, content)
         made.append(path)
     about = folder / f"{name}.json"
     if changed or not about.is_file():
