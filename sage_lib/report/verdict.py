@@ -352,7 +352,10 @@ def summary(profile: Profile) -> list[str]:
 def _counted(found: pd.DataFrame, one: str, several: str) -> str:
     """How many claims there are and came out how; of the paper's, what agrees and disagrees."""
     parts = []
-    for result, group in found.groupby(pd.Categorical(found["outcome"], OUTCOMES), observed=True):
+    for result in OUTCOMES:
+        group = found[found["outcome"] == result]
+        if group.empty:
+            continue
         names = "" if result in (OPEN, MISSING) else f" ({'; '.join(group['claim'])})"
         parts.append(f"{result} {len(group)}{names}")
     return f"{len(found)} {one if len(found) == 1 else several}: {', '.join(parts)}"
