@@ -379,6 +379,10 @@ def test_a_row_far_off_is_a_number_at_the_edge_and_does_not_squeeze_the_others()
     low, high = axis.get_xlim()
     assert -0.04 < low < -0.03 and 0.02 < high < 0.03, "all others fill the panel"
     assert [text.get_text() for text in axis.texts] == ["-0.80"]
+    unknown = pd.DataFrame({"mean": [0.0], "low": [np.nan], "high": [np.nan]})
+    axis = plt.figure().add_subplot()
+    panels.keep_near(axis, pd.concat([rows, unknown]), ("mean", "low", "high"))
+    assert axis.get_xlim() == (low, high), "a row without an interval changes nothing"
     axis = plt.figure().add_subplot()
     assert panels.keep_near(axis, rows[:3], ("mean", "low", "high")) == 0 and not axis.texts
     plt.close("all")

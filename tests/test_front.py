@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 from sage_lib.errors import SageError
 from sage_lib.experiment.grid import load_grid
 from sage_lib.experiment.profile import BASE, load_profile
-from sage_lib.report import exact_tables, front_tables
+from sage_lib.report import exact_tables, front_figures, front_tables, style
 
 SEEDS = [1, 2, 3, 4, 5]
 #: pass@1 and pass@256 of GRPO by beta, and of a method.
@@ -106,6 +106,15 @@ def test_paired_differences_are_found_and_say_what_they_could_have_seen(profile)
     assert by_metric.loc["pass@1", "low"] > 0 and by_metric.loc["pass@256", "low"] < 0
     assert 0 < by_metric.loc["pass@1", "detectable"] < 0.01
     assert np.isnan(by_metric.loc["rare mass", "low"])
+
+
+def test_a_front_says_who_was_trained_for_other_numbers_of_steps(profile):
+    same = profile((0.42, 0.79))
+    assert "steps:" not in style.described(front_figures.front(same))
+    short = dataclasses.replace(same.methods["grpo_branch"], rl={"max_steps": 4})
+    other = dataclasses.replace(same, methods={**same.methods, "grpo_branch": short})
+    said = style.described(front_figures.front(other))
+    assert "steps: 300, but 4 of GRPO + Branch" in said
 
 
 def test_vary_makes_a_method_for_each_combination(tmp_path):

@@ -78,20 +78,20 @@ def found(monkeypatch):
 def test_each_setting_is_judged_by_its_own_pair(found):
     judged = generality_tables.outcomes(found).set_index("setting")
     raises, falls = judged["guide raises both"], judged["pass@256 falls without KL"]
-    assert raises["beta 1, strong guide"] == AGREES and falls["beta 1, strong guide"] == AGREES
+    assert raises["beta 1 (strong Branch)"] == AGREES and falls["beta 1 (strong Branch)"] == AGREES
     assert raises["all weights trained"] == DISAGREES, "pass@1 does not rise there"
     assert raises["an earlier reference"] == OPEN, "one seed decides nothing"
     assert raises["a larger model"] == MISSING and falls["all weights trained"] == MISSING
-    assert judged.loc["beta 1, strong guide", "seeds, guide"] == len(SEEDS)
+    assert judged.loc["beta 1 (strong Branch)", "seeds, guide"] == len(SEEDS)
     said = generality_tables.takeaways(judged.reset_index())
-    assert f"guide raises both: {AGREES} in 1 setting (beta 1, strong guide)" in said
+    assert f"guide raises both: {AGREES} in 1 setting (beta 1 (strong Branch))" in said
 
 
 def test_differences_are_those_that_were_planted(found):
     table = generality_tables.table(found).set_index(["setting", "asked", "metric"])
     at = table["difference"]
-    assert at["beta 1, strong guide", GUIDE, "pass@1"] == pytest.approx(0.02, abs=1e-9)
-    assert at["beta 1, strong guide", NO_KL, "pass@256"] == pytest.approx(-0.14, abs=1e-9)
+    assert at["beta 1 (strong Branch)", GUIDE, "pass@1"] == pytest.approx(0.02, abs=1e-9)
+    assert at["beta 1 (strong Branch)", NO_KL, "pass@256"] == pytest.approx(-0.14, abs=1e-9)
     assert "problems alone" in table.loc[("an earlier reference", GUIDE, "pass@1"), "interval over"]
     figure = generality_figures.differences(table.reset_index())
     assert "without KL above 0 in 0, below in 1 of 1" in style.described(figure)

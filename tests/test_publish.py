@@ -389,6 +389,14 @@ def test_other_weights_are_told(own):
     assert row["verdict"] == "differs" and row["where"] == "2 of 2 models, sft first"
 
 
+def test_without_anything_of_ones_own_the_comparison_says_how_to_make_it(own, capsys):
+    publish.publish(own)
+    for run in runs.policy_runs(own):
+        run.record.unlink(missing_ok=True)
+    with pytest.raises(SystemExit, match="nothing of your own of smoke.*reproduce --profile smoke"):
+        cli.main(["compare", "--profile", SPEC])
+
+
 def test_without_anything_to_compare_with_the_comparison_says_so(own):
     words = "nothing is published for smoke to compare with: there is nothing yet"
     with pytest.raises(SystemExit, match=words):

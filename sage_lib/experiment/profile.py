@@ -245,6 +245,13 @@ class Profile:
         """The paper's name for a method key; "base" is the SFT model."""
         return BASE_LABEL if method == BASE else self.methods[method].label
 
+    def steps_of(self, method: str) -> int:
+        """How many updates train a method: RL steps, or those of all its rounds."""
+        own = self.methods[method]
+        if own.rft is not None:
+            return self.rft_of(method).steps
+        return int({**self.rl, **own.rl}["max_steps"])
+
     def rft_of(self, method: str) -> Rft:
         """The rounds of a method that is trained by them: its changes over the profile's."""
         own = self.methods[method].rft or {}

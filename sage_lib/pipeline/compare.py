@@ -32,7 +32,7 @@ def compare(profile: Profile) -> pd.DataFrame:
     published table gives for it. Words, and numbers without an interval, must be the same. The
     largest difference is own minus published, of the cells that are not within their interval where
     there are such. Raises SageError where nothing is published for the profile, or what is belongs
-    to other settings.
+    to other settings, and where nothing of one's own was made yet.
     """
     names = published_specs()
     if profile.name not in names:
@@ -43,8 +43,14 @@ def compare(profile: Profile) -> pd.DataFrame:
     theirs = load_profile(profile.spec, "published")
     runs.require_current(theirs)
     own, published = paths.measured(profile.name), paths.measured(profile.name, published=True)
+    tables = sorted(published.glob("*.csv"))
     rows = [_weights(profile, theirs)]
-    for path in sorted(published.glob("*.csv")):
+    if rows[0][1] == MISSING and not any((own / path.name).is_file() for path in tables):
+        raise SageError(
+            f"there is nothing of your own of {profile.name} to compare: "
+            f"`sage-companion reproduce --profile {profile.name}` makes it"
+        )
+    for path in tables:
         if (own / path.name).is_file():
             found = compare_tables(pd.read_csv(own / path.name), pd.read_csv(path))
         else:

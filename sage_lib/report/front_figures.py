@@ -80,6 +80,7 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             if beside
             else "",
             _alone(table.loc[[*methods], "seeds"]),
+            _unequal(profile, [*fronts[own_front], *beside]),
             f"too far off for the right panel: {named(profile, beyond)}" if beyond else "",
         )
     return figure
@@ -88,6 +89,20 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
 def _alone(seeds: pd.Series) -> str:
     """What an interval does not cover where there are methods with one seed; "" else."""
     return "of 1 seed: over problems alone" if (seeds == 1).any() else ""
+
+
+def _unequal(profile: Profile, methods: Sequence[str]) -> str:
+    """Which methods were trained for other numbers of steps than most; "" where none was."""
+    of_steps: dict[int, list[str]] = {}
+    for method in methods:
+        if method != BASE:
+            of_steps.setdefault(profile.steps_of(method), []).append(method)
+    usual = max(of_steps, key=lambda steps: len(of_steps[steps]), default=0)
+    others = of_steps.keys() - {usual}
+    if not others:
+        return ""
+    parts = [f"{steps} of {named(profile, of_steps[steps])}" for steps in sorted(others)]
+    return f"steps: {usual}, but {', '.join(parts)}"
 
 
 def _message(profile: Profile, outside: pd.DataFrame) -> str:
@@ -286,9 +301,11 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
         names = list(dict.fromkeys(table["metric"]))
         height = max(1.9, 0.9 + 0.22 * len(methods))
         figure, axes = plt.subplots(1, len(names), figsize=(WIDE, height), sharey=True)
+        off = 0
         for axis, name in zip(axes, names, strict=True):
             rows = table[table["metric"] == name]
             intervals(axis, profile, rows, ("difference", "low", "high"))
+            off += keep_near(axis, rows, ("difference", "low", "high"))
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
         label = BASE if reference == BASE else profile.label(reference)
@@ -300,5 +317,6 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
             figure,
             f"Minus {label}, intervals clear of 0: {', '.join(parts)}",
             f"{profile.name}. Exact, paired by seed and problem, bars: 95 %, {shown}",
+            "numbers: those beyond the panel" if off else "",
         )
     return figure

@@ -1,5 +1,8 @@
 """The verdict's two differences wherever something else is changed, beside each other."""
 
+import re
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,54 +15,62 @@ from sage_lib.report.style import STYLE, WIDE, count, counts, describe, error_ba
 
 #: Panels: metric and the name of its axis.
 PANELS = {"pass@1": "exact pass@1", "pass@256": "exact pass@256"}
-#: How far the two differences of a row stand above and below its middle.
-APART = {GUIDE: -0.17, NO_KL: 0.17}
+#: The two arms of a setting, each in panels of its own: the guide's differences are a tenth of the
+#: others, and on one axis nothing would be seen of them.
 WORDS = {GUIDE: "with the guide", NO_KL: "without KL"}
 
 
 def differences(table: pd.DataFrame) -> Figure:
-    """Each setting's guided arm, and its arm without KL, minus the same setting's GRPO.
+    """Each setting's guided arm, and below its arm without KL, minus the same setting's GRPO.
 
     ``table`` as :func:`generality_tables.table` gives it.
     """
     if table.empty:
         return nothing("None of the settings has a finished pair of runs.")
-    settings = list(dict.fromkeys(table["setting"]))
-    seeds = table.groupby("setting")["seeds"]
+    asked = [one for one in WORDS if (table["asked"] == one).any()]
+    settings = {one: table.loc[table["asked"] == one, "setting"].unique() for one in asked}
+    heights = [len(settings[one]) + 1 for one in asked]
     with plt.rc_context(STYLE):
-        height = 1.3 + 0.32 * len(settings)
-        figure, axes = plt.subplots(1, len(PANELS), figsize=(WIDE, height), sharey=True)
-        for axis, (metric, name) in zip(axes, PANELS.items(), strict=True):
-            _draw(axis, table[table["metric"] == metric], settings)
-            axis.set_xlabel(f"{name}, minus GRPO's")
-        labels = [f"{one} ({counts(seeds.get_group(one), 'seed')})" for one in settings]
-        axes[0].set_yticks(range(len(settings)), labels)
-        axes[0].set_ylim(len(settings) - 0.5, -0.5)
-        axes[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
+        size = (WIDE, 0.9 + 0.24 * sum(heights))
+        grid: dict[str, Any] = {"squeeze": False, "sharey": "row", "height_ratios": heights}
+        figure, axes = plt.subplots(len(asked), len(PANELS), figsize=size, **grid)
+        for number, (of_arm, arm) in enumerate(zip(axes, asked, strict=True)):
+            for axis, (metric, name) in zip(of_arm, PANELS.items(), strict=True):
+                rows = table[(table["asked"] == arm) & (table["metric"] == metric)]
+                _draw(axis, rows, series(number + 1))
+                axis.set_xlabel(f"{name}, minus GRPO's")
+            of_arm[0].set_title(WORDS[arm], loc="left")
         told = (table["metric"] == "pass@256") & (table["seeds"] >= FEWEST_SEEDS)
         last = table[told].set_index(["asked", "setting"])
         parts = []
-        for asked, words in WORDS.items():
-            if asked in last.index.get_level_values("asked"):
-                rows = last.loc[asked]
+        for arm, words in WORDS.items():
+            if arm in last.index.get_level_values("asked"):
+                rows = last.loc[arm]
                 up, down = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
                 parts.append(f"{words} above 0 in {up}, below in {down} of {len(rows)}")
         describe(
             figure,
             f"pass@256 minus GRPO's, settings of {count(FEWEST_SEEDS, 'seed')} or more: "
             + ("; ".join(parts) or "none yet"),
-            "Exact, 600 problems. Paired, bars: 95 % over seeds and problems, of one seed over "
-            "problems alone, which decides nothing",
+            f"Exact, {counts(table['problems'], 'problem')}. Paired, bars: 95 % over seeds and "
+            "problems, of one seed over problems alone, which decides nothing",
+            "upper and lower panels differ in scale" if len(asked) > 1 else "",
         )
     return figure
 
 
-def _draw(axis: Axes, rows: pd.DataFrame, settings: list[str]) -> None:
-    for number, (asked, words) in enumerate(WORDS.items()):
-        of_arm = rows[rows["asked"] == asked]
-        for place, row in enumerate(of_arm.to_dict("records")):
-            at = settings.index(row["setting"]) + APART[asked]
-            label = words if place == 0 else None
-            ends = (row["difference"], row["low"], row["high"])
-            error_bar(axis, at, *ends, horizontal=True, label=label, **series(number + 1))
+def _draw(axis: Axes, rows: pd.DataFrame, chosen: dict[str, Any]) -> None:
+    labels = []
+    for place, row in enumerate(rows.to_dict("records")):
+        ends = (row["difference"], row["low"], row["high"])
+        error_bar(axis, place, *ends, horizontal=True, **chosen)
+        name = row["setting"] if row["asked"] == GUIDE else _without_guide(row["setting"])
+        labels.append(f"{name}, {count(row['seeds'], 'seed')}")
     axis.axvline(0, color="black", linewidth=0.6)
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def _without_guide(setting: str) -> str:
+    """A setting's name for an arm that has no guide: without the remark which one it is."""
+    return re.sub(r" \([^)]*Branch\)$", "", setting)

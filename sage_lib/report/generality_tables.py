@@ -30,10 +30,10 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("beta 1, strong guide", "Table 1", "branch_strong", "grpo", "grpo_no_kl"),
-    Setting("beta 1, the paper's guide", "Table 1", "grpo_branch", "grpo"),
+    Setting("beta 1 (strong Branch)", "Table 1", "branch_strong", "grpo", "grpo_no_kl"),
+    Setting("beta 1 (Branch)", "Table 1", "grpo_branch", "grpo"),
     Setting(
-        "beta 0.05, the paper's guide",
+        "beta 0.05 (Branch)",
         "Table 1; the authors' code",
         "branch_paper",
         "grpo_front_beta0.05",
@@ -86,7 +86,7 @@ GUIDE, NO_KL = "guide", "no KL"
 METRICS = ("pass@1", "pass@256", "rare mass")
 TABLE = [
     *("setting", "profile", "asked", "method", "against", "metric"),
-    *("difference", "low", "high", "detectable", "seeds", "interval over"),
+    *("difference", "low", "high", "detectable", "seeds", "interval over", "problems"),
 ]
 LEVELS = ["setting", "profile", "arm", "method", "seeds", "pass@1", "pass@256", "rare"]
 OUTCOMES = [
@@ -140,10 +140,11 @@ def table(found: dict[str, Profile]) -> pd.DataFrame:
         for asked, arm in _pairs(one):
             if profile is None or not {arm, one.plain} <= there:
                 continue
+            problems = int(front_tables.points(profile)["problems"].iloc[0])
             wanted = tuple(Comparison(arm, one.plain, name, "equal") for name in METRICS)
             rows = arm_tables.comparisons(profile, [Claim("", "", "", wanted, "")])
             rows = rows[rows["seeds"] > 0].assign(
-                setting=one.name, profile=profile.name, asked=asked
+                setting=one.name, profile=profile.name, asked=asked, problems=problems
             )
             frames.append(rows)
     if not frames:

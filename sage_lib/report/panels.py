@@ -149,7 +149,8 @@ def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) ->
     if limit == 0 or not len(beyond):
         return 0
     near = reached <= limit
-    least, most = min(0.0, low[near].min()), max(0.0, high[near].max())
+    known = np.concatenate([mean[near], low[near], high[near]])  # a row may lack its interval
+    least, most = min(0.0, np.nanmin(known)), max(0.0, np.nanmax(known))
     room = 0.1 * (most - least)
     ends = (least - room, most + room)
     for row in beyond:

@@ -144,22 +144,19 @@ def budgets(profile: Profile) -> pd.DataFrame:
     for method in chosen:
         own = [run for key, _, run in runs.rl_runs(profile) if key == method]
         made = [records.load(run.record) for run in own if run.record.is_file()]
+        steps = profile.steps_of(method)
         if profile.methods[method].rft is None:
-            steps, batch = _rl_steps(profile, method), completions_a_step(profile)
+            batch = completions_a_step(profile)
             drawn = steps * batch
         else:
             rft = profile.rft_of(method)
             accumulated = int(rft.sft.get("gradient_accumulation_steps", 1))
-            steps, batch = rft.steps, int(rft.sft["per_device_train_batch_size"]) * accumulated
+            batch = int(rft.sft["per_device_train_batch_size"]) * accumulated
             drawn = round(counted.loc[method].mean())
         seconds = sum(record["seconds"] for record in made) / max(1, len(made))
         row = {"method": method, "seeds": len(made), "drawn": drawn, "learned": steps * batch}
         rows.append({**row, "steps": steps, "seconds": seconds})
     return pd.DataFrame(rows, columns=BUDGET)
-
-
-def _rl_steps(profile: Profile, method: str) -> int:
-    return int({**profile.rl, **profile.methods[method].rl}["max_steps"])
 
 
 def completions_a_step(profile: Profile) -> int:

@@ -185,12 +185,8 @@ def _end(frame: pd.DataFrame, method: str) -> float:
 
 
 def _lengths(profile: Profile, methods: Sequence[str]) -> set[int]:
-    """Of how many RL steps the runs of methods are, by their settings."""
-    return {
-        int({**profile.rl, **profile.methods[method].rl}["max_steps"])
-        for method in methods
-        if method != BASE
-    }
+    """Of how many steps the runs of methods are, by their settings."""
+    return {profile.steps_of(method) for method in methods if method != BASE}
 
 
 def _steps(number: int) -> str:
