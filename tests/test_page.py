@@ -1,6 +1,7 @@
 """The page of a notebook: what it saves, and what it shows."""
 
 import base64
+import re
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -102,6 +103,30 @@ def test_a_figure_without_a_name_is_shown_and_not_saved(tmp_path, shown):
 def test_a_page_of_theory_shows_what_it_is_given(shown):
     theory_page().table(FRAME)
     assert ">grpo<" in shown[0].to_html()
+
+
+def test_of_a_long_table_the_main_methods_are_displayed_and_all_other_rows_folded_away(shown):
+    page = Page(load_profile("smoke"))
+    keys = ["base", *page.profile.methods]
+    methods = [key for _ in range(6) for key in keys]
+    frame = pd.DataFrame({"method": methods, "number": range(100, 100 + len(methods))})
+    page.table(frame)
+    style, folded, _ = shown
+    main = {"base", *page_module.main_methods(page.profile)}
+    assert 0 < len(main) < len(keys)
+    in_sight = re.findall(r">(\d{3})<", style.to_html())
+    hidden = re.findall(r">(\d{3})<", folded)
+    assert in_sight == [str(row.number) for row in frame.itertuples() if row.method in main]
+    assert sorted(in_sight + hidden) == [str(number) for number in frame["number"]]
+    assert folded.startswith(f"<details><summary>{len(hidden)} more rows, of other methods<")
+    by_method = frame.set_index("method")
+    page.table(by_method)
+    assert re.findall(r">(\d{3})<", shown[3].to_html()) == in_sight
+    page.table(frame[["number"]])
+    assert len(re.findall(r">\d{3}<", shown[5].to_html())) == page_module.FIRST
+    assert shown[6].startswith(f"<details><summary>{len(frame) - page_module.FIRST} more rows<")
+    page.table(frame.head(page_module.LONG))
+    assert not any("more rows" in one for one in shown[7:] if isinstance(one, str))
 
 
 def test_below_a_table_stand_the_commands_that_make_its_rows(shown):

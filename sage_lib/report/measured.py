@@ -109,6 +109,12 @@ def main_family(profile: Profile) -> str:
     return profile.methods[profile.reference].family if profile.methods else "base"
 
 
+def main_methods(profile: Profile) -> tuple[str, ...]:
+    """The methods of the main family."""
+    own = main_family(profile)
+    return tuple(key for key, method in profile.methods.items() if method.family == own)
+
+
 def drawn(
     profile: Profile, chosen: Sequence[str], family: str | None = None
 ) -> tuple[tuple[str, ...], str]:

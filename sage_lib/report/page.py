@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
@@ -14,8 +15,8 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.files import write_text
 from sage_lib.report import sliders
-from sage_lib.report.measured import labelled
-from sage_lib.report.style import described, save_figure
+from sage_lib.report.measured import labelled, main_methods
+from sage_lib.report.style import count, described, save_figure
 
 #: What the folded commands below a table are called.
 AGAIN = "commands that make these rows again"
@@ -54,6 +55,9 @@ HEADINGS = {
     "step_time": "seconds a step",
     "frac_reward_zero_std": "groups without a spread",
 }
+#: Of a table with more rows than this, those of the profile's main methods are displayed (of one
+#: without methods the first :data:`FIRST`), and the others are folded away below them.
+LONG, FIRST = 30, 12
 #: Text reads from the left, its own line breaks kept.
 LEFT = {"text-align": "left", "white-space": "pre-wrap"}
 
@@ -124,7 +128,8 @@ class Page:
         ``formats`` gives a column another format, such as ``share="{:.1%}"``. An index that has a
         name is shown, since it says what a row is; any other only numbers the rows. A column
         without any value (the std over one seed) is left out; a cell without one is empty. Columns
-        have the words of :data:`HEADINGS`, where these have some. Below a table with a column
+        have the words of :data:`HEADINGS`, where these have some. Of more than :data:`LONG` rows
+        most are folded away. Below a table with a column
         ``method`` stand, folded away, the commands that make its rows again.
         """
         self._table(frame, precision, formats)
@@ -135,21 +140,31 @@ class Page:
         if len(shown):
             shown = shown.dropna(axis="columns", how="all")
             formats = {name: given for name, given in formats.items() if name in shown}
-        numbered = not any(shown.index.names)
-        if numbered:
-            shown = shown.reset_index(drop=True)
-        elif shown.index.nlevels == shown.columns.nlevels == 1 and shown.columns.name is None:
-            # In one row with the names of the columns; pandas gives it a row of its own below them.
-            shown = shown.rename_axis(index=None, columns=shown.index.name)
-        # Without a name for each cell a table takes half the room in a notebook.
-        style = Styler(shown, cell_ids=False).format(formats, precision=precision, na_rep="")
-        for axis in (0, 1):
-            style = style.format_index(_heading if axis else _plain, axis=axis)
-        if numbered:
-            style = style.hide(axis="index")
-        words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
-        left = [{"selector": "", "props": [*LEFT.items()]}]
-        _display(style.set_table_styles(dict.fromkeys(words, left)))
+        if len(shown) <= LONG:
+            _display(_styled(shown, precision, formats))
+            return
+        first = self._first(frame)
+        _display(_styled(shown[first], precision, formats))
+        rest = _styled(shown[~first], precision, formats).to_html()
+        more = f"{count(int((~first).sum()), 'more row')}{self._of_others(first, frame)}"
+        _display(f"<details><summary>{more}</summary>{rest}</details>")
+
+    def _first(self, frame: pd.DataFrame) -> np.ndarray:
+        """Which rows of a long table are displayed at once."""
+        keys = _methods(frame)
+        if self.profile is not None and keys is not None:
+            main = {BASE, *main_methods(self.profile)}
+            of_main = np.array([key in main for key in keys])
+            if of_main.any() and not of_main.all():
+                return of_main
+        return np.arange(len(frame)) < FIRST
+
+    def _of_others(self, first: np.ndarray, frame: pd.DataFrame) -> str:
+        """ ", of other methods" where no method has rows both displayed and folded away."""
+        keys = _methods(frame)
+        if keys is None or set(keys[first]) & set(keys[~first]):
+            return ""
+        return ", of other methods"
 
     def _commands(self, frame: pd.DataFrame) -> None:
         if self.profile is None or "method" not in frame:
@@ -158,6 +173,32 @@ class Page:
         if lines:
             text = html.escape("\n".join(lines))
             _display(f"<details><summary>{AGAIN}</summary><pre>{text}</pre></details>")
+
+
+def _methods(frame: pd.DataFrame) -> np.ndarray | None:
+    """The keys of methods that the rows of a table belong to; None where it has none."""
+    if "method" in frame.index.names:
+        return frame.index.get_level_values("method").to_numpy()
+    return frame["method"].to_numpy() if "method" in frame else None
+
+
+def _styled(shown: pd.DataFrame, precision: int, formats: Mapping[str, str]) -> Styler:
+    """A table as it is displayed; see :meth:`Page.table`."""
+    numbered = not any(shown.index.names)
+    if numbered:
+        shown = shown.reset_index(drop=True)
+    elif shown.index.nlevels == shown.columns.nlevels == 1 and shown.columns.name is None:
+        # In one row with the names of the columns; pandas gives it a row of its own below them.
+        shown = shown.rename_axis(index=None, columns=shown.index.name)
+    # Without a name for each cell a table takes half the room in a notebook.
+    style = Styler(shown, cell_ids=False).format(formats, precision=precision, na_rep="")
+    for axis in (0, 1):
+        style = style.format_index(_heading if axis else _plain, axis=axis)
+    if numbered:
+        style = style.hide(axis="index")
+    words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
+    left = [{"selector": "", "props": [*LEFT.items()]}]
+    return style.set_table_styles(dict.fromkeys(words, left))
 
 
 def _plain(label: Any) -> str:
