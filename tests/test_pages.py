@@ -457,7 +457,8 @@ def test_the_readme_says_what_the_published_files_say():
 
 
 def test_a_readme_without_a_place_for_a_part_is_refused(monkeypatch):
-    monkeypatch.setattr(readme, "table", lambda: "|a|")
+    for part in ("table", "result"):
+        monkeypatch.setattr(readme, part, lambda: "|a|")
     with pytest.raises(SageError, match="<!-- notebooks: begin -->"):
         readme.with_parts("<!-- badges: begin -->\n<!-- badges: end -->\n")
 

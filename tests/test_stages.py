@@ -68,11 +68,14 @@ def is_alive(pid):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_stage_ends_when_its_parent_is_ended(fake, tmp_path, number):
     fake(seconds=60)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], env=stages.environment())
+    # Below nohup SIGHUP is ignored, and so do children ignore it.
+    heeding = f"import signal; signal.signal({number}, signal.SIG_DFL)\n"
+    source = PARENT if number == signal.SIGKILL else heeding + PARENT
+    parent = subprocess.Popen([sys.executable, "-c", source], env=stages.environment())
     [call] = wait_for(lambda: calls(tmp_path))
     assert is_alive(call["pid"])
     parent.send_signal(number)
-    parent.wait()
+    assert parent.wait(timeout=20) == -number
     wait_for(lambda: not is_alive(call["pid"]), seconds=20)
 
 
