@@ -21,6 +21,8 @@ from sage_lib.report.style import NARROW, STYLE, WIDE, count, counts, describe, 
 NAMED = 2
 #: How much of a front's range is shown on each of its sides.
 NEAR = 0.5
+#: A front that takes less than this share of a panel has no room for the names of its points.
+SQUEEZED = 0.3
 #: Looks of the fronts of the anchors, in the order of their names here.
 FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
 
@@ -52,16 +54,20 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         size = (WIDE if beside else NARROW + 0.9, 3.4 + 0.09 * len(beside))
         [axes] = plt.subplots(1, 2 if beside else 1, figsize=size, squeeze=False)[1]
         figure = axes[0].figure
+        line = table.loc[[*fronts.get(own_front, []), BASE], ["pass@1", "pass@256"]]
+        everything = pd.concat([line, table.loc[beside, list(line)]])
+        squeezed = (np.ptp(line, axis=0) < SQUEEZED * np.ptp(everything, axis=0)).all()
         for axis in axes:
+            betas = axis is axes[-1] or not squeezed
             for anchor, keys in fronts.items():
-                _draw_front(axis, profile, anchor, [*(exact[key] for key in keys), exact[BASE]])
+                of_front = [*(exact[key] for key in keys), exact[BASE]]
+                _draw_front(axis, profile, anchor, of_front, betas)
             for key in beside:
                 row = table.loc[key]
                 name = f"{profile.label(key)} ({_seeds_of(row)})"
                 axis.plot(row["pass@1"], row["pass@256"], label=name, **points(look(key)))
             axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
         if beside:
-            line = table.loc[[*fronts[next(iter(fronts))], BASE], ["pass@1", "pass@256"]]
             beyond = _draw_paired(axes[1], profile, table.loc[beside], line)
             axes[0].set_title("the whole front")
             axes[1].set_title("around the points")
@@ -80,7 +86,7 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             if beside
             else "",
             _alone(table.loc[[*methods], "seeds"]),
-            _unequal(profile, [*fronts[own_front], *beside]),
+            _unequal(profile, [*fronts.get(own_front, []), *beside]),
             f"too far off for the right panel: {named(profile, beyond)}" if beyond else "",
         )
     return figure
@@ -194,16 +200,17 @@ def _is_known(profile: Profile, keys: list[str], exact: dict[str, Any]) -> bool:
 
 
 def _draw_front(
-    axis: Axes, profile: Profile, anchor: str, of_front: list[exact_tables.Exact]
+    axis: Axes, profile: Profile, anchor: str, of_front: list[exact_tables.Exact], betas: bool
 ) -> None:
-    """A front with its betas, and thin lines for the seeds that all its points have."""
+    """A front, with its ``betas`` beside its points, and thin lines for the seeds that all its
+    points have."""
     chosen = look(FRONTS[anchor])
     means = [metrics.mean_over_sets(one.values.mean(axis=0), one.sets) for one in of_front]
     line = np.array(means)
     name = "GRPO" if anchor == "k3" else f"GRPO, {anchor.replace('_', ' ')}"
     seeds = counts((len(one.seeds) for one in of_front if one.method != BASE), "seed")
     axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta ({seeds})", **chosen)
-    for one, (x, y) in zip(of_front, line, strict=True):
+    for one, (x, y) in zip(of_front, line, strict=True) if betas else ():
         name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
         where: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6}
         axis.annotate(name, (x, y), annotation_clip=True, **where)
