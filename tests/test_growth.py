@@ -47,6 +47,24 @@ def test_a_process_measures_its_cases_and_a_failure_says_what():
         growth.measure("metrics", [{"problems": 10}])
 
 
+def test_a_page_has_a_row_for_each_curve_in_words(table):
+    rows = growth_figures.shown(growth.with_powers(table)).set_index("what grows")
+    assert rows.loc["linear, then quadratic", "linear up to"] == "2"
+    assert rows.loc["linear, then quadratic", "sizes"] == "1 to 8"
+    assert (
+        rows.loc["flat", "linear up to"] == "all of it"
+        and rows.loc["flat", "power of time"] == "0.00"
+    )
+
+
+def test_the_runs_of_a_grid_and_the_processes_of_the_verifier_are_measured():
+    few, many = growth.measure("grid", [{"runs": 2}, {"runs": 30}])
+    assert 0 < few["CPU seconds"] < many["CPU seconds"]
+    one, two = growth.measure("verifier", [{"workers": n, "answers": 64} for n in (1, 2)])
+    assert one["CPU seconds"] > 0.5, "the seconds of processes that have ended count"
+    assert 1.5 < two["peak MB"] / one["peak MB"] < 2.5, "each worker holds as much"
+
+
 @pytest.mark.slow
 def test_a_step_is_measured_with_each_trainer():
     for arm in (growth.STOCK, growth.BRANCH, growth.FORWARD):

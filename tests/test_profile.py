@@ -250,6 +250,8 @@ def test_a_setting_can_be_changed_without_a_file():
     changed = load_profile("smoke+rl.beta=0.2+seeds=[1, 2]")
     assert (changed.rl["beta"], changed.seeds) == (0.2, (1, 2))
     assert changed.name == "smoke+rl.beta=0.2+seeds=_1,2_~c553", "a folder of its own"
+    many = [load_profile(f"smoke+seeds={[*range(200, end)]}").name for end in (500, 501)]
+    assert many[0] != many[1] and all(len(name) < 100 for name in many), "a disk takes 255 letters"
     assert load_profile(changed.spec) == changed
     assert changed.sources["rl.beta"] == "set on the command line"
     for spec, words in (

@@ -391,10 +391,14 @@ def _published_part(profile: Profile, folder: Path) -> Profile:
     return dataclasses.replace(profile, methods=methods, seeds=seeds)
 
 
+#: Letters of a change in a folder's name; a file's name may have 255 on most disks.
+LONGEST = 60
+
+
 def _folder_name(change: str) -> str:
     """A change as a part of a folder's name; what has to be replaced is told apart by a hash."""
     plain = change.replace(" ", "")
-    name = re.sub(r"[^\w.=,-]", "_", plain)
+    name = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
     return name if name == plain else f"{name}~{digest(plain)[:4]}"
 
 

@@ -1,4 +1,5 @@
-"""How time and memory grow: with vocabulary, completion length, batch, model, problems and k.
+"""How time and memory grow: with vocabulary, completion length, batch, model, problems, k, the runs
+of a grid and the verifier's processes.
 
     sage-companion bench vocabulary      a step of SageTrainer against stock GRPO's, up to 152,064
     sage-companion bench growth          curves, and the power of their last doubling
@@ -10,10 +11,14 @@ before the first step of that size. Linux only, where a process can be asked for
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import os
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -223,6 +228,66 @@ def _metrics(problems: int, k: int) -> dict[str, float]:
     return _timed(evaluate)
 
 
+def _grid(runs: int) -> dict[str, float]:
+    """What a grid's command does before it starts anything, where so many runs are done: it asks of
+    each run, its base and its evaluation whether it is published, done, or running."""
+    from sage_lib.experiment import profile, records
+    from sage_lib.experiment.grid import Block, Grid
+    from sage_lib.pipeline import grid
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"SAGE_BUILD": f"{folder}/build", "SAGE_RESULTS": f"{folder}/results"}
+        one = profile.load_profile("smoke+train=[grpo]+evaluation.methods=[grpo]")
+        many = dataclasses.replace(one, seeds=tuple(range(runs)))
+        whole = Grid("growth", "", (Block("all", "", many, ("grpo",)),))
+        for task in grid.tasks(whole, [], []):  # each run is known by the weights before it
+            run = task.run()
+            run.prepare()
+            for name in run.makes:
+                (run.build / name).mkdir(parents=True, exist_ok=True)
+            record = records.Record(run.stage, many.name, run.fingerprint, 0, {})
+            run.finish(record, weights="none")
+
+        def evaluate() -> object:
+            tasks = grid.tasks(whole, [], [])
+            listed = grid.listed(tasks, grid.published_seconds(tasks))
+            assert (listed["state"] == "done").all()
+            return listed
+
+        return _timed(evaluate)
+
+
+#: Answers that are verified, whatever the number of processes.
+ANSWERS = 500
+
+
+def _verifier(workers: int, answers: int = ANSWERS) -> dict[str, float]:
+    """The verifier's processes, from their start to their end: seconds and peaks of all of them,
+    added up."""
+    from sage_lib.tasks.verifier import Verifier
+
+    golds = [rf"\frac{{{n}\sqrt{{3}}}}{{7}}" for n in range(1, answers + 1)]
+    given = [rf"\frac{{{n}}}{{7}}\sqrt{{3}}" for n in range(1, answers + 1)]
+    verifier = Verifier(workers=workers)
+    started = _seconds_of_all()
+    assert all(verdict.correct for verdict in verifier.verify_answers(golds, given))
+    peak = sum(_status("VmHWM", child) for child in _children())
+    verifier.close()
+    return {"CPU seconds": _seconds_of_all() - started, "peak MB": peak}
+
+
+def _seconds_of_all() -> float:
+    """Of the processor: this process and those of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _children() -> list[str]:
+    """Process numbers of this process's children, whichever of its threads started them."""
+    found = Path("/proc/self/task").glob("*/children")
+    return [number for path in found for number in path.read_text().split()]
+
+
 def _timed(evaluate: Callable[[], object]) -> dict[str, float]:
     """The fastest of STEPS calls after one that warms up, and the peak of them all."""
     evaluate()
@@ -238,6 +303,8 @@ MEASURED: dict[str, Callable[..., dict[str, float]]] = {
     "step": _step,
     "exact": _exact,
     "metrics": _metrics,
+    "grid": _grid,
+    "verifier": _verifier,
 }
 
 
@@ -256,8 +323,8 @@ def _peak() -> float:
     return _status("VmHWM")
 
 
-def _status(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
+def _status(name: str, process: str = "self") -> float:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     (found,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
     return int(found) / 1000
 
@@ -332,12 +399,15 @@ CURVES: dict[str, tuple[str, str, Sequence[int], dict[str, Any]]] = {
     "problems, exact": ("exact", "problems", (50, 100, 200, 400, 800, 1600), {}),
     "problems, metrics": ("metrics", "problems", (2000, 4000, 8000, 16000, 32000), {"k": 256}),
     "k, metrics": ("metrics", "k", (256, 1024, 4096, 16384, 65536), {"problems": 500}),
+    "runs in a grid": ("grid", "runs", (50, 100, 200, 400, 800), {}),
+    "processes, verifier": ("verifier", "workers", (1, 2, 4, 8), {}),
 }
 
 
 def growth() -> pd.DataFrame:
     """Seconds and memory by one size at a time: an RL step of SageTrainer with the Branch guide,
-    generation within it, and evaluation. A process for each curve.
+    generation within it, evaluation, a grid's list of runs, and the verifier's processes. A process
+    for each curve.
 
     "power" is that of the seconds since the size before: 1 where twice the size takes twice as
     long. "memory power" is that of the peak, none where it is below a megabyte.

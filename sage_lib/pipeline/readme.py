@@ -17,7 +17,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
 from sage_lib.files import write_text
 from sage_lib.pipeline import gpu_hours, notebooks, online, plan
-from sage_lib.report import fire_tables, licences, verdict
+from sage_lib.report import fire_tables, growth_figures, licences, measured, verdict
 from sage_lib.report.fire_tables import markdown
 
 README = paths.ROOT / "README.md"
@@ -102,7 +102,11 @@ def tables() -> dict[str, dict[str, str]]:
     return {
         "reliability.md": {part: fire_tables.shown(part) for part in fire_tables.COLUMNS},
         "licences.md": {"licences": licences.shown()},
-        "scaling.md": {"hours": hours, "assumptions": markdown(gpu_hours.listed(assumed))},
+        "scaling.md": {
+            "hours": hours,
+            "assumptions": markdown(gpu_hours.listed(assumed)),
+            "growth": markdown(growth_figures.shown(measured.benchmark("growth"))),
+        },
     }
 
 

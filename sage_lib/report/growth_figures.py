@@ -13,6 +13,7 @@ from sage_lib.report.style import STYLE, WIDE, describe, series
 PANELS = {
     "an RL step, GRPO + Branch": ("completion length", "vocabulary", "batch", "parameters"),
     "evaluation": ("problems, exact", "problems, metrics", "k, metrics"),
+    "runs and processes": ("runs in a grid", "processes, verifier"),
 }
 QUANTITIES = {"CPU seconds": "seconds of the processor", "peak MB": "peak above the start, MB"}
 #: A larger power is more than linear.
@@ -39,12 +40,32 @@ def last_powers(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("curve")
 
 
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The same in a page's words, a row for each curve."""
+    rows = []
+    for curve, of_curve in table.groupby("curve", sort=False):
+        powers, last = last_powers(of_curve).loc[curve], of_curve.iloc[-1]
+        whole = powers["linear"] == powers["largest"]
+        memory = powers["memory power"]
+        rows.append(
+            {
+                "what grows": curve,
+                "sizes": f"{of_curve['size'].iloc[0]:,} to {last['size']:,}",
+                "seconds at the last": f"{last['CPU seconds']:.3g}",
+                "power of time": f"{powers['power']:.2f}",
+                "power of memory": f"{memory:.2f}" if pd.notna(memory) else "",
+                "linear up to": "all of it" if whole else f"{powers['linear']:,.0f}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def growth() -> Figure:
-    """Seconds above, peaks below; left an RL step, right evaluation; both axes logarithmic."""
+    """Seconds above, peaks below, a column for each of :data:`PANELS`; both axes logarithmic."""
     table = measured.benchmark("growth")
     powers = last_powers(table)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, 2, figsize=(WIDE, 5.2), sharex="col")
+        figure, axes = plt.subplots(2, len(PANELS), figsize=(WIDE, 5.2), sharex="col")
         for column, (title, curves) in enumerate(PANELS.items()):
             for row, (quantity, name) in enumerate(QUANTITIES.items()):
                 axis, times = axes[row, column], 1.0

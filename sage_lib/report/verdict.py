@@ -356,9 +356,19 @@ def _counted(found: pd.DataFrame, one: str, several: str) -> str:
         group = found[found["outcome"] == result]
         if group.empty:
             continue
-        names = "" if result in (OPEN, MISSING) else f" ({'; '.join(group['claim'])})"
+        names = "" if result in (OPEN, MISSING) else f" ({_named(group)})"
         parts.append(f"{result} {len(group)}{names}")
     return f"{len(found)} {one if len(found) == 1 else several}: {', '.join(parts)}"
+
+
+def _named(found: pd.DataFrame) -> str:
+    """The claims of one outcome; last those that disagree although some of their comparisons agree,
+    such as pass@k's without pass@1's."""
+    partly = (found["outcome"] == DISAGREES) & ~found["comparisons"].str.startswith("0 of")
+    names = list(found.loc[~partly, "claim"])
+    if partly.any():
+        names.append(f"in part: {'; '.join(found.loc[partly, 'claim'])}")
+    return "; ".join(names)
 
 
 def _against(profile: Profile, table: pd.DataFrame, one: Comparison, whom: str) -> str:
