@@ -87,7 +87,7 @@ def growth() -> Figure:
             figure,
             "How time and memory grow with each size",
             "behind each curve the power of its last doubling, of time and of memory",
-            "one thread of a processor, the fastest of two or more; peaks below 1 MB are drawn at 1",
+            "one thread of a processor, the fastest of several; peaks below 1 MB are drawn at 1",
             "benchmarks/growth.csv",
         )
     return figure

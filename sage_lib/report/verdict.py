@@ -326,8 +326,13 @@ def _at_a_floor(found: dict[str, Any], margin: float) -> bool:
     return max(arms) < margin or min(arms) > 1 - margin
 
 
+#: SAGE at the beta of the authors' code.
+AUTHORS_BETA = Comparison("branch_paper", "grpo_front_beta0.05", "pass@256", "above")
+
+
 def summary(profile: Profile) -> list[str]:
-    """What the measured files say, in sentences: the front, Branch against GRPO, the claims."""
+    """What the measured files say, in sentences: the front, Branch against GRPO at the beta of the
+    claims and at that of the authors' code, strong Branch, the claims."""
     table = points(profile).set_index("method")
     front = [method for method in front_methods(profile) if method in table.index]
     line, base = table.loc[front], table.loc[BASE]
@@ -339,13 +344,18 @@ def summary(profile: Profile) -> list[str]:
     )
     size = f"{int(base['problems'])} problems, {counts(line['seeds'], 'seed')} a beta"
     sentences = [f"GRPO {betas}: exact {ranges}; {size}."]
-    for claim, whom in zip(CLAIMS, ("SAGE ({})", "{} (on a fifth of the tokens)"), strict=False):
-        sentences.append(_against(profile, table, claim.comparisons[0], whom))
+    guided, strong = (claim.comparisons[0] for claim in CLAIMS[:2])
+    sentences.append(_against(profile, table, guided, f"SAGE ({profile.label(guided.method)})"))
+    if not table.index.intersection([AUTHORS_BETA.method]).empty:
+        sentences.append(_against(profile, table, AUTHORS_BETA, "SAGE", "the authors' code's"))
+    name = f"{measured.declared(profile).label(strong.method)} (on a fifth of the tokens)"
+    sentences.append(_against(profile, table, strong, name))
     found = claims(profile)
     own = found["source"].str.startswith("prediction")
     of_paper = _counted(found[~own], "claim of the paper", "claims of the paper")
     of_ours = _counted(found[own], "prediction of ours", "predictions of ours")
-    sentences.append(f"Of {of_paper}; of {of_ours} (notebook 13).")
+    least = f"disagrees: {MARGINS['pass@1']:g} of what it says is ruled out"
+    sentences.append(f"Of {of_paper}; of {of_ours} (notebook 13; {least}).")
     return sentences
 
 
@@ -371,7 +381,9 @@ def _named(found: pd.DataFrame) -> str:
     return "; ".join(names)
 
 
-def _against(profile: Profile, table: pd.DataFrame, one: Comparison, whom: str) -> str:
+def _against(
+    profile: Profile, table: pd.DataFrame, one: Comparison, whom: str, whose: str = ""
+) -> str:
     """A guided method beside the plain one, and beside the front, in a sentence."""
     method, against = one.method, one.against
     if min(table["seeds"].get(key, 0) for key in (method, against)) < FEWEST_SEEDS:
@@ -383,9 +395,9 @@ def _against(profile: Profile, table: pd.DataFrame, one: Comparison, whom: str) 
     )
     row = outside(profile).set_index("method").loc[method]
     place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')})"
-    who = f"{whom.format(profile.label(method))} minus {profile.label(against)}"
-    beta, speaks = f"at beta {table.loc[method, 'beta']:g}", rows["holds_for"].iloc[0]
-    return f"{who}, {beta}: {differences}; holds for {speaks}; {place}."
+    beta = f"at beta {table.loc[method, 'beta']:g}" + (f", {whose}" if whose else "")
+    seeds = int(rows["seeds"].min())
+    return f"{whom} minus GRPO, {beta}: {differences}, over {count(seeds, 'seed')}; {place}."
 
 
 def beside_base(profile: Profile, rows: pd.DataFrame, *words: str) -> list[str]:
