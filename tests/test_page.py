@@ -119,6 +119,12 @@ def test_of_a_long_table_the_main_methods_are_displayed_and_all_other_rows_folde
     assert in_sight == [str(row.number) for row in frame.itertuples() if row.method in main]
     assert sorted(in_sight + hidden) == [str(number) for number in frame["number"]]
     assert folded.startswith(f"<details><summary>{len(hidden)} more rows, of other methods<")
+    asked = frame["number"] == int(hidden[0])
+    page.keep(frame, "long", first=asked)
+    assert sorted(re.findall(r">(\d{3})<", shown[3].to_html())) == sorted([*in_sight, hidden[0]])
+    page.keep(frame, "long", first=frame["number"] > 0)
+    assert len(re.findall(r">\d{3}<", shown[6].to_html())) == len(frame)
+    del shown[3:8]
     by_method = frame.set_index("method")
     page.table(by_method)
     assert re.findall(r">(\d{3})<", shown[3].to_html()) == in_sight

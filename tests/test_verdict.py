@@ -157,11 +157,11 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     )
     assert "SAGE (GRPO + Branch) minus GRPO, at beta 1: pass@1 +0.020" in second
     assert strong == "Too few seeds yet to compare branch_strong with grpo."
-    assert second.endswith(", over 4 seeds; outside (4 seeds).")
+    assert second.endswith(", over 4 seeds; outside the front (4 seeds).")
     split = {BASE: (0.30, 0.86), "grpo_no_kl": (0.32, 0.78), "grpo": (0.31, 0.84)}
     split |= {"grpo_branch": (0.28, 0.81), "branch_strong": (0.28, 0.90)}
     said = verdict.summary(countdown(split))[-1]
-    assert "disagrees 3 (both rise; out of distribution; in part: both rise, strong guide)" in said
+    assert "disagrees 2 (both rise; out of distribution), disagrees in part 1 (both rise, s" in said
     few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.3, 0.8), "grpo": (0.31, 0.8)}, seeds=(1,))
     assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
     assert last.startswith("Of 13 claims of the paper: agrees ") and "(both rise; " in last

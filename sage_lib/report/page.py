@@ -109,17 +109,19 @@ class Page:
         name: str,
         precision: int = 3,
         shown: pd.DataFrame | None = None,
+        first: pd.Series | None = None,
         **formats: str,
     ) -> None:
         """Write <name>.csv with keys of methods; display it with their labels.
 
         Floats have 10 significant digits, on which machines agree. ``shown``: display this part or
-        layout of it instead. ``precision`` and ``formats`` as :meth:`table` has them.
+        layout of it instead. ``first``: the rows of what is displayed that are never folded away,
+        as booleans. ``precision`` and ``formats`` as :meth:`table` has them.
         """
         text = frame.to_csv(index=False, float_format="%.10g")
         path = paths.measured(self.name, self.published) / f"{name}.csv"
         write_text(path, text)
-        self._table(frame if shown is None else shown, precision, formats)
+        self._table(frame if shown is None else shown, precision, formats, first)
         self._commands(frame)
 
     def table(self, frame: pd.DataFrame, precision: int = 3, **formats: str) -> None:
@@ -135,18 +137,25 @@ class Page:
         self._table(frame, precision, formats)
         self._commands(frame)
 
-    def _table(self, frame: pd.DataFrame, precision: int, formats: Mapping[str, str]) -> None:
+    def _table(
+        self,
+        frame: pd.DataFrame,
+        precision: int,
+        formats: Mapping[str, str],
+        first: pd.Series | None = None,
+    ) -> None:
         shown = frame if self.profile is None else labelled(self.profile, frame)
         if len(shown):
             shown = shown.dropna(axis="columns", how="all")
             formats = {name: given for name, given in formats.items() if name in shown}
-        if len(shown) <= LONG:
-            _display(_styled(shown, precision, formats))
+        at_once = np.ones(len(shown), dtype=bool)
+        if len(shown) > LONG:
+            at_once = self._first(frame) | (False if first is None else first.to_numpy())
+        _display(_styled(shown[at_once], precision, formats))
+        if at_once.all():
             return
-        first = self._first(frame)
-        _display(_styled(shown[first], precision, formats))
-        rest = _styled(shown[~first], precision, formats).to_html()
-        more = f"{count(int((~first).sum()), 'more row')}{self._of_others(first, frame)}"
+        rest = _styled(shown[~at_once], precision, formats).to_html()
+        more = f"{count(int((~at_once).sum()), 'more row')}{self._of_others(at_once, frame)}"
         _display(f"<details><summary>{more}</summary>{rest}</details>")
 
     def _first(self, frame: pd.DataFrame) -> np.ndarray:

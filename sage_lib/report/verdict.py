@@ -45,6 +45,7 @@ LOGGED = {
 }
 AGREES, DISAGREES, OPEN, MISSING = "agrees", "disagrees", "cannot tell", "not run"
 OUTCOMES = (AGREES, DISAGREES, OPEN, MISSING)
+IN_PART = "disagrees in part"  # in a summary alone
 COMPARISONS = [
     *("claim", "method", "against", "metric", "expects", "difference", "low", "high", "detectable"),
     *("seeds", "reported", "outcome"),
@@ -354,31 +355,24 @@ def summary(profile: Profile) -> list[str]:
     own = found["source"].str.startswith("prediction")
     of_paper = _counted(found[~own], "claim of the paper", "claims of the paper")
     of_ours = _counted(found[own], "prediction of ours", "predictions of ours")
-    least = f"disagrees: {MARGINS['pass@1']:g} of what it says is ruled out"
+    least = f"disagrees: {MARGINS['pass@1']:g} is ruled out"
     sentences.append(f"Of {of_paper}; of {of_ours} (notebook 13; {least}).")
     return sentences
 
 
 def _counted(found: pd.DataFrame, one: str, several: str) -> str:
-    """How many claims there are and came out how; of the paper's, what agrees and disagrees."""
+    """How many claims there are and came out how; of the paper's, what agrees and disagrees, and
+    what disagrees in part: some of its comparisons agree, such as pass@k's without pass@1's."""
+    partly = (found["outcome"] == DISAGREES) & ~found["comparisons"].str.startswith("0 of")
+    outcome = found["outcome"].mask(partly, IN_PART)
     parts = []
-    for result in OUTCOMES:
-        group = found[found["outcome"] == result]
+    for result in (AGREES, DISAGREES, IN_PART, OPEN, MISSING):
+        group = found[outcome == result]
         if group.empty:
             continue
-        names = "" if result in (OPEN, MISSING) else f" ({_named(group)})"
+        names = "" if result in (OPEN, MISSING) else f" ({'; '.join(group['claim'])})"
         parts.append(f"{result} {len(group)}{names}")
     return f"{len(found)} {one if len(found) == 1 else several}: {', '.join(parts)}"
-
-
-def _named(found: pd.DataFrame) -> str:
-    """The claims of one outcome; last those that disagree although some of their comparisons agree,
-    such as pass@k's without pass@1's."""
-    partly = (found["outcome"] == DISAGREES) & ~found["comparisons"].str.startswith("0 of")
-    names = list(found.loc[~partly, "claim"])
-    if partly.any():
-        names.append(f"in part: {'; '.join(found.loc[partly, 'claim'])}")
-    return "; ".join(names)
 
 
 def _against(
@@ -393,8 +387,14 @@ def _against(
         f"{name} {interval_text(*rows.loc[name, ['difference', 'low', 'high']])}"
         for name in (f"pass@{k}" for k in AXES)
     )
-    row = outside(profile).set_index("method").loc[method]
+    lying = outside(profile).set_index("method")
+    row = lying.loc[method]
     place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')})"
+    if row["verdict"] == "outside":  # as a method that cannot help, by the same rule
+        alike = lying.index[(lying["verdict"] == "outside") & (lying.index != method)]
+        controls = [name for name in map(profile.label, alike) if name.startswith("control")]
+        also = f", as is the {' and the '.join(controls)}" if controls else ""
+        place = place.replace("outside", "outside the front") + also
     beta = f"at beta {table.loc[method, 'beta']:g}" + (f", {whose}" if whose else "")
     seeds = int(rows["seeds"].min())
     return f"{whom} minus GRPO, {beta}: {differences}, over {count(seeds, 'seed')}; {place}."
