@@ -2,7 +2,7 @@
 of a grid and the verifier's processes.
 
     sage-companion bench vocabulary      a step of SageTrainer against stock GRPO's, up to 152,064
-    sage-companion bench growth          curves, and the power of their last doubling
+    sage-companion bench growth          curves, and the power of their last step
 
 Seconds are of the processor, of one thread: other work on the machine stretches the clock and not
 these, though it takes a share of caches and memory bandwidth. Peaks are above what the process held

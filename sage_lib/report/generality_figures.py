@@ -53,7 +53,8 @@ def differences(table: pd.DataFrame) -> Figure:
             f"pass@256 minus GRPO's, settings of {count(FEWEST_SEEDS, 'seed')} or more: "
             + ("; ".join(parts) or "none yet"),
             f"Exact, {counts(table['problems'], 'problem')}. Paired, bars: 95 % over seeds and "
-            "problems, of one seed over problems alone, which decides nothing",
+            "problems" + _alone(table),
+            _shared(table),
             "upper and lower panels differ in scale" if len(asked) > 1 else "",
         )
     return figure
@@ -69,6 +70,20 @@ def _draw(axis: Axes, rows: pd.DataFrame, chosen: dict[str, Any]) -> None:
     axis.axvline(0, color="black", linewidth=0.6)
     axis.set_yticks(range(len(labels)), labels)
     axis.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def _alone(table: pd.DataFrame) -> str:
+    """What an interval of one seed lacks, where there is one."""
+    one = (table["seeds"] == 1).any()
+    return ", of one seed over problems alone, which decides nothing" if one else ""
+
+
+def _shared(table: pd.DataFrame) -> str:
+    """Which settings are held against the very same runs without KL; "" for none."""
+    arms = table[table["asked"] == NO_KL].groupby(["profile", "method"], sort=False)["setting"]
+    names = [[_without_guide(one) for one in group.unique()] for _, group in arms]
+    parts = [f"{'; '.join(some)}: the same runs without KL" for some in names if len(some) > 1]
+    return ", ".join(parts)
 
 
 def _without_guide(setting: str) -> str:

@@ -21,13 +21,13 @@ LINEAR = 1.15
 
 
 def last_powers(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each curve the powers of its last doubling, its "largest" size, and "linear": the size
-    from which on the seconds grew faster than linearly, or the largest where they nowhere did."""
+    """Of each curve the powers of its last step, its "largest" size, and "linear": the size after
+    which every step of the seconds was more than linear, or the largest where the last was not."""
     rows = []
     for curve, group in table.groupby("curve", sort=False):
-        steeper = group[group["power"] > LINEAR]
         last = group.iloc[-1]
-        linear = group.loc[steeper.index[0] - 1] if len(steeper) else last
+        others = group[~(group["power"] > LINEAR)]  # the first size has no step before it
+        linear = others.iloc[-1]
         rows.append(
             {
                 "curve": curve,
@@ -86,7 +86,7 @@ def growth() -> Figure:
         describe(
             figure,
             "How time and memory grow with each size",
-            "behind each curve the power of its last doubling, of time and of memory",
+            "behind each curve the power of its last step, of time and of memory",
             "one thread of a processor, the fastest of several; peaks below 1 MB are drawn at 1",
             "benchmarks/growth.csv",
         )
