@@ -95,5 +95,6 @@ def test_differences_are_those_that_were_planted(found):
     assert "problems alone" in table.loc[("an earlier reference", GUIDE, "pass@1"), "interval over"]
     figure = generality_figures.differences(table.reset_index())
     assert "without KL above 0 in 0, below in 1 of 1" in style.described(figure)
+    assert "beta 1; an earlier reference: the same runs without KL" in style.described(figure)
     empty = generality_figures.differences(generality_tables.table({}))
     assert "finished pair" in empty.axes[0].texts[0].get_text()

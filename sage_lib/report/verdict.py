@@ -355,7 +355,7 @@ def summary(profile: Profile) -> list[str]:
     own = found["source"].str.startswith("prediction")
     of_paper = _counted(found[~own], "claim of the paper", "claims of the paper")
     of_ours = _counted(found[own], "prediction of ours", "predictions of ours")
-    least = f"disagrees: {MARGINS['pass@1']:g} is ruled out"
+    least = f"disagrees: an effect of {MARGINS['pass@1']:g} is ruled out"
     sentences.append(f"Of {of_paper}; of {of_ours} (notebook 13; {least}).")
     return sentences
 
@@ -389,12 +389,13 @@ def _against(
     )
     lying = outside(profile).set_index("method")
     row = lying.loc[method]
-    place = f"{row['verdict']} ({count(int(row['seeds']), 'seed')})"
-    if row["verdict"] == "outside":  # as a method that cannot help, by the same rule
+    place, also = row["verdict"], ""
+    if place == "outside":  # as a method that cannot help, by the same rule
         alike = lying.index[(lying["verdict"] == "outside") & (lying.index != method)]
         controls = [name for name in map(profile.label, alike) if name.startswith("control")]
+        place = "outside the front"
         also = f", as is the {' and the '.join(controls)}" if controls else ""
-        place = place.replace("outside", "outside the front") + also
+    place += f" ({count(int(row['seeds']), 'seed')}){also}"
     beta = f"at beta {table.loc[method, 'beta']:g}" + (f", {whose}" if whose else "")
     seeds = int(rows["seeds"].min())
     return f"{whom} minus GRPO, {beta}: {differences}, over {count(seeds, 'seed')}; {place}."
