@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.optimize import minimize_scalar
 
 from sage_lib.errors import SageError
@@ -78,6 +79,19 @@ def test_the_excess_is_the_smallest_distance_over_the_whole_line(profile, point,
         assert abs(row["excess"]) < 0.02 and row["verdict"] == "not separated from the front"
     else:
         assert row["verdict"] == verdict
+
+
+def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(profile, monkeypatch):
+    values = [0.1, 0.3, 0.2, 0.6]
+    known = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert front_tables.over_seeds(values) == pytest.approx((known.low, known.high))
+    assert np.isnan(front_tables.over_seeds([0.1])).all()
+    placed = profile((0.46, 0.78))
+    judged = front_tables.outside(placed).set_index("method")["verdict"]
+    assert judged["grpo_branch"] == "outside"
+    monkeypatch.setattr(front_tables, "over_seeds", lambda means: (-1.0, 1.0))
+    judged = front_tables.outside(placed).set_index("method")["verdict"]
+    assert judged["grpo_branch"] == front_tables.UNTOLD
 
 
 def test_grpos_own_points_stand_against_the_front_without_them(profile):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
@@ -22,6 +23,8 @@ from sage_lib.experiment.profile import BASE, Method, Profile
 from sage_lib.report import exact_tables
 from sage_lib.report.result_tables import DIFFERENCES, common_seeds, difference_rows, holds_for
 
+#: What is said of a method that lies neither outside nor inside.
+UNTOLD = "not separated from the front"
 #: The two axes of the front.
 AXES = (1, 256)
 #: The families of methods that were tried to choose a setting: they are no arms of a comparison.
@@ -118,7 +121,8 @@ def outside(profile: Profile, anchor: str = "k3") -> pd.DataFrame:
     both. Its interval is over seeds and problems, paired, with the nearest point taken as known:
     along the line the excess does not change, across it both differences count by the line's slope.
     ``nearest`` is that point's beta, between two of GRPO's. "outside" needs an interval above 0,
-    "inside" one below it, and either needs :data:`FEWEST_SEEDS`.
+    "inside" one below it; either needs the t interval over seeds alone (:func:`over_seeds`) to say
+    the same, which with few seeds can be the wider one, and :data:`FEWEST_SEEDS`.
 
     GRPO's own points between the ends are there too (``on_front``), each against the front without
     it. A chord between two betas is no GRPO policy: what lies on the front where it bulges is found
@@ -173,6 +177,7 @@ def _against(
         weights = (apart == apart.max()).astype(float)
     across = ((values[0] - nearest) / scale) @ weights
     excess = metrics.paired_difference(across[..., None], 0 * across[..., None], found.sets)
+    of_seeds = [float(metrics.mean_over_sets(one[:, None], found.sets)[0]) for one in across]
     mean, low, high = metrics.paired_difference(values[0], nearest, found.sets)
     betas = [beta_of(profile, one.method) if one.method != BASE else np.inf for one in line]
     between = betas[left] if share == 0 else betas[left + 1]
@@ -193,7 +198,20 @@ def _against(
     for column, k in enumerate(AXES):
         row[f"pass@{k} difference"] = mean[column]
         row |= {f"pass@{k} low": low[column], f"pass@{k} high": high[column]}
-    return {**row, "verdict": _verdict(row["low"], row["high"], len(seeds))}
+    judged = _verdict(row["low"], row["high"], len(seeds))
+    alone = _verdict(*over_seeds(of_seeds), len(seeds))
+    return {**row, "verdict": judged if alone == judged else UNTOLD}
+
+
+def over_seeds(means: Sequence[float]) -> tuple[float, float]:
+    """The 95 % t interval of the mean over seeds alone, from each seed's value; NaN for one seed.
+
+    It holds what seeds differ by, and of the problems what they happen to be: the same for all.
+    """
+    if len(means) < 2:
+        return np.nan, np.nan
+    half = t.ppf(0.975, len(means) - 1) * np.std(means, ddof=1) / np.sqrt(len(means))
+    return float(np.mean(means) - half), float(np.mean(means) + half)
 
 
 def _verdict(low: float, high: float, seeds: int) -> str:
@@ -201,7 +219,7 @@ def _verdict(low: float, high: float, seeds: int) -> str:
         return "too few seeds"
     if low > 0:
         return "outside"
-    return "inside" if high < 0 else "not separated from the front"
+    return "inside" if high < 0 else UNTOLD
 
 
 def paired(

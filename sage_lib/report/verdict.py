@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation.metrics import mean_over_sets
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.report import exact_tables, measured, reported, result_tables
+from sage_lib.report import exact_tables, front_tables, measured, reported, result_tables
 from sage_lib.report.front_tables import (
     AXES,
     FEWEST_SEEDS,
@@ -443,18 +442,14 @@ def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
 def over_seeds(
     method: exact_tables.Exact, against: exact_tables.Exact, metric: str
 ) -> tuple[float, float]:
-    """The 95 % t interval of a difference over the means of common seeds alone, NaN for one seed.
-
-    It holds what seeds differ by, and of the problems what they happen to be: the same for all.
-    """
+    """The 95 % t interval of a difference over the means of common seeds alone, NaN for one seed:
+    :func:`front_tables.over_seeds`."""
     (ours, theirs), _ = common_seeds([(with_rare(one), one.seeds) for one in (method, against)])
     apart = ours - theirs
     column = [*(f"pass@{k}" for k in AXES), "rare mass"].index(metric)
-    means = np.array([mean_over_sets(one, method.sets)[column] for one in apart])
-    if len(means) < 2:
-        return np.nan, np.nan
-    half = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
-    return float(means.mean() - half), float(means.mean() + half)
+    return front_tables.over_seeds(
+        [float(mean_over_sets(one, method.sets)[column]) for one in apart]
+    )
 
 
 def _alone(profile: Profile, one: Comparison) -> Profile:
@@ -479,11 +474,9 @@ def _logged(profile: Profile, one: Comparison) -> dict[str, Any] | None:
     if len(arms) < 2:
         return None
     difference = (arms[0] - arms[1]).dropna().to_numpy()
-    seeds = len(difference)
-    error = difference.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else np.nan
-    half = t.ppf(0.975, seeds - 1) * error if seeds > 1 else np.nan
+    low, high = front_tables.over_seeds([*difference])
     mean = float(difference.mean())
-    return {"difference": mean, "low": mean - half, "high": mean + half, "seeds": seeds}
+    return {"difference": mean, "low": low, "high": high, "seeds": len(difference)}
 
 
 def logged(profile: Profile, metric: str) -> pd.Series:
