@@ -165,7 +165,7 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.3, 0.8), "grpo": (0.31, 0.8)}, seeds=(1,))
     assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
     assert last.startswith("Of 13 claims of the paper: agrees ") and "(both rise; " in last
-    assert "; of 6 predictions of ours: " in last and len(verdict.CLAIMS) == 13 + 6
+    assert "; of 7 predictions of ours: " in last and len(verdict.CLAIMS) == 13 + 7
 
 
 def test_few_seeds_tell_what_the_interval_over_seeds_alone_tells_as_well(countdown, monkeypatch):

@@ -81,8 +81,10 @@ _SHIPPED: dict[str, tuple[str, Any, str]] = {
     "grpo_branch": ("vermilion", "-", "X"),
     # Table 3
     "bnpo_no_kl": ("brown", "--", "<"),
+    "bnpo": ("black", "-", "p"),
     "bnpo_branch": ("green", "-", ">"),
     "dapo_no_kl": ("orange", ":", "d"),
+    "dapo": ("black", ":", "D"),
     "dapo_branch": ("pink", "-.", "*"),
     # anchors and controls
     "grpo_entropy": ("brown", (0, (5, 1)), "P"),
