@@ -91,6 +91,10 @@ def test_sft_merges_its_adapter_and_records_what_it_did(tiny, base):
     record = records.load(base.record)
     assert record["rows"] == 64 and record["seconds"] > 0
     assert record["settings"]["sft.max_steps"] == 6
+    others = [key for key in record["settings"] if key.startswith("methods.")]
+    assert not others and any(key.startswith("methods.") for key in tiny.flat()), (
+        "no record repeats the settings of every method"
+    )
 
 
 def test_entropies_are_a_stage_of_their_own(tiny, base):

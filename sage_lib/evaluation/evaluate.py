@@ -47,7 +47,11 @@ def evaluate(profile: Profile, run: Run) -> dict:
             f"or notebook {number}"
         )
     record = Record(
-        "evaluation", profile.name, run.fingerprint, profile.evaluation.seed, profile.flat()
+        "evaluation",
+        profile.name,
+        run.fingerprint,
+        profile.evaluation.seed,
+        profile.flat(methods=False),
     )
     model, tokenizer = loading.load(profile, policy.model)
     asked = problems.sampled_problems(profile)

@@ -271,9 +271,11 @@ class Profile:
         """The choice of a guide by its name, with the profile's parameters for it."""
         return _choice(name, self.guide_defaults)
 
-    def flat(self) -> dict[str, Any]:
-        """Every setting that the profile's files give as dotted key -> value, in their order."""
-        return dict(flatten(self.settings))
+    def flat(self, methods: bool = True) -> dict[str, Any]:
+        """Every setting that the profile's files give as dotted key -> value, in their order; those
+        of the methods may be left out: the record of each method's run has its own."""
+        kept = {key: value for key, value in self.settings.items() if methods or key != "methods"}
+        return dict(flatten(kept))
 
 
 def digest(value: Any) -> str:

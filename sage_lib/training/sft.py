@@ -71,7 +71,7 @@ def train(profile: Profile, run: Run) -> dict:
     """
     check_sections(profile)  # RL's settings, too: before the hours, not after them
     seed = profile.sft.get("seed", profile.model.seed)
-    record = Record("sft", profile.name, run.fingerprint, seed, profile.flat())
+    record = Record("sft", profile.name, run.fingerprint, seed, profile.flat(methods=False))
     start = loading.starting_point(profile.model, run.build / "base")
     if not profile.sft:
         model, tokenizer = load_model(profile, start, full=True, checkpointing=False)
