@@ -373,8 +373,27 @@ def test_table_5_has_a_mean_for_each_third_of_the_steps(profile):
     assert (found["early_std"] == 0).all() and (found["seeds"] == 3).all()
     times = training_tables.time_split(profile)
     assert times["method"].tolist() == ["grpo", "grpo_branch"] and times["runs"].tolist() == [3, 3]
+    whole = "sampling 100%, scoring 100%, loss, gradient and update -200% of a step of 1.00 s"
+    assert training_tables.time_takeaway(times, "grpo") == whole
     log = measured.training(profile)
     assert training_tables.late(log, 0.5).groupby(["method", "seed"]).size().tolist() == [3] * 6
+
+
+def test_updates_share_the_seconds_of_their_draw_and_several_draws_add_up(profile):
+    write_steps(profile)
+    shared = {**profile.methods["grpo"].rl, "steps_per_generation": 4, "num_iterations": 2}
+    rounds = {"grpo": dataclasses.replace(profile.methods["grpo"], rl=shared)}
+    profile = dataclasses.replace(profile, methods={**profile.methods, **rounds})
+    log = measured.training(profile).assign(**{"sampling/rounds": np.nan})
+    log.loc[log["method"] == "grpo_branch", "sampling/rounds"] = 3.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured, "training", lambda _: log)
+        times = training_tables.time_split(profile).set_index("method")
+    batches = profile.rl["gradient_accumulation_steps"]
+    expected = {"grpo": batches / 8, "grpo_branch": 3.0}
+    for method, seconds in expected.items():
+        assert times.loc[method, "time/generation"] == pytest.approx(seconds)
+        assert times.loc[method, "time/loss"] == times.loc[method, "step_time"] == 1.0
 
 
 def test_runs_of_different_lengths_end_at_their_own_last_step():

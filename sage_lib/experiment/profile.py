@@ -252,6 +252,14 @@ class Profile:
             return self.rft_of(method).steps
         return int({**self.rl, **own.rl}["max_steps"])
 
+    def updates_of(self, method: str) -> float:
+        """How many of a method's RL steps learn from the completions of one draw, in TRL's terms:
+        steps_per_generation (gradient_accumulation_steps unless given) and num_iterations."""
+        own = {**self.rl, **self.methods[method].rl}
+        batches = own.get("gradient_accumulation_steps") or 1
+        draws = own.get("steps_per_generation") or batches
+        return draws * (own.get("num_iterations") or 1) / batches
+
     def rft_of(self, method: str) -> Rft:
         """The rounds of a method that is trained by them: its changes over the profile's."""
         own = self.methods[method].rft or {}

@@ -52,16 +52,20 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     with plt.rc_context(STYLE):
         beside = [key for key in methods if key != BASE]
         size = (WIDE if beside else NARROW + 0.9, 3.4 + 0.09 * len(beside))
-        [axes] = plt.subplots(1, 2 if beside else 1, figsize=size, squeeze=False)[1]
-        figure = axes[0].figure
         line = table.loc[[*fronts.get(own_front, []), BASE], ["pass@1", "pass@256"]]
         everything = pd.concat([line, table.loc[beside, list(line)]])
         squeezed = (np.ptp(line, axis=0) < SQUEEZED * np.ptp(everything, axis=0)).all()
+        shares = {"width_ratios": [1, 2] if squeezed else [1, 1]} if beside else {}
+        [axes] = plt.subplots(
+            1, 2 if beside else 1, figsize=size, squeeze=False, gridspec_kw=shares
+        )[1]
+        figure = axes[0].figure
         for axis in axes:
-            betas = axis is axes[-1] or not squeezed
+            named_points = axis is axes[-1] or not squeezed
             for anchor, keys in fronts.items():
                 of_front = [*(exact[key] for key in keys), exact[BASE]]
-                _draw_front(axis, profile, anchor, of_front, betas)
+                alone = anchor == own_front  # the numbers and seeds of several fronts hide them
+                _draw_front(axis, profile, anchor, of_front, alone and named_points, alone)
             for key in beside:
                 row = table.loc[key]
                 name = f"{profile.label(key)} ({_seeds_of(row)})"
@@ -69,7 +73,7 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             axis.set(xlabel="exact pass@1", ylabel="exact pass@256")
         if beside:
             beyond = _draw_paired(axes[1], profile, table.loc[beside], line)
-            axes[0].set_title("the whole front")
+            axes[0].set_title("all" if squeezed else "the whole front")
             axes[1].set_title("around the points")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
@@ -80,7 +84,9 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             figure,
             _message(profile, outside.loc[[key for key in beside if key in outside.index]]),
             f"{profile.name}. {problems}, exact, nothing sampled",
-            "numbers: beta" + (", thin lines: single seeds" if thin else ""),
+            "numbers: beta"
+            + (" of GRPO" if len(fronts) > 1 else "")
+            + (", thin lines: its single seeds" if thin else ""),
             f"bars right: 95 % of the paired difference to {profile.label(profile.reference)} at "
             f"beta {front_tables.beta_of(profile, profile.reference):g}"
             if beside
@@ -200,24 +206,29 @@ def _is_known(profile: Profile, keys: list[str], exact: dict[str, Any]) -> bool:
 
 
 def _draw_front(
-    axis: Axes, profile: Profile, anchor: str, of_front: list[exact_tables.Exact], betas: bool
+    axis: Axes,
+    profile: Profile,
+    anchor: str,
+    of_front: list[exact_tables.Exact],
+    betas: bool,
+    seeds: bool,
 ) -> None:
-    """A front, with its ``betas`` beside its points, and thin lines for the seeds that all its
+    """A front, with its ``betas`` beside its points, and thin lines for the ``seeds`` that all its
     points have."""
     chosen = look(FRONTS[anchor])
     means = [metrics.mean_over_sets(one.values.mean(axis=0), one.sets) for one in of_front]
     line = np.array(means)
     name = "GRPO" if anchor == "k3" else f"GRPO, {anchor.replace('_', ' ')}"
-    seeds = counts((len(one.seeds) for one in of_front if one.method != BASE), "seed")
-    axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta ({seeds})", **chosen)
+    number = counts((len(one.seeds) for one in of_front if one.method != BASE), "seed")
+    axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta ({number})", **chosen)
     for one, (x, y) in zip(of_front, line, strict=True) if betas else ():
         name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
         where: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6}
         axis.annotate(name, (x, y), annotation_clip=True, **where)
     values, common = common_seeds([(one.values, one.seeds) for one in of_front])
-    for number in range(len(common)) if len(common) > 1 else ():
+    for i in range(len(common)) if seeds and len(common) > 1 else ():
         of_seed = [
-            metrics.mean_over_sets(one[number if len(one) > 1 else 0], of_front[0].sets)
+            metrics.mean_over_sets(one[i if len(one) > 1 else 0], of_front[0].sets)
             for one in values
         ]
         path = np.array(of_seed)
@@ -315,7 +326,10 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
             off += keep_near(axis, rows, ("difference", "low", "high"))
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
-        label = BASE if reference == BASE else profile.label(reference)
+        label = BASE
+        if reference != BASE:
+            beta = front_tables.beta_of(profile, reference)
+            label = f"{profile.label(reference)} (beta {beta:g})"
         shown = counts(table["seeds"], "seed")
         clear = table[(table["low"] > 0) | (table["high"] < 0)].groupby("metric").size()
         number = table["method"].nunique()  # not the reference, which may be among ``methods``

@@ -79,6 +79,10 @@ _SHIPPED: dict[str, tuple[str, Any, str]] = {
     "grpo_random": ("sky", (0, (1, 1)), "v"),
     "grpo_token": ("pink", (0, (3, 1, 1, 1)), "P"),
     "grpo_branch": ("vermilion", "-", "X"),
+    "branch_strong": ("brown", "-", "D"),
+    # the fronts of other anchors
+    "corrected": ("orange", "-.", "v"),
+    "sequence": ("black", "--", "h"),
     # Table 3
     "bnpo_no_kl": ("brown", "--", "<"),
     "bnpo": ("black", "-", "p"),

@@ -10,7 +10,9 @@ from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import measured
 
-TIMES = ["time/generation", "time/scoring", "time/reward", "time/loss", "step_time"]
+#: What is done, and logged, for every batch that is drawn; and for every step.
+_DRAWS = ["time/generation", "time/scoring", "time/reward"]
+TIMES = [*_DRAWS, "time/loss", "step_time"]
 THIRDS = ("early", "mid", "late")
 #: What may set a method apart (fields of experiment.profile.Method).
 APART = ("family", "rl", "guide", "anchor", "advantage", "reward", "rft", "seeds")
@@ -47,16 +49,36 @@ def time_split(profile: Profile) -> pd.DataFrame:
     """Median seconds of an RL step and of its parts by method, after the first step.
 
     Columns method, runs and :data:`TIMES`: generation, scoring, reward, loss, the whole step; the
-    median over a method's runs of their medians.
+    median over a method's runs of their medians. Several steps share a draw's seconds where they
+    learn from the same one, and dynamic sampling's are those of all its draws.
     """
-    frame = measured.training(profile)
+    log = measured.training(profile)
+    frame = log.reindex(columns=["method", "seed", "step", "sampling/rounds", *TIMES])
+    frame = frame[frame["step"] > 1].dropna(subset="step_time")  # RFT has no such steps
     if frame.empty:
         return pd.DataFrame(columns=["method", "runs", *TIMES])
-    by_run = frame[frame["step"] > 1].groupby(["method", "seed"], sort=False)[TIMES].median()
+    draws = frame["sampling/rounds"].fillna(1) / frame["method"].map(profile.updates_of)
+    frame[_DRAWS] = frame[_DRAWS].mul(draws, axis=0)
+    by_run = frame.groupby(["method", "seed"], sort=False)[TIMES].median()
     by_method = by_run.groupby("method", sort=False)
     table = by_method[TIMES].median()
     table.insert(0, "runs", by_method.size())
     return table.reset_index()
+
+
+def time_takeaway(times: pd.DataFrame, method: str) -> str:
+    """What a step of ``method`` goes into, of :func:`time_split`, in a sentence."""
+    if method not in set(times["method"]):
+        return f"No step of {method} was timed."
+    row = times.set_index("method").loc[method]
+    rest = row["step_time"] - row[_DRAWS].sum()
+    parts = {
+        "sampling": row["time/generation"],
+        "scoring": row["time/scoring"],
+        "loss, gradient and update": rest,
+    }
+    shares = ", ".join(f"{name} {part / row['step_time']:.0%}" for name, part in parts.items())
+    return f"{shares} of a step of {row['step_time']:.2f} s"
 
 
 def starts(profile: Profile, records: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
