@@ -10,30 +10,23 @@ section."""
 
 import copy
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
-import math
-import os
 import re
-import types
-import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import YAMLError
 
 from sage_lib import paths
 from sage_lib.algorithm.advantages import check_advantage
 from sage_lib.algorithm.anchors import check_anchor
 from sage_lib.algorithm.guides import GUIDES, check_choice
 from sage_lib.errors import SageError
-from sage_lib.experiment import profile_checks
+from sage_lib.experiment import profile_checks, profile_files
+from sage_lib.experiment.profile_files import profile_names
+from sage_lib.experiment.typed_fields import default_of, fields_of
 from sage_lib.files import read_json
 from sage_lib.paths import PROFILES
 from sage_lib.tasks.filters import REDUNDANCY_LIMIT
@@ -268,7 +261,7 @@ class Profile:
                 raise SageError(f"{self.name}: {where}.sft must be a section, not {given['sft']!r}")
         merged = {**self.rft, **own}
         merged["sft"] = {**self.sft, **self.rft.get("sft", {}), **own.get("sft", {})}
-        return Rft(**_fields(Rft, merged, f"{self.name}: methods.{method}.rft"))
+        return Rft(**fields_of(Rft, merged, f"{self.name}: methods.{method}.rft"))
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -301,7 +294,7 @@ def canonical(value: Any) -> Any:
         return {
             f.name: canonical(getattr(value, f.name))
             for f in dataclasses.fields(value)
-            if getattr(value, f.name) != _default(f)
+            if getattr(value, f.name) != default_of(f)
         }
     if isinstance(value, Mapping):
         return {str(key): canonical(inner) for key, inner in value.items()}
@@ -310,17 +303,6 @@ def canonical(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
-
-
-def _default(f: dataclasses.Field) -> Any:
-    if f.default_factory is not dataclasses.MISSING:
-        return f.default_factory()
-    return f.default
-
-
-def profile_names() -> list[str]:
-    """The profiles that come with the companion."""
-    return sorted(p.stem for p in PROFILES.glob("*.yaml"))
 
 
 def published_specs() -> dict[str, str]:
@@ -346,8 +328,8 @@ def load_profile(spec: str | Path, results: str = "own") -> Profile:
     if results not in RESULTS:
         raise SageError(f"results are {' or '.join(map(repr, RESULTS))}, not {results!r}")
     base, *changes = re.split(rf"\+(?={profile_checks.CHANGE})", str(spec))
-    path = _find(base, Path.cwd())
-    settings, sources = _read(path, ())
+    path = profile_files.find(base, Path.cwd())
+    settings, sources = profile_files.read(path)
     given_name = settings.get("name")
     if given_name != path.stem:
         raise SageError(
@@ -359,8 +341,8 @@ def load_profile(spec: str | Path, results: str = "own") -> Profile:
             f"profile {path.name} has the name of a profile that comes with the companion, whose "
             "results it would overwrite: give file and name another one"
         )
-    for change in changes:
-        _change(settings, sources, change, path.name)
+    for one in changes:
+        profile_files.change(settings, sources, one, path.name)
     name = "+".join([path.stem, *(_folder_name(change) for change in changes)])
     published = results == "published"
     if published and name not in (names := published_specs()):
@@ -412,108 +394,6 @@ def _folder_name(change: str) -> str:
     return name if name == plain else f"{name}~{digest(plain)[:4]}"
 
 
-def _find(name: str, folder: Path) -> Path:
-    own = name.endswith((".yaml", ".yml"))
-    path = (folder / Path(name).expanduser()).resolve() if own else PROFILES / f"{name}.yaml"
-    if len(path.name) > 255 or not path.is_file():  # more than a file's name can have
-        raise SageError(
-            f"there is no profile {name!r}: choose one of {', '.join(profile_names())}, "
-            "or give the path of a .yaml file"
-        )
-    return path
-
-
-def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file merged over what it extends: settings, and source by dotted key."""
-    if path in above:
-        raise SageError(f"profile {path.name} extends itself: {' -> '.join(p.stem for p in above)}")
-    try:
-        settings, sources = copy.deepcopy(_parsed(path.name, path.read_text()))
-    except (YAMLError, UnicodeDecodeError) as error:
-        sentence = " ".join(str(error).split())
-        raise SageError(f"profile {path.name} is not valid YAML: {sentence}") from None
-    below = settings.pop("extends", None)
-    if below is None:
-        return settings, sources
-    if not isinstance(below, str):
-        raise SageError(f"profile {path.name}: extends names one profile, not {below!r}")
-    found = _find(below, path.parent)
-    base, base_sources = _read(found, (*above, path))
-    _move_paths(base, found.parent, path.parent)
-    return _merge(base, settings, base_sources, ""), {**base_sources, **sources}
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(name: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file's own settings and their sources, read once: a grid asks for the same files hundreds
-    of times, and the comments make them slow to read."""
-    raw = YAML(typ="rt").load(text)
-    if not isinstance(raw, CommentedMap):
-        raise SageError(f"profile {name} must hold named sections, see {PROFILES.name}/smoke.yaml")
-    return _unwrap(raw), dict(_comments(raw))
-
-
-def _move_paths(settings: dict[str, Any], before: Path, now: Path) -> None:
-    """Paths of data files are below the folder of the profile that names them: written anew for a
-    profile in another folder that inherits them."""
-    evaluation = settings.get("evaluation")
-    lines = evaluation.get("data") if isinstance(evaluation, dict) else None
-    places = [settings.get("sft_data"), settings.get("rl_data")]
-    for place in [*places, *(lines if isinstance(lines, list) else [])]:
-        path = place.get("path") if isinstance(place, dict) else None
-        if isinstance(path, str) and not Path(path).is_absolute():
-            place["path"] = os.path.relpath(before / path, now)
-
-
-def _merge(base: Any, over: Any, sources: dict[str, str], prefix: str) -> dict:
-    """``over`` on top of ``base``, key by key; an empty section empties the one below. A replaced
-    value loses the source it had."""
-    merged = dict(base)
-    for key, value in over.items():
-        place, below = f"{prefix}{key}", merged.get(key)
-        both = isinstance(value, dict) and isinstance(below, dict)
-        if both and value and not _renamed(below, value):
-            merged[key] = _merge(below, value, sources, f"{place}.")
-            continue
-        _forget_sources(sources, place)
-        merged[key] = value
-    return merged
-
-
-def _forget_sources(sources: dict[str, str], place: str) -> None:
-    """A replaced value has not the source of the old one, nor that of the section around it."""
-    for known in [k for k in sources if k.startswith(f"{place}.")]:
-        del sources[known]
-    sources[place] = ""
-
-
-def _renamed(below: Any, over: Any) -> bool:
-    """A section that changes its ``name`` is another thing: it replaces what is below it."""
-    return bool("name" in over and "name" in below and over["name"] != below["name"])
-
-
-def _change(settings: dict, sources: dict[str, str], change: str, where: str) -> None:
-    """Put one "dotted.key=value" into the settings; the value is read as YAML."""
-    key, _, text = change.partition("=")
-    try:
-        value = _unwrap(YAML(typ="rt").load(text)) if text.strip() else None
-    except YAMLError:
-        raise SageError(f"--set {change}: {text!r} is not a value as YAML writes it") from None
-    *sections, last = key.split(".")
-    place = settings
-    for section in sections:
-        if not isinstance(place.get(section), dict):
-            known = ", ".join(k for k, v in place.items() if isinstance(v, dict))
-            raise SageError(
-                f"{where} has no section {section!r} for --set {change}: it has {known}"
-            )
-        place[section] = dict(place[section])
-        place = place[section]
-    place[last] = value
-    _forget_sources(sources, key)
-    sources[key] = "set on the command line"
-
-
 def build_profile(settings: dict[str, Any], path: Path) -> Profile:
     """The dataclasses of merged settings, checked."""
     name = path.name
@@ -522,19 +402,19 @@ def build_profile(settings: dict[str, Any], path: Path) -> Profile:
         for k, v in settings.items()
         if v is not None or k not in ("sft", "rl", "exploration", "compute")
     }
-    data = _fields(Profile, given, name, skip={"sources", "settings", "spec", "published"})
+    data = fields_of(Profile, given, name, skip={"sources", "settings", "spec", "published"})
     tasks = _defaults(data.get("task_defaults"), f"{name}: task_defaults", TASKS)
     guides = _defaults(data.get("guide_defaults"), f"{name}: guide_defaults", GUIDES)
-    data["model"] = Model(**_fields(Model, data["model"], f"{name}: model"))
+    data["model"] = Model(**fields_of(Model, data["model"], f"{name}: model"))
     if "exploration" in data:
         where = f"{name}: exploration"
-        data["exploration"] = Exploration(**_fields(Exploration, data["exploration"], where))
+        data["exploration"] = Exploration(**fields_of(Exploration, data["exploration"], where))
     if "compute" in data:
-        data["compute"] = Compute(**_fields(Compute, data["compute"], f"{name}: compute"))
+        data["compute"] = Compute(**fields_of(Compute, data["compute"], f"{name}: compute"))
     for key in ("sft_data", "rl_data"):
         if data.get(key) is not None:
             data[key] = _data(data[key], tasks, f"{name}: {key}", path.parent)
-    evaluation = _fields(Evaluation, data["evaluation"], f"{name}: evaluation")
+    evaluation = fields_of(Evaluation, data["evaluation"], f"{name}: evaluation")
     evaluation["data"] = tuple(
         _data(one, tasks, f"{name}: evaluation.data", path.parent) for one in evaluation["data"]
     )
@@ -592,7 +472,7 @@ def _data(given: Any, tasks: dict[str, dict], where: str, folder: Path) -> Data:
     known = {f.name for f in dataclasses.fields(Data)} - {"settings"}
     common = {k: v for k, v in given.items() if k in known}
     own = {k: v for k, v in given.items() if k not in known}
-    fields = _fields(Data, common, where, skip={"settings"})
+    fields = fields_of(Data, common, where, skip={"settings"})
     shared = tasks.get(fields["name"], {})
     try:
         settings = check_settings(fields["name"], own, shared, folder)
@@ -643,7 +523,7 @@ def _variants(key: str, given: dict[str, Any], where: str) -> Iterator[tuple[str
 
 
 def _method(given: Any, guides: dict[str, dict], where: str) -> Method:
-    fields = _fields(Method, given, where)
+    fields = fields_of(Method, given, where)
     if fields.get("guide") is not None:
         try:
             fields["guide"] = _choice(fields["guide"], guides)
@@ -680,92 +560,6 @@ def _choice(given: Any, guides: dict[str, dict]) -> dict[str, Any]:
     if isinstance(merged.get("inner"), (str, dict)):
         merged["inner"] = _choice(merged["inner"], guides)
     return {key: value for key, value in merged.items() if value is not None}
-
-
-def _fields(
-    cls: type, given: Any, where: str, skip: frozenset[str] | set[str] = frozenset()
-) -> dict[str, Any]:
-    """``given`` as keywords of the dataclass ``cls``; unknown and missing keys, and values of
-    another type, raise with the place and the choices. Lists become tuples."""
-    if not isinstance(given, dict):
-        raise SageError(f"{where} must be a section of named settings, not {given!r}")
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in skip}
-    unknown = sorted(set(given) - set(fields))
-    if unknown:
-        raise SageError(f"{where}: unknown key {unknown[0]!r}; known keys are {', '.join(fields)}")
-    for name, f in fields.items():
-        if name not in given and _default(f) is dataclasses.MISSING:
-            raise SageError(f"{where}: the key {name!r} is missing")
-    hints = typing.get_type_hints(cls)
-    return {name: typed(value, hints[name], name, where) for name, value in given.items()}
-
-
-#: How a type is called in an error.
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "a word",
-    bool: "true or false",
-    dict: "a section",
-    tuple: "a list",
-    types.NoneType: "null",
-}
-
-
-def kinds_of(hint: Any) -> list[Any]:
-    """The classes that an annotation allows: of ``list[str] | None`` list and NoneType."""
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    options = typing.get_args(hint) if union else (hint,)
-    return [typing.get_origin(option) or option for option in options]
-
-
-def typed(value: Any, hint: Any, name: str, where: str) -> Any:
-    """``value`` when its type fits the annotation ``hint``, otherwise SageError; lists as tuples.
-    Sections are checked elsewhere."""
-    kinds = kinds_of(hint)
-    if isinstance(value, list):
-        fits, value = tuple in kinds or list in kinds, tuple(value)
-    elif isinstance(value, float) and not math.isfinite(value):
-        fits = False
-    elif isinstance(value, bool):
-        fits = bool in kinds
-    elif isinstance(value, int):
-        fits = int in kinds or float in kinds
-    else:
-        fits = any(isinstance(kind, type) and isinstance(value, kind) for kind in kinds)
-    # Sections of dataclasses come as mappings; a guide or an advantage may be its name alone.
-    nested = any(dataclasses.is_dataclass(kind) or kind is typing.Any for kind in kinds)
-    shorthand = isinstance(value, str) and name in ("guide", "advantage")
-    if fits or nested or shorthand:
-        return value
-    expected = " or ".join(_WORDS.get(kind, str(kind)) for kind in kinds)
-    shown = list(value) if isinstance(value, tuple) else value
-    raise SageError(f"{where}: {name} must be {expected}, not {shown!r}")
-
-
-def _unwrap(value: Any) -> Any:
-    """ruamel's round-trip types as plain Python ones."""
-    if isinstance(value, dict):
-        return {str(k): _unwrap(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_unwrap(v) for v in value]
-    if isinstance(value, bool) or value is None:
-        return value
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    raise SageError(f"a profile holds numbers, words, lists and sections, not {value!r}")
-
-
-def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, comment at the end of its line) for every commented value."""
-    for key, value in section.items():
-        tokens = section.ca.items.get(key)
-        if tokens and tokens[2] and tokens[2].value.startswith("#"):  # below the line: of the next
-            comment = tokens[2].value.splitlines()[0]
-            yield f"{prefix}{key}", comment.lstrip("# ").strip()
-        if isinstance(value, CommentedMap):
-            yield from _comments(value, f"{prefix}{key}.")
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

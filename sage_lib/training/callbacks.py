@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Profile, kinds_of, typed
+from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.typed_fields import kinds_of, typed
 from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
 from sage_lib.policy import tiny_qwen
 from sage_lib.policy.scoring import exact_summary, valid_probabilities
