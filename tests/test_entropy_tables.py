@@ -12,12 +12,11 @@ from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import append_line, write_json, write_text
 from sage_lib.policy.token_groups import GROUPS
-from sage_lib.report import entropy_figures, entropy_tables, impact_tables
+from sage_lib.report import entropy_figures, entropy_statements, entropy_tables, impact_tables
+from sage_lib.report.entropy_statements import Statement, judged
 from sage_lib.report.entropy_tables import (
-    Statement,
     hinge,
     jackknife,
-    judged,
     law,
     over_runs,
     weighed,
@@ -167,7 +166,7 @@ def test_planted_runs_give_back_what_was_put_in(profile):
     assert reward["a low"] < reward["a"] < reward["a high"]
     assert reward["law_error"] < reward["mean_error"] / 5
     assert laws.loc["exact pass@1", "points"] == 9
-    judged_ = entropy_tables.statements(profile).set_index("statement")
+    judged_ = entropy_statements.statements(profile).set_index("statement")
     gap = judged_.loc["negative samples have the higher entropy"]
     assert gap["value"] == pytest.approx(0.1) and gap["outcome"] == "agrees"
     still = judged_.loc["an update moves few probabilities on the plateau"]

@@ -12,7 +12,8 @@ import pandas as pd
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import measured
-from sage_lib.report.entropy_tables import Statement, judged, over_runs
+from sage_lib.report.entropy_statements import Statement, judged
+from sage_lib.report.entropy_tables import over_runs
 
 #: Kinds of replaced tokens, in the order in which they are shown.
 TOKENS = ("most uncertain", "early", "late", "random")
