@@ -18,7 +18,7 @@ from sage_lib.report.entropy_tables import (
     hinge,
     jackknife,
     law,
-    over_runs,
+    over_seeds,
     weighed,
 )
 
@@ -41,9 +41,9 @@ def test_the_jackknife_of_a_mean_is_the_t_interval():
     mean, low, high = jackknife(frames, lambda frame: [frame["x"].mean()])
     expected = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
     assert (mean[0], low[0], high[0]) == pytest.approx((values.mean(), *expected))
-    assert over_runs(values)[1:] == pytest.approx(expected)
+    assert over_seeds(values)[1:] == pytest.approx(expected)
     assert np.isnan(jackknife(frames[:2], lambda frame: [frame["x"].mean()])[1]).all()
-    assert np.isnan(over_runs(values[:2])[1]) and np.isnan(over_runs([])[0])
+    assert np.isnan(over_seeds(values[:2])[1]) and np.isnan(over_seeds([])[0])
 
 
 def test_a_planted_kink_is_found_and_noise_has_none():
@@ -57,6 +57,48 @@ def test_a_planted_kink_is_found_and_noise_has_none():
         for seed in range(100)
     ]
     assert np.mean(without) < 0.2
+    assert found.shape == entropy_tables.STAGED
+    straight = [
+        hinge(steps, 0.001 * steps + np.random.default_rng(seed).normal(0, 0.01, len(steps))).shape
+        for seed in range(100)
+    ]
+    assert straight.count(entropy_tables.STILL_RISING) > 80, "no plateau is seen where none is"
+    assert entropy_tables.LEVEL not in straight
+
+
+def test_the_methods_of_a_seed_count_once():
+    """Two methods of three seeds are three values, not six."""
+    rows = [(m, s, s + shift) for m, shift in (("a", 0.0), ("b", 1.0)) for s in (1, 2, 3)]
+    frame = pd.DataFrame(rows, columns=["method", "seed", "value"])
+    means = entropy_tables.by_seed(frame, ["value"])["value"]
+    assert means.tolist() == [1.5, 2.5, 3.5]
+    per_seed = entropy_statements._per_seed(frame, lambda run: run["value"].item())
+    assert per_seed == means.tolist()
+    half = stats.t.ppf(0.975, 2) / np.sqrt(3)
+    assert over_seeds(per_seed) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
+
+
+def test_an_error_that_all_seeds_share_widens_the_interval(profile):
+    """1.96 errors and the t interval of the seeds, added in squares."""
+    values = [1.0, 2.0, 3.0]
+    one = Statement("s", "", "", "", lambda _: values, "above")
+    alone, both = (
+        entropy_statements.judged(profile, [dataclasses.replace(one, error=error)]).iloc[0]
+        for error in (None, lambda _: 0.5)
+    )
+    half = stats.t.ppf(0.975, 2) / np.sqrt(3)
+    assert alone["high"] == pytest.approx(2 + half)
+    assert both["high"] == pytest.approx(2 + np.hypot(half, 0.98)) and both["value"] == 2
+
+
+def test_runs_without_entropy_are_not_fitted(profile):
+    log = pd.DataFrame({"method": "grpo", "seed": 1, "step": range(1, 61), "reward": 0.5})
+    log["entropy"] = np.where(log["step"] <= 30, 0.1 + log["step"] / 100, np.nan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entropy_tables.measured, "training", lambda _: log)
+        assert entropy_tables.points(profile)["step"].max() == 30
+        patch.setattr(entropy_tables.measured, "training", lambda _: log.assign(entropy=np.nan))
+        assert entropy_tables.laws(profile).empty
 
 
 def test_groups_are_weighed_by_their_tokens():
@@ -174,7 +216,9 @@ def test_planted_runs_give_back_what_was_put_in(profile):
     # Equal sums in every tenth: a fifth of them is a fifth, and not half.
     falls = judged_.loc["updates fall on the tokens of high entropy"]
     assert falls["value"] == pytest.approx(0.2) and falls["outcome"] == "disagrees"
-    assert set(judged_["runs"]) == {3}
+    without_kl = judged_.loc["the law holds for held-out performance, without KL"]
+    assert without_kl["outcome"] == "not run", "the profile has no such method"
+    assert set(judged_["seeds"].drop(without_kl.name)) == {3}
     assert entropy_tables.missing(profile) == "" == impact_tables.missing(profile)
 
 
@@ -186,7 +230,9 @@ def test_impacts_are_differences_without_the_noise_of_few_continuations(profile)
     # 0.1² less 0.9 · 0.1 / 9 = 0.01: nothing is left
     assert table.loc[("late", "low"), "size"] == pytest.approx(0, abs=1e-6)
     judged_ = impact_tables.statements(profile).set_index("statement")
-    assert judged_.loc["early tokens decide the outcome, late ones do not", "outcome"] == "agrees"
+    for group in impact_tables.GROUPS:
+        name = f"early tokens decide the outcome, late ones do not: {group} perplexity"
+        assert judged_.loc[name, "outcome"] == "agrees"
 
 
 def test_the_square_of_an_impact_is_unbiased():

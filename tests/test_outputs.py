@@ -7,21 +7,22 @@ import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from nbformat import v4
+from PIL import Image
 
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.pipeline import notebooks, outputs
 from sage_lib.pipeline.notebooks import Makes, Notebook
 from sage_lib.pipeline.reproduce import write_page
+from sage_lib.report import style
 
 TABLE = '<style>#T_1a2b3_row0 {}</style><table id="T_1a2b3"><tr><td>0.5</td></tr></table>'
 
 
 def picture(size):
     """A PNG of noise in base64, which nothing makes small."""
-    from PIL import Image
-
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
     drawn = io.BytesIO()
     Image.fromarray(pixels).save(drawn, "png")
@@ -174,8 +175,6 @@ def test_the_committed_outputs_are_clean(notebook):
 
 
 def test_a_stored_picture_is_smaller_and_looks_the_same():
-    from PIL import Image
-
     rng = np.random.default_rng(0)
     figure, axis = plt.subplots(figsize=(6, 3))
     for _ in range(6):
@@ -191,3 +190,26 @@ def test_a_stored_picture_is_smaller_and_looks_the_same():
         for p in (before, after)
     )
     assert one.shape == other.shape and abs(one - other).mean() < 2
+
+
+def test_every_colour_of_a_figure_survives_in_the_smaller_picture():
+    """Also that of a single dot among the anti-aliased edges of everything else."""
+    figure, axis = plt.subplots(figsize=(6, 4))
+    places = np.random.default_rng(0).uniform(size=(40, 20, 2))
+    for i, place in enumerate(places):
+        axis.plot(*place.T, color=plt.get_cmap("viridis")(i / 40), linewidth=0.5)
+    for i, colour in enumerate(style.COLOURS.values()):
+        axis.plot(i / 9, 0.5, "s", color=colour, markersize=4, zorder=9)
+    kept = io.BytesIO()
+    figure.savefig(kept, dpi=144)
+    plt.close(figure)
+    before, after = (
+        np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
+        for picture in (
+            kept.getvalue(),
+            base64.b64decode(outputs.smaller(base64.b64encode(kept.getvalue()).decode())),
+        )
+    )
+    for name, colour in style.COLOURS.items():
+        dots = (np.abs(before - np.round(255 * np.array(to_rgb(colour)))) < 2).all(axis=-1)
+        assert dots.sum() > 20 and np.abs(before - after)[dots].max() < 32, name

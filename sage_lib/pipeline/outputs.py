@@ -35,7 +35,7 @@ PICTURE = "image/png"
 #: A notebook with its outputs is at most this large, and a picture of it, bytes.
 LARGEST, LARGEST_PICTURE = 2_000_000, 400_000
 #: Colours of a stored picture.
-COLOURS = 48
+COLOURS = 128
 #: What pandas calls a table's elements: five digits drawn at random.
 _TABLE = re.compile(r"\bT_[0-9a-f]{5}(?=_|\b)")
 #: Where a machine keeps things, and an object's place in memory.
@@ -121,12 +121,17 @@ def _cleaned(outputs: list[Any], cell: str, number: int) -> list[Any]:
 
 
 def smaller(picture: str) -> str:
-    """A picture (PNG in base64) in as many colours as a figure needs: about a third of the size."""
+    """A picture (PNG in base64) in as many colours as a figure needs: about a third of the size.
+
+    The colours are those that cover all of the picture's: by their frequency the few dots of a
+    method would take the colour of another one's.
+    """
     from PIL import Image
 
     shown = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
     kept = io.BytesIO()
-    shown.quantize(COLOURS, dither=Image.Dither.NONE).save(kept, "png", optimize=True)
+    few = shown.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(kept, "png", optimize=True)
     return base64.b64encode(kept.getvalue()).decode()
 
 

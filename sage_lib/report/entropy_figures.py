@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from sage_lib.experiment.profile import Profile
 from sage_lib.policy.token_groups import MOVED
 from sage_lib.report import entropy_tables, impact_tables
-from sage_lib.report.measured import drawn
+from sage_lib.report.measured import drawn, named
 from sage_lib.report.panels import intervals
 from sage_lib.report.style import (
     COLOURS,
@@ -122,11 +122,14 @@ def stages(profile: Profile) -> Figure:
         left.plot(curve.index, curve, **{**look(profile.reference), "marker": "."})
         fit = entropy_tables.hinge(curve.index, curve)
         grid = np.array([0.0, fit.end, curve.index.max()])
-        found = fit.slope > 0 and fit.bic > 0
         left.plot(
             grid, fit.start + fit.slope * np.minimum(grid, fit.end), color="0.1", linestyle="--"
         )
-        said = f"A rising stage to step {fit.end:.0f}" if found else "No rising stage by BIC"
+        said = {
+            entropy_tables.STAGED: f"A rising stage to step {fit.end:.0f}, then a plateau",
+            entropy_tables.STILL_RISING: "The reward rises to the end: no plateau by BIC",
+            entropy_tables.LEVEL: "No rising stage by BIC",
+        }[fit.shape]
         left.set(ylabel="training reward", title="reward, and the rule's hinge")
         steps(left)
         for axis in (middle, right) if along.empty else ():
@@ -181,9 +184,11 @@ def tokens(profile: Profile) -> Figure:
         if falls.empty:
             sentence(middle, NOTHING.format("replay"))
         else:
-            _falls(middle, falls, entropy_tables.halves(profile)[2])
-        read = 0 if kinds.empty else int(kinds["runs"].max())
-        replayed = 0 if falls.empty else int(falls["runs"].max())
+            _falls(middle, falls)
+        policies = entropy_tables.read(profile)
+        methods = [] if policies.empty else list(policies["method"].unique())
+        seeds = 0 if kinds.empty else int(kinds["seeds"].max())
+        replayed = 0 if falls.empty else int(falls["seeds"].max())
         title = "Which tokens lose entropy, and where updates fall"
         if not falls.empty:
             last = falls[falls["tenth"] == falls["tenth"].max()]
@@ -193,9 +198,10 @@ def tokens(profile: Profile) -> Figure:
         describe(
             figure,
             title,
-            f"{profile.name}. {read} {'policy' if read == 1 else 'policies'} read, "
-            f"{count(replayed, 'run')} replayed",
-            "bars and bands: 95 % over runs (none below 3)",
+            f"{profile.name}. Left and right {named(profile, methods)}, {count(seeds, 'seed')}, a "
+            f"seed's methods averaged; middle {count(replayed, 'run')} of "
+            f"{profile.label(profile.reference)} replayed",
+            "bars and bands: 95 % over seeds (none below 3)",
         )
     return figure
 
@@ -221,17 +227,13 @@ def _kinds(axis: Axes, kinds: pd.DataFrame) -> None:
     )
 
 
-def _falls(axis: Axes, falls: pd.DataFrame, found: bool) -> None:
-    names = {"rising": "rising", "plateau": "plateau"}
-    if not found:
-        names = {"rising": "first third", "plateau": "last third"}
+def _falls(axis: Axes, falls: pd.DataFrame) -> None:
     for i, (stage, group) in enumerate(falls.groupby("stage", sort=False)):
         chosen = series(2 * i + 1)
         x = group["tenth"]
-        axis.plot(x, group["shift"], label=f"change of p, {names[stage]}", **chosen)
+        axis.plot(x, group["shift"], label=f"change of p, {stage}", **chosen)
         band(axis, x, group["shift low"], group["shift high"], **chosen)
-    last = falls[falls["stage"] == "plateau"]
-    last = falls if last.empty else last
+    last = falls[falls["stage"] == falls["stage"].iloc[-1]]
     axis.plot(last["tenth"], last["gradient"], label="$G_t$", **series(8))
     axis.axhline(0.1, color="0.3", linewidth=0.8, linestyle=":")
     axis.set(
@@ -291,7 +293,7 @@ def impact(profile: Profile) -> Figure:
         left.set(ylabel="mean impact $I_t$", xlim=(-0.5, len(names) - 0.5))
         left.set_title("kept minus replaced, share of correct continuations")
         _distribution(right, impact_tables.replaced(profile))
-        runs_, tokens_ = int(table["runs"].max()), int(table["completions"].sum())
+        runs_, tokens_ = int(table["seeds"].max()), int(table["completions"].sum())
         clear = table[(table["low"] > 0) | (table["high"] < 0)]
         describe(
             figure,
@@ -310,13 +312,13 @@ def _distribution(axis: Axes, frame: pd.DataFrame) -> None:
     for i, name in enumerate(("early", "late")):
         values = np.sort(frame[frame["token"] == name]["impact"])
         share = np.arange(1, len(values) + 1) / len(values)
-        axis.step(values, share, where="post", label=name, **line(series((1, 6)[i])))
+        axis.step(values, share, where="post", label=name, **line(series((2, 4)[i])))
     axis.set(
         xlabel="impact $I_t$ of a token",
         ylabel="share of tokens below",
         xlim=(-1.02, 1.02),
         ylim=(0, 1.02),
-        title="all replaced tokens",
+        title="early and late tokens",
     )
     axis.axvline(0, color=COLOURS["grey"], linewidth=0.8)
     axis.legend(loc="upper left")

@@ -1,7 +1,8 @@
 """What the exploration report says of entropy and performance (its Section 3), statement by
-statement, and what our runs say of it: the interval over runs decides.
+statement, and what our runs say of it: the interval over seeds decides.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,11 @@ from sage_lib.policy.token_groups import FORMAL, KINDS, OTHER, TOP
 from sage_lib.report.entropy_tables import (
     EXACT,
     REWARD,
-    alone,
     along,
     at_fixed_weights,
     fits,
     halves,
-    over_runs,
+    over_seeds,
     read,
     updates,
 )
@@ -27,36 +27,40 @@ from sage_lib.report.verdict import MISSING, OPEN, outcome
 
 STATEMENTS = [
     *("statement", "source", "reported", "what", "expects", "value", "low", "high"),
-    *("runs", "outcome"),
+    *("seeds", "outcome"),
 ]
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What the report says, and the number of each run that would have to lie above or below
-    ``than``."""
+    """What the report says, and the number of each seed that would have to lie above or below
+    ``than``. ``error``: a standard error that all of these numbers share."""
 
     statement: str
     source: str
     reported: str  # its number, in its own unit; "" where it gives none
     what: str  # the number, in words
-    values: Callable[[Profile], Sequence[float]]  # one of each run
+    values: Callable[[Profile], Sequence[float]]  # one of each seed
     expects: str  # "above" or "below"
     than: float = 0.0
+    error: Callable[[Profile], float] | None = None
 
 
 def judged(profile: Profile, statements: Sequence[Statement]) -> pd.DataFrame:
     """Each statement with what was measured: columns :data:`STATEMENTS`.
 
-    It agrees where the whole 95 % interval over runs lies on its side, disagrees where all of it
-    lies on the other, and cannot be told otherwise, or from fewer than :data:`FEWEST_SEEDS` runs;
+    It agrees where the whole 95 % interval over seeds lies on its side, disagrees where all of it
+    lies on the other, and cannot be told otherwise, or from fewer than :data:`FEWEST_SEEDS` seeds;
     "not run" where nothing is there.
     """
     rows = []
     for one in statements:
         values = np.asarray(one.values(profile), dtype=float)
         values = values[~np.isnan(values)]
-        value, low, high = over_runs(values)
+        value, low, high = over_seeds(values)
+        if one.error is not None and len(values):
+            half = float(np.hypot(high - value, 1.96 * one.error(profile)))
+            low, high = value - half, value + half
         if not len(values):
             found = MISSING
         elif len(values) < FEWEST_SEEDS:
@@ -69,10 +73,17 @@ def judged(profile: Profile, statements: Sequence[Statement]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=STATEMENTS)
 
 
-def _law_values(column: str) -> Callable[[Profile], Sequence[float]]:
+def _law_values(
+    column: str, performance: str = REWARD, method: str | None = None
+) -> Callable[[Profile], Sequence[float]]:
+    """A number of the law of each run of a method; None is the profile's first."""
+
     def values(profile: Profile) -> Sequence[float]:
-        table = fits(alone(profile))
-        chosen = table[table["performance"] == REWARD]
+        key = profile.reference if method is None else method
+        if key not in profile.methods:
+            return []
+        table = fits(dataclasses.replace(profile, methods={key: profile.methods[key]}))
+        chosen = table[table["performance"] == performance]
         if column == "advantage":
             return list(chosen["mean_error"] - chosen["law_error"])
         if column == "steeper":
@@ -83,15 +94,19 @@ def _law_values(column: str) -> Callable[[Profile], Sequence[float]]:
     return values
 
 
-def _held_out(profile: Profile) -> Sequence[float]:
-    table = fits(profile)
-    return list(table.loc[table["performance"] == EXACT, "a"])
+def _error_at_fixed_weights(profile: Profile) -> float:
+    found = at_fixed_weights(profile)["a_error"]
+    return float(found.iloc[0]) if len(found) else float("nan")
 
 
-def _per_run(frame: pd.DataFrame, value: Callable[[pd.DataFrame], float]) -> list[float]:
+def _per_seed(frame: pd.DataFrame, value: Callable[[pd.DataFrame], float]) -> list[float]:
+    """The number of each run, the mean over the methods of a seed."""
     if frame.empty:
         return []
-    return [value(run) for _, run in frame.groupby(["method", "seed"], sort=False)]
+    found: dict[int, list[float]] = {}
+    for (_, seed), run in frame.groupby(["method", "seed"], sort=False):
+        found.setdefault(seed, []).append(value(run))
+    return [float(np.mean(values)) for values in found.values()]
 
 
 def _mean(run: pd.DataFrame, column: str, **chosen: object) -> float:
@@ -107,7 +122,7 @@ def _parts(*numbers: int) -> list[str]:
 
 
 def _gap(profile: Profile) -> Sequence[float]:
-    return _per_run(
+    return _per_seed(
         updates(profile),
         lambda run: (
             _mean(run, "before", by="all", sign="negative")
@@ -135,7 +150,7 @@ def _formal_share(profile: Profile) -> Sequence[float]:
         share = tokens.loc[tokens["group"].isin(FORMAL), "tokens"].sum() / tokens["tokens"].sum()
         return formal * share / TOP - share
 
-    return _per_run(read(profile), value)
+    return _per_seed(read(profile), value)
 
 
 def _top_share(column: str) -> Callable[[Profile], Sequence[float]]:
@@ -146,7 +161,7 @@ def _top_share(column: str) -> Callable[[Profile], Sequence[float]]:
         sums = (tenths[column] * tenths["tokens"]).groupby(tenths["group"].astype(str)).sum()
         return float(sums.reindex(_parts(9, 10)).sum() / sums.sum())
 
-    return lambda profile: _per_run(updates(profile, "plateau"), value)
+    return lambda profile: _per_seed(updates(profile, "plateau"), value)
 
 
 def _valley(run: pd.DataFrame) -> float:
@@ -159,15 +174,15 @@ def _valley(run: pd.DataFrame) -> float:
 
 STATEMENTS_OF_ENTROPY = (
     Statement(
-        "reward follows R = -a exp(H) + b with a > 0",
+        "reward falls as entropy rises: a > 0 in R = -a exp(H) + b",
         "Section 3.1, after Cui et al.",
         "a, b > 0",
-        "a of the reference method's runs, training reward",
+        "mean of the a of each run of the reference method, training reward",
         _law_values("a"),
         "above",
     ),
     Statement(
-        "the fitted law foretells the reward",
+        "a law fitted before tells the reward from the entropy of the same batch",
         "Section 3.1",
         "",
         "error of the first half's mean minus that of its law, on the second half",
@@ -181,14 +196,18 @@ STATEMENTS_OF_ENTROPY = (
         "a in training minus a over prompts at the base's fixed weights",
         _law_values("steeper"),
         "above",
+        error=_error_at_fixed_weights,
     ),
-    Statement(
-        "the law holds for held-out performance",
-        "Section 3.1",
-        "a, b > 0",
-        "a of every run of every method, exact pass@1",
-        _held_out,
-        "above",
+    *(
+        Statement(
+            f"the law holds for held-out performance, {words}",
+            "Section 3.1",
+            "a, b > 0",
+            "mean of the a of each run, exact pass@1",
+            _law_values("a", EXACT, method),
+            "above",
+        )
+        for words, method in (("reference method", None), ("without KL", "grpo_no_kl"))
     ),
     Statement(
         "negative samples have the higher entropy",
@@ -207,8 +226,8 @@ STATEMENTS_OF_ENTROPY = (
         "below",
     ),
     Statement(
-        "the tokens that lose most entropy have nothing to do with the task",
-        "Section 3.2.2, Figure 3b",
+        "the tokens that lose most entropy are less often formal than others",
+        "Section 3.2.2, Figure 3b: they have nothing to do with the task",
         "",
         "formal tokens: share of the largest falls minus share of all tokens",
         _formal_share,
@@ -219,7 +238,7 @@ STATEMENTS_OF_ENTROPY = (
         "Section 3.2.2",
         "over 99 % below 0.06",
         "share of tokens that an update moves by at most 0.06",
-        lambda profile: _per_run(
+        lambda profile: _per_seed(
             updates(profile, "plateau"), lambda run: 1 - _mean(run, "moved", by="all")
         ),
         "above",
@@ -230,7 +249,7 @@ STATEMENTS_OF_ENTROPY = (
         "Section 3.2.2, Figure 4a",
         "",
         "the smaller of the mean rise in positive and the mean fall in negative samples",
-        lambda profile: _per_run(
+        lambda profile: _per_seed(
             updates(profile, "plateau"),
             lambda run: min(
                 _mean(run, "rise", by="all", sign="positive"),
@@ -262,7 +281,7 @@ STATEMENTS_OF_ENTROPY = (
         "Section 3.2.2, Table 1",
         "0.039 against 0.031 to 0.034",
         "share among the largest fifth of changes: formal tokens minus all others",
-        lambda profile: _per_run(
+        lambda profile: _per_seed(
             updates(profile, "plateau"),
             lambda run: (
                 _mean(run, "shifted", by="kind", group=FORMAL)
@@ -276,7 +295,7 @@ STATEMENTS_OF_ENTROPY = (
         "Section 3.2.3, Figure 5a",
         "",
         "share among the largest fifth of changes: lowest fifth of perplexity minus highest",
-        lambda profile: _per_run(
+        lambda profile: _per_seed(
             updates(profile),
             lambda run: (
                 _mean(run, "shifted", by="perplexity", group=_parts(1))
@@ -290,7 +309,7 @@ STATEMENTS_OF_ENTROPY = (
         "Section 3.2.4, Figure 6a",
         "",
         "the smaller of the first and the last fifth minus the middle one, nats",
-        lambda profile: _per_run(read(profile), _valley),
+        lambda profile: _per_seed(read(profile), _valley),
         "above",
     ),
     Statement(
@@ -298,7 +317,7 @@ STATEMENTS_OF_ENTROPY = (
         "Section 3.2.4",
         "",
         "entropy of the last fifth: negative minus positive samples, nats",
-        lambda profile: _per_run(
+        lambda profile: _per_seed(
             read(profile),
             lambda run: (
                 _mean(run, "after", by="position", group=_parts(9, 10), sign="negative")

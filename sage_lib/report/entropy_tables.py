@@ -1,8 +1,9 @@
 """Entropy and performance (exploration report, Section 3): the law R = -a exp(H) + b, the stages of
 a run, and which tokens change. Measured files in, tables out.
 
-The unit of every interval here is the training run: another run means another seed, other batches,
-other completions. All runs of a profile start from one base.
+The unit of every interval here is the training seed: another one means other batches and other
+completions. Runs of several methods with one seed share its batches, so that their mean counts
+once. All runs of a profile start from one base.
 """
 
 import dataclasses
@@ -36,7 +37,11 @@ LAWS = [
     *("a", "a low", "a high", "b", "b low", "b high", "ceiling", "best", "r2"),
     *("law_error", "mean_error"),
 ]
-STAGES = ["method", "seeds", "found", "end", "gain", "per 100 steps", "bic"]
+STAGES = ["method", "seeds", "shape", "end", "gain", "per 100 steps", "bic", "bic, line"]
+#: The two stages of a run, and what stands in for them where they are not found.
+STAGE_NAMES, THIRD_NAMES = ("rising", "plateau"), ("first third", "last third")
+#: Shapes of a reward over the steps.
+LEVEL, STILL_RISING, STAGED = "level", "rises to the end", "rises, then level"
 
 
 # --- the law --------------------------------------------------------------------------------------
@@ -56,7 +61,7 @@ def law(entropy: ArrayLike, performance: ArrayLike) -> tuple[float, float]:
 
 
 def points(profile: Profile) -> pd.DataFrame:
-    """What the law is fitted to: columns :data:`POINTS`, of every RL run.
+    """What the law is fitted to: columns :data:`POINTS`, of every RL run (no rounds of RFT or SFT).
 
     Training reward: means over blocks of :data:`BLOCK` steps. Exact pass@1: wherever it was logged,
     with the mean entropy of the :data:`BLOCK` steps before it (at the start: of the first ones).
@@ -64,10 +69,13 @@ def points(profile: Profile) -> pd.DataFrame:
     log = measured.training(profile)
     if log.empty or "entropy" not in log:
         return pd.DataFrame(columns=POINTS)
+    of_rl = [key for key, method in profile.methods.items() if method.rft is None]
+    log = log[log["method"].isin(of_rl)]
     log = log.assign(block=(-(-log["step"] // BLOCK) * BLOCK).clip(upper=log["step"].max()))
     keys = ["method", "seed"]
     blocks = log.groupby([*keys, "block"], sort=False)[["entropy", "reward"]].mean().reset_index()
     blocks = blocks.rename(columns={"block": "step", "entropy": "H", "reward": "R"})
+    blocks = blocks.dropna(subset=["H", "R"])
     exact = exact_tables.along_training(profile)[[*keys, "step", "pass@1"]]
     if exact.empty:
         return blocks.assign(performance=REWARD)[POINTS]
@@ -136,8 +144,8 @@ def laws(profile: Profile) -> pd.DataFrame:
     :data:`LAWS`.
 
     One a and b for all points of the runs; the intervals are those of the jackknife that leaves out
-    one run at a time, with the t distribution (:func:`jackknife`): no fewer than
-    :data:`FEWEST_SEEDS` runs have one. best is the highest mean over runs that a step reached; the
+    one seed at a time, with the t distribution (:func:`jackknife`): no fewer than
+    :data:`FEWEST_SEEDS` seeds have one. best is the highest mean over runs that a step reached; the
     errors are means over runs of those of :func:`fits`.
     """
     table, single = points(profile), fits(profile)
@@ -148,15 +156,15 @@ def laws(profile: Profile) -> pd.DataFrame:
             chosen = of_kind if method == ALL else of_kind[of_kind["method"] == method]
             alone = single[single["performance"] == performance]
             alone = alone if method == ALL else alone[alone["method"] == method]
-            by_run = [one for _, one in chosen.groupby(["method", "seed"], sort=False)]
-            (a, b), low, high = jackknife(by_run, lambda frame: law(frame["H"], frame["R"]))
+            by_seed = [one for _, one in chosen.groupby("seed", sort=False)]
+            (a, b), low, high = jackknife(by_seed, lambda frame: law(frame["H"], frame["R"]))
             predicted = b - a * np.exp(chosen["H"])
             spread = ((chosen["R"] - chosen["R"].mean()) ** 2).sum()
             rows.append(
                 {
                     "performance": performance,
                     "method": method,
-                    "runs": len(by_run),
+                    "runs": chosen.groupby(["method", "seed"]).ngroups,
                     "points": len(chosen),
                     "a": a,
                     "a low": low[0],
@@ -174,6 +182,18 @@ def laws(profile: Profile) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows, columns=LAWS)
+
+
+def bend(profile: Profile) -> str:
+    """How far the reference method's entropies could tell exp(H) from a straight line, in a
+    sentence; "" without its runs."""
+    h = points(alone(profile))["H"].to_numpy()
+    if len(h) < 2:
+        return ""
+    line = np.polynomial.Polynomial.fit(h, np.exp(h), 1)
+    most = np.abs(np.exp(h) - line(h)).max() / np.ptp(np.exp(h))
+    said = f"{profile.label(profile.reference)}: H from {h.min():.3f} to {h.max():.3f} nats, "
+    return said + f"where exp(H) leaves a straight line by at most {most:.1%} of its range"
 
 
 def jackknife(
@@ -231,13 +251,21 @@ class Hinge:
     slope: float  # a step
     end: float
     bic: float  # of a constant minus of the hinge: above 0 speaks for the hinge
+    line: float  # of a straight line minus of the hinge: above 0 speaks for a plateau
+
+    @property
+    def shape(self) -> str:
+        if not (self.slope > 0 and self.bic > 0):
+            return LEVEL
+        return STAGED if self.line > 0 else STILL_RISING
 
 
 def hinge(steps: ArrayLike, values: ArrayLike) -> Hinge:
     """The best R = c + s min(step, end) by least squares, ``end`` among the steps up to four fifths
     of the last one, so that a plateau can be seen.
 
-    ``bic`` compares it (three parameters and the variance) with a constant, for normal errors.
+    ``bic`` compares it (three parameters and the variance) with a constant, ``line`` with a
+    straight line, for normal errors.
     """
     x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
     n = len(x)
@@ -250,19 +278,25 @@ def hinge(steps: ArrayLike, values: ArrayLike) -> Hinge:
         if best is None or left < best[0]:
             best = left, c, s, end
     if best is None:
-        return Hinge(float(y.mean()), 0.0, float("nan"), float("-inf"))
+        return Hinge(float(y.mean()), 0.0, float("nan"), float("-inf"), float("-inf"))
     left, c, s, end = best
-    gain = n * np.log(max(flat, 1e-300) / max(left, 1e-300)) - 2 * np.log(n)
-    return Hinge(float(c), float(s), float(end), float(gain))
+    design = np.stack([np.ones(n), x], axis=1)
+    straight = ((y - design @ np.linalg.lstsq(design, y, rcond=None)[0]) ** 2).sum()
+    over_constant, over_line = (
+        float(n * np.log(max(other, 1e-300) / max(left, 1e-300)) - more * np.log(n))
+        for other, more in ((flat, 2), (straight, 1))
+    )
+    return Hinge(float(c), float(s), float(end), over_constant, over_line)
 
 
 def stages(profile: Profile) -> pd.DataFrame:
     """Where each method's rising stage ends: columns :data:`STAGES`.
 
     The rule, of the training reward in blocks, mean over seeds: a hinge (:func:`hinge`) that rises
-    and that BIC prefers to a constant; the rising stage ends at its kink, the plateau follows.
-    Otherwise no rising stage is found, and end is empty. bic is the difference, gain what the hinge
-    rises by.
+    and that BIC prefers to a constant and to a straight line; the rising stage ends at its kink
+    (``end``, a step), the plateau follows. Where the straight line is as good no plateau is seen,
+    and where the constant is, no rise: end is empty then. bic and "bic, line" are these
+    differences, gain what the hinge rises by.
     """
     return _stages(points(profile))
 
@@ -272,16 +306,16 @@ def _stages(table: pd.DataFrame) -> pd.DataFrame:
     for method, group in table[table["performance"] == REWARD].groupby("method", sort=False):
         curve = group.groupby("step")["R"].mean()
         fit = hinge(curve.index, curve)
-        found = bool(fit.slope > 0 and fit.bic > 0)
         rows.append(
             {
                 "method": method,
                 "seeds": group["seed"].nunique(),
-                "found": found,
-                "end": fit.end if found else np.nan,
+                "shape": fit.shape,
+                "end": fit.end if fit.shape == STAGED else np.nan,
                 "gain": fit.slope * fit.end,
                 "per 100 steps": 100 * fit.slope,
                 "bic": fit.bic,
+                "bic, line": fit.line,
             }
         )
     return pd.DataFrame(rows, columns=STAGES)
@@ -296,12 +330,12 @@ def alone(profile: Profile) -> Profile:
 def halves(profile: Profile) -> tuple[float, float, bool]:
     """(end of the rising stage, start of the plateau, found) of the reference method, in steps.
 
-    Where no rising stage is found: the ends of the first and of the second third of the steps.
+    Where these two stages are not found: the ends of the first and of the second third.
     """
     found = points(alone(profile))
     table = _stages(found).set_index("method")
     last = float(found["step"].max())
-    if profile.reference in table.index and table.loc[profile.reference, "found"]:
+    if profile.reference in table.index and table.loc[profile.reference, "shape"] == STAGED:
         end = float(table.loc[profile.reference, "end"])
         return end, end, True
     return last / 3, 2 * last / 3, False
@@ -347,52 +381,54 @@ def by_kind(profile: Profile) -> pd.DataFrame:
     """Which tokens lost entropy: a row for each kind of token.
 
     Columns kind, share (of all tokens), fallen (of those with the largest :data:`TOP` falls, the
-    share that is of this kind), before and after (mean entropy under base and policy, nats), runs;
-    means over runs, and bounds "fallen low" and "fallen high" over runs.
+    share that is of this kind), before and after (mean entropy under base and policy, nats), seeds;
+    means over runs, and bounds "fallen low" and "fallen high" over seeds.
     """
     frame = read(profile)
-    columns = ["kind", "share", "fallen", "fallen low", "fallen high", "before", "after", "runs"]
+    columns = ["kind", "share", "fallen", "fallen low", "fallen high", "before", "after", "seeds"]
     if frame.empty:
         return pd.DataFrame(columns=columns)
     table = weighed(frame, "kind", ["fallen", "before", "after"])
     table["fallen"] *= table["share"] / TOP
     rows = []
     for kind in [name for name in (*KINDS, OTHER) if name in set(table["group"])]:
-        of_kind = table[table["group"] == kind]
-        mean, low, high = over_runs(of_kind["fallen"])
+        of_kind = by_seed(table[table["group"] == kind], ["fallen", "share", "before", "after"])
+        mean, low, high = over_seeds(of_kind["fallen"])
         means = of_kind[["share", "before", "after"]].mean()
         bounds = {"fallen": mean, "fallen low": low, "fallen high": high}
-        rows.append({"kind": kind, **means, **bounds, "runs": len(of_kind)})
+        rows.append({"kind": kind, **means, **bounds, "seeds": len(of_kind)})
     return pd.DataFrame(rows, columns=columns)
 
 
 def by_part(profile: Profile) -> pd.DataFrame:
-    """Entropy by tenth of a completion: columns part, sign, base, policy (mean entropy, nats, over
-    runs), low and high (of the policy's, over runs), runs."""
+    """Entropy by tenth of a completion: columns part, sign, base, policy (mean entropy, nats), low
+    and high (of the policy's, over seeds), seeds."""
     frame = read(profile)
-    columns = ["part", "sign", "base", "policy", "low", "high", "runs"]
+    columns = ["part", "sign", "base", "policy", "low", "high", "seeds"]
     if frame.empty:
         return pd.DataFrame(columns=columns)
     rows = []
     chosen = frame[frame["by"] == "position"]
     for (sign, part), group in chosen.groupby(["sign", chosen["group"].astype(int)]):
-        mean, low, high = over_runs(group["after"])
-        base = group["before"].mean()
-        rows.append((part, sign, base, mean, low, high, len(group)))
+        of_part = by_seed(group, ["before", "after"])
+        mean, low, high = over_seeds(of_part["after"])
+        base = of_part["before"].mean()
+        rows.append((part, sign, base, mean, low, high, len(of_part)))
     return pd.DataFrame(rows, columns=columns)
 
 
 def by_uncertainty(profile: Profile) -> pd.DataFrame:
     """Where updates fall: a row for each stage and tenth of the tokens by entropy, least first.
 
-    Columns stage, tenth, entropy (nats), moved (share of tokens that an update moves by more than
-    0.06), shift and gradient (shares of the sums of |change of probability| and of G_t), runs;
-    means over runs, with "shift low" and "shift high" over runs.
+    Columns stage (of :func:`halves`), tenth, entropy (nats), moved (share of tokens that an update
+    moves by more than 0.06), shift and gradient (shares of the sums of |change of probability| and
+    of G_t), seeds; means over seeds, with "shift low" and "shift high".
     """
     columns = ["stage", "tenth", "entropy", "moved", "shift", "shift low", "shift high"]
-    columns += ["gradient", "runs"]
+    columns += ["gradient", "seeds"]
     rows = []
-    for stage in ("rising", "plateau"):
+    names = STAGE_NAMES if halves(profile)[2] else THIRD_NAMES
+    for stage, name_of_stage in zip(STAGE_NAMES, names, strict=True):
         frame = updates(profile, stage)
         if frame.empty:
             continue
@@ -401,10 +437,10 @@ def by_uncertainty(profile: Profile) -> pd.DataFrame:
             sums = table[name] * table["tokens"]
             table[name] = sums / sums.groupby([table["method"], table["seed"]]).transform("sum")
         for tenth, group in table.groupby(table["group"].astype(int)):
-            mean, low, high = over_runs(group["shift"])
+            mean, low, high = over_seeds(group["shift"])
             means = group[["before", "moved", "gradient"]].mean()
-            row = {"stage": stage, "tenth": tenth, "entropy": means["before"]}
-            row |= {"moved": means["moved"], "gradient": means["gradient"], "runs": len(group)}
+            row = {"stage": name_of_stage, "tenth": tenth, "entropy": means["before"]}
+            row |= {"moved": means["moved"], "gradient": means["gradient"], "seeds": len(group)}
             rows.append({**row, "shift": mean, "shift low": low, "shift high": high})
     return pd.DataFrame(rows, columns=columns)
 
@@ -425,8 +461,13 @@ def along(profile: Profile) -> pd.DataFrame:
     return signs.assign(moved=moved).reset_index()[columns]
 
 
-def over_runs(values: ArrayLike) -> tuple[float, float, float]:
-    """Mean and 95 % t interval over runs; NaN bounds of fewer than :data:`FEWEST_SEEDS`."""
+def by_seed(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """The mean of each seed over its methods, which share its batches."""
+    return frame.groupby("seed", sort=False)[list(columns)].mean()
+
+
+def over_seeds(values: ArrayLike) -> tuple[float, float, float]:
+    """Mean and 95 % t interval over seeds; NaN bounds of fewer than :data:`FEWEST_SEEDS`."""
     found = np.asarray(values, dtype=float)
     found = found[~np.isnan(found)]
     n = len(found)

@@ -4,7 +4,7 @@ I_t is the accuracy of continuations of a token minus that of continuations of i
 unit of every interval is the training run, whose completions are its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,14 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import measured
 from sage_lib.report.entropy_statements import Statement, judged
-from sage_lib.report.entropy_tables import over_runs
+from sage_lib.report.entropy_tables import over_seeds
 
 #: Kinds of replaced tokens, in the order in which they are shown.
 TOKENS = ("most uncertain", "early", "late", "random")
 GROUPS = ("low", "high")
 IMPACTS = [
     *("token", "perplexity", "impact", "low", "high", "size", "size low", "size high"),
-    *("entropy", "correct", "completions", "runs"),
+    *("entropy", "correct", "completions", "seeds"),
 ]
 
 
@@ -55,7 +55,7 @@ def impacts(profile: Profile) -> pd.DataFrame:
             if chosen.empty:
                 continue
             by_run = chosen.groupby(["method", "seed"], sort=False)[["impact", "square"]].mean()
-            impact, size = over_runs(by_run["impact"]), over_runs(by_run["square"])
+            impact, size = over_seeds(by_run["impact"]), over_seeds(by_run["square"])
             roots = [float(np.sqrt(max(value, 0))) if value == value else value for value in size]
             means = chosen[["entropy", "correct"]].astype(float).mean()
             numbers = (*impact, *roots, *means, len(chosen), len(by_run))
@@ -63,60 +63,83 @@ def impacts(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=IMPACTS)
 
 
-def by_run(profile: Profile) -> pd.DataFrame:
-    """Mean impact of each run: columns method, seed, token, perplexity_group, impact."""
+def by_run(profile: Profile, right: bool = False) -> pd.DataFrame:
+    """Means of each run: columns method, seed, token, perplexity_group, impact, square; of the
+    completions alone that were ``right`` as drawn, or of all."""
     frame = replaced(profile)
     keys = ["method", "seed", "token", "perplexity_group"]
     if frame.empty:
-        return pd.DataFrame(columns=[*keys, "impact"])
-    return frame.groupby(keys, sort=False)["impact"].mean().reset_index()
+        return pd.DataFrame(columns=[*keys, "impact", "square"])
+    chosen = frame[frame["correct"].astype(bool)] if right else frame
+    return chosen.groupby(keys, sort=False)[["impact", "square"]].mean().reset_index()
 
 
-def _low_against_high(profile: Profile) -> Sequence[float]:
-    table = by_run(profile)
-    chosen = table[table["token"] == "most uncertain"]
-    return _difference(chosen, "perplexity_group", "high", "low")
+def _low_against_high(value: str, right: bool) -> Callable[[Profile], Sequence[float]]:
+    def values(profile: Profile) -> Sequence[float]:
+        table = by_run(profile, right)
+        chosen = table[table["token"] == "most uncertain"]
+        return _difference(chosen, "perplexity_group", "high", "low", value)
+
+    return values
 
 
-def _early_against_late(profile: Profile) -> Sequence[float]:
-    table = by_run(profile)
-    means = table.groupby(["method", "seed", "token"], sort=False)["impact"].mean().reset_index()
-    return _difference(means, "token", "early", "late")
+def _early_against_late(group: str) -> Callable[[Profile], Sequence[float]]:
+    def values(profile: Profile) -> Sequence[float]:
+        table = by_run(profile)
+        chosen = table[table["perplexity_group"] == group]
+        return _difference(chosen, "token", "early", "late", "square")
+
+    return values
 
 
 def _uncertain_against_random(profile: Profile) -> Sequence[float]:
     table = by_run(profile)
     means = table.groupby(["method", "seed", "token"], sort=False)["impact"].mean().reset_index()
-    return _difference(means, "token", "most uncertain", "random")
+    return _difference(means, "token", "most uncertain", "random", "impact")
 
 
-def _difference(frame: pd.DataFrame, column: str, one: str, other: str) -> Sequence[float]:
+def _difference(
+    frame: pd.DataFrame, column: str, one: str, other: str, value: str
+) -> Sequence[float]:
     if frame.empty:
         return []
-    wide = frame.pivot(index=["method", "seed"], columns=column, values="impact")
+    wide = frame.pivot(index=["method", "seed"], columns=column, values=value)
     return list(wide.reindex(columns=[one, other]).diff(axis=1)[other] * -1)
 
 
+_LESS_AT_LOW = "a replaced token changes less in answers of low perplexity"
+_EARLY = "early tokens decide the outcome, late ones do not"
 STATEMENTS_OF_IMPACT = (
     Statement(
-        "a replaced token changes less in answers of low perplexity",
+        _LESS_AT_LOW,
         "Section 3.2.3, Figure 5b",
         "",
-        "mean I_t of the most uncertain token: high minus low perplexity",
-        _low_against_high,
+        "mean I_t² of the most uncertain token: high minus low perplexity",
+        _low_against_high("square", right=False),
         "above",
     ),
     Statement(
-        "early tokens decide the outcome, late ones do not",
-        "Section 3.2.4, Figure 6b",
+        f"{_LESS_AT_LOW}, of answers that were right",
+        "Section 3.2.3, Figure 5b; matched here",
         "",
-        "mean I_t of the most uncertain token of the first fifth minus that of the last",
-        _early_against_late,
+        "mean I_t of the same, of completions that were right as drawn",
+        _low_against_high("impact", right=True),
         "above",
+    ),
+    *(
+        Statement(
+            f"{_EARLY}: {group} perplexity",
+            "Section 3.2.4, Figure 6b",
+            "",
+            "mean I_t² of the most uncertain token of the first fifth minus that of the last",
+            _early_against_late(group),
+            "above",
+        )
+        for group in GROUPS
     ),
     Statement(
         "tokens of high entropy are the ones that matter (forking tokens)",
-        "Section 3.1",
+        "Section 3.1, which has no such measurement",
         "",
         "mean I_t of the most uncertain token minus that of a random one",
         _uncertain_against_random,

@@ -28,7 +28,7 @@ HEADINGS = {
     "holds_for": "holds for",
     "law_error": "error of the law",
     "mean_error": "error of the mean",
-    "a_error": "error of a",
+    "a_error": "standard error of a",
     "above_2": "|z| above 2",
     "above_3": "|z| above 3",
     "rare_share": "rare share",
