@@ -57,10 +57,12 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
         clear = told[(told["low"] > 0) | (told["high"] < 0)].groupby("metric").size()
         of_all = told.groupby("metric").size()
         parts = [f"{name} {clear.get(name, 0)} of {of_all.get(name, 0)}" for name in PANELS]
+        needed = count(FEWEST_SEEDS, "seed")
         describe(
             figure,
-            f"Minus the same without it, {count(FEWEST_SEEDS, 'seed')} or more, intervals clear of "
-            f"0: {', '.join(parts)}",
+            f"Minus the same without it, {needed} or more, intervals clear of 0: {', '.join(parts)}"
+            if len(told)
+            else f"Minus the same without it: fewer than {needed} decide nothing",
             f"{profile.name}. Paired, bars: 95 %, of one seed over problems alone",
             "numbers: differences beyond the panel" if off else "",
         )

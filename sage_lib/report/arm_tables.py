@@ -139,6 +139,8 @@ def covers(seeds: int, logged: bool = False) -> str:
     those of a step log."""
     if seeds == 0:
         return "not run"
+    if seeds == 2 and not logged:
+        return "none: 2 seeds"
     if logged:
         return "none: 1 seed" if seeds == 1 else f"{seeds} seeds"
     return "problems alone: 1 seed" if seeds == 1 else f"{seeds} seeds and problems"

@@ -290,9 +290,8 @@ def upset(profile: Profile, sets: Mapping[str, set[str]], label: str, *caption: 
             ylim=(len(methods) - 0.5, -0.5),
         )
         every, never = set.union(*sets.values()), set.intersection(*sets.values())
-        title = (
-            f"{count(len(never), 'problem')} for all {len(methods)}, {len(every)} for any of them"
-        )
+        inside = count(len(never), "problem")
+        title = f"{inside} in all {len(methods)} sets, {len(every)} in at least one"
         describe(figure, title, *caption)
     return figure
 

@@ -99,8 +99,10 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
 
 
 def _alone(seeds: pd.Series) -> str:
-    """What an interval does not cover where there are methods with one seed; "" else."""
-    return "of 1 seed: over problems alone" if (seeds == 1).any() else ""
+    """What an interval does not cover where there are methods with one seed, and that those of two
+    are not drawn; "" else."""
+    parts = ["of 1 seed: over problems alone"] if (seeds == 1).any() else []
+    return "; ".join([*parts, *(["of 2 seeds: none"] if (seeds == 2).any() else [])])
 
 
 def _unequal(profile: Profile, methods: Sequence[str]) -> str:
@@ -161,8 +163,10 @@ def _draw_paired(
             below = of_metric["difference"] - of_metric["low"]
             above = of_metric["high"] - of_metric["difference"]
             errors[name] = [[below], [above]]
-            if key in near and row["seeds"] != 2:  # an interval of two seeds is as wide as anything
+            if key in near and row["seeds"] != 2:
                 ends[name] += [row[name] - below, row[name] + above]
+        if row["seeds"] == 2:  # an interval of two seeds is as wide as anything
+            continue
         axis.errorbar(
             *(row["pass@1"], row["pass@256"], errors["pass@256"], errors["pass@1"]),
             fmt="none",

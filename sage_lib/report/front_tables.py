@@ -86,7 +86,8 @@ def points(profile: Profile, ks: Sequence[int] = AXES) -> pd.DataFrame:
     """Exact pass@k of every evaluated method: mean and 95 % interval over seeds and problems.
 
     Columns :data:`POINTS` and for each k "pass@k", "pass@k low", "pass@k high"; then rare, the mean
-    mass of the rare way. Means over data sets.
+    mass of the rare way. Means over data sets. Bounds of two seeds are NaN: their t interval is
+    wider than what a pass@k can be.
     """
     exact = exact_tables.by_method(profile, ks)
     rows = []
@@ -102,6 +103,8 @@ def points(profile: Profile, ks: Sequence[int] = AXES) -> pd.DataFrame:
         }
         zero = np.zeros_like(found.values)
         mean, low, high = metrics.paired_difference(found.values, zero, found.sets)
+        if len(found.seeds) == 2:
+            low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
         for column, k in enumerate(ks):
             row |= {f"pass@{k}": mean[column]}
             row |= {f"pass@{k} low": low[column], f"pass@{k} high": high[column]}

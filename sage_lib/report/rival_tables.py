@@ -104,6 +104,23 @@ def table(profile: Profile) -> pd.DataFrame:
     return found[TABLE]
 
 
+def origins(profile: Profile) -> pd.DataFrame:
+    """What each rival changes, who says so, and whose its values are: columns method, equation,
+    source, setting (but for beta), values. A row for each key of the profile, whatever the betas it
+    is trained at; values are what stands beside the key in the profile's file."""
+    whole = declared(profile)
+    rows: dict[str, tuple[str, ...]] = {}
+    for key in arm_tables.names(profile, FAMILY):
+        own, known = re.sub(r"_beta[\d.]+$", "", key), rival(key)
+        if known is None or whole.methods[key].guide is not None:
+            continue
+        said = whole.sources.get(f"methods.{own}", "")
+        setting = re.sub(r"^beta [\d.]+(; )?", "", arm_tables.setting(whole, key))
+        rows.setdefault(own, (key, known.changes, known.source, setting, said))
+    columns = ["method", "equation", "source", "setting", "values"]
+    return pd.DataFrame(rows.values(), columns=columns)
+
+
 def claims(profile: Profile) -> list[Claim]:
     """What each rival's source says that it raises, over its twin; a claim for each of its
     settings."""

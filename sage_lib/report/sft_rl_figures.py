@@ -10,6 +10,7 @@ from sage_lib.report import exact_tables, sft_rl_tables
 from sage_lib.report.exact_figures import KS
 from sage_lib.report.exploration_figures import upset
 from sage_lib.report.panels import intervals, lines_of, spread
+from sage_lib.report.sft_rl_tables import ROLLOUTS
 from sage_lib.report.style import STYLE, WIDE, count, counts, describe
 
 PANELS = {
@@ -39,10 +40,10 @@ def figure1(profile: Profile, means: pd.DataFrame) -> Figure:
                 for _, group in of_method.groupby("dataset", sort=False)
             ]
             curves.plot(KS, np.mean(by_set, axis=0), markevery=2, **chosen)
-            last[method] = float(np.mean(by_set, axis=0)[-1])
+            last[method] = float(np.mean(by_set, axis=0)[KS.index(ROLLOUTS)])
         curves.set_xscale("log", base=2)
         curves.set_xticks(KS[::2], [str(k) for k in KS[::2]])
-        curves.set(xlabel="k", ylabel="exact pass@k", title="(a) mean over data sets")
+        curves.set(xlabel="k", ylabel="exact pass@k", title="(a) pass@k")
         for axis, (name, title) in zip(others, PANELS.items(), strict=True):
             rows = means[means["metric"] == name]
             intervals(axis, profile, rows)
@@ -53,9 +54,9 @@ def figure1(profile: Profile, means: pd.DataFrame) -> Figure:
         problems = {name: int(n) for name, n in means.groupby("metric")["problems"].max().items()}
         describe(
             figure,
-            spread(profile, last, f"Exact pass@{KS[-1]}"),
+            spread(profile, last, f"Exact pass@{ROLLOUTS}"),
             f"{profile.name}. {shown}",
-            f"(a), (b) {count(problems['diversity'], 'problem')}, exact",
+            f"(a), (b) {count(problems['diversity'], 'problem')}, exact; (a) has the marks of (b)",
             f"(d) {count(problems['branching'], 'problem')}, sampled",
             "bars: 95 % over seeds and problems",
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t
 
 from sage_lib.evaluation import metrics
 from sage_lib.experiment import runs
@@ -174,32 +175,60 @@ def unsolvable(profile: Profile, found: dict[str, pd.DataFrame]) -> dict[str, se
     return sets
 
 
-def shifts(profile: Profile, sets: dict[str, set[str]]) -> pd.DataFrame:
+def shifts(
+    profile: Profile, sets: dict[str, set[str]], found: dict[str, pd.DataFrame]
+) -> pd.DataFrame:
     """Against the base: how many problems an arm lost, and how many it won.
 
-    Columns method, unsolvable, lost (solvable for the base), won (unsolvable for the base), seeds,
-    and said: the report finds no set within another one ("both ways"), which agrees where both are
-    above 0. Fewer than three seeds decide nothing.
+    Columns method, unsolvable, lost (solvable for the base), won (unsolvable for the base), each
+    also "clearly": the 95 % t interval over seeds of the arm's pass@256 leaves out THRESHOLD; then
+    seeds, and "both ways": the report finds no set within another one, which agrees where problems
+    are lost clearly and won clearly, and disagrees where none is lost or none won at all. Fewer
+    than three seeds decide nothing. ``found`` as :func:`measures` gives it.
     """
     rows = []
     for method, of_arm in sets.items():
         if method == BASE:
             continue
-        lost, won = len(of_arm - sets[BASE]), len(sets[BASE] - of_arm)
-        seeds = len(profile.seeds_of(method))
-        said = AGREES if lost and won else DISAGREES
+        lost, won = of_arm - sets[BASE], sets[BASE] - of_arm
+        below, above, seeds = _clearly(found["pass@256"], method)
+        clearly = len(lost & below), len(won & above)
+        said = AGREES if all(clearly) else OPEN if lost and won else DISAGREES
         rows.append(
             {
                 "method": method,
                 "unsolvable": len(of_arm),
-                "lost": lost,
-                "won": won,
+                "lost": len(lost),
+                "won": len(won),
+                "lost clearly": clearly[0],
+                "won clearly": clearly[1],
                 "seeds": seeds,
                 "both ways": said if seeds >= FEWEST_SEEDS else OPEN,
             }
         )
-    columns = ["method", "unsolvable", "lost", "won", "seeds", "both ways"]
-    return pd.DataFrame(rows, columns=columns)
+    columns = ["method", "unsolvable", "lost", "won", "lost clearly", "won clearly"]
+    return pd.DataFrame(rows, columns=[*columns, "seeds", "both ways"])
+
+
+def _clearly(frame: pd.DataFrame, method: str) -> tuple[set[str], set[str], int]:
+    """The problems whose pass@256 lies below, and above, THRESHOLD by the t interval over seeds of
+    a method; how many seeds these are."""
+    of_method = frame[frame["method"] == method]
+    wide = of_method.pivot_table(
+        index=["dataset", "problem"], columns="seed", values="pass@256", sort=False
+    )
+    names = [f"{dataset}/{problem}" for dataset, problem in wide.index]
+    seeds = wide.shape[1]
+    if seeds < FEWEST_SEEDS:
+        return set(), set(), seeds
+    half = t.ppf(0.975, seeds - 1) * wide.std(axis=1, ddof=1) / np.sqrt(seeds)
+    means = wide.mean(axis=1)
+    below, above = means + half < THRESHOLD, means - half > THRESHOLD
+    return (
+        {name for name, one in zip(names, below, strict=True) if one},
+        {name for name, one in zip(names, above, strict=True) if one},
+        seeds,
+    )
 
 
 def takeaways(
@@ -215,7 +244,8 @@ def takeaways(
     for row in moved.to_dict("records"):
         label = profile.label(row["method"])
         lost = count(row["lost"], "problem")
-        lines.append(f"{label} lost {lost} of the base's and won {row['won']}")
+        clearly = f"{row['lost clearly']} and {row['won clearly']} of them clearly"
+        lines.append(f"{label} lost {lost} of the base's and won {row['won']}, {clearly}")
     known = measured.labelled(profile, said)
     twice = said.groupby("statement")["method"].transform("size") > 1
     both = known["statement"] + " (" + known["method"] + " against " + known["against"] + ")"

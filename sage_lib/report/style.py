@@ -101,7 +101,8 @@ _SHIPPED: dict[str, tuple[str, Any, str]] = {
 _WIDE_DASH, _DENSE, _DOTTED = (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))
 #: Looks of the grid's rivals and shapers, many of which stand in one figure. A rival's colour says
 #: what its anchor is (orange none, brown none and 4 updates a batch, green beta 1, black with a
-#: guide), its marker the method. Any other key has the look that it had without these.
+#: guide), its marker the method; GRPO at other betas is blue. Any other key has the look that it
+#: had without these.
 _OF_THE_GRID: dict[str, tuple[str, Any, str]] = {
     "grpo_updates": ("brown", "-", "s"),
     "clip_higher": ("brown", "--", "^"),
@@ -128,6 +129,25 @@ _OF_THE_GRID: dict[str, tuple[str, Any, str]] = {
     "position_minus": ("brown", "--", "p"),
     "position_plateau_shift-0.5": ("black", ":", "h"),
     "position_plateau_shift0.5": ("sky", "-.", "s"),
+    "rft": ("green", "-", "P"),
+    "rft_noise": ("pink", "--", "o"),
+    "rft_entropy": ("black", "-.", "p"),
+    "rft_branching": ("sky", "-", "v"),
+    "rft_noise_branching": ("black", ":", "*"),
+    "rft_perplexity": ("pink", ":", "^"),
+    "rft_position": ("green", "--", "s"),
+    "more_sft": ("sky", "--", "^"),
+    "diverse_sft": ("pink", "-.", "h"),
+    **{
+        f"grpo_front_beta{beta}": ("blue", dash, marker)
+        for beta, dash, marker in (
+            (0.05, ":", "v"),
+            (0.2, "--", "<"),
+            (0.5, "-.", ">"),
+            (1.4, _DENSE, "^"),
+            (2.0, _WIDE_DASH, "D"),
+        )
+    },
     "full_grpo": ("sky", "--", "D"),
     "full_no_kl": ("orange", ":", "s"),
     "full_branch": ("black", "-.", "P"),

@@ -322,7 +322,7 @@ def claims(profile: Profile, chosen: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
         else:
             found = AGREES if of_claim and set(of_claim) == {AGREES} else OPEN
         how = f"{of_claim.count(AGREES)} of {len(of_claim)} agree" if of_claim else "none here"
-        settles = claim.settles if found in (OPEN, MISSING) else ""
+        settles = {OPEN: claim.settles, MISSING: "runs of its arms"}.get(found, "")
         rows.append((claim.name, claim.source, claim.statement, found, how, settles))
     return pd.DataFrame(rows, columns=CLAIMS_TABLE)
 
