@@ -118,6 +118,7 @@ _OF_THE_GRID: dict[str, tuple[str, Any, str]] = {
     "entropy_advantage_branch": ("black", _DENSE, "*"),
     "negative_samples_beta0.0": ("orange", _WIDE_DASH, "<"),
     "negative_samples_beta1.0": ("green", _WIDE_DASH, "<"),
+    "negative_samples_branch": ("black", _WIDE_DASH, "<"),
     "negative_only_beta0.0": ("orange", _DOTTED, "H"),
     "negative_only_beta1.0": ("green", _DOTTED, "H"),
     "pass_at_k_beta0.0": ("orange", ":", "X"),
