@@ -51,7 +51,8 @@ def test_an_arms_twin_is_grpo_with_its_beta_and_its_updates(countdown):
     expected |= dict.fromkeys(UPDATES, "grpo_updates")
     expected |= {f"{name}_beta0.0": "grpo_no_kl" for name in VARIED}
     expected |= {f"{name}_beta1.0": "grpo" for name in VARIED}
-    expected |= {"entropy_advantage_branch": "grpo", "pass_at_k_branch": "grpo"}
+    guided = ("entropy_advantage", "negative_samples", "pass_at_k")
+    expected |= {f"{name}_branch": "grpo" for name in guided}
     rivals = arm_tables.names(countdown, rival_tables.FAMILY)
     assert {key: arm_tables.twin(countdown, key) for key in rivals} == expected
     shapers = arm_tables.names(countdown, shaping_tables.FAMILY)
@@ -60,6 +61,7 @@ def test_an_arms_twin_is_grpo_with_its_beta_and_its_updates(countdown):
     assert arm_tables.twin(countdown, "early_branch") == "early", "its own reference"
     assert rival_tables.guided(countdown) == [
         ("entropy_advantage_branch", "entropy_advantage_beta1.0"),
+        ("negative_samples_branch", "negative_samples_beta1.0"),
         ("pass_at_k_branch", "pass_at_k_beta1.0"),
     ]
 
@@ -78,12 +80,19 @@ def test_every_rival_has_its_equation_and_source_and_is_asked_at_its_own_beta(co
     assert rival_tables.rival("grpo") is None and rival_tables.rival("mine_beta0.5") is None
     claims = [*rival_tables.claims(countdown), *rival_tables.orthogonality(countdown)]
     compared = [one for claim in claims for one in claim.comparisons]
-    plain = {"grpo_updates", "entropy_advantage_branch", "pass_at_k_branch"}
+    guided = {key for key, _ in rival_tables.guided(countdown)}
+    plain = {"grpo_updates", *guided}
     assert {one.method for one in compared} == {*keys} - {"grpo_updates"}
-    assert {one.method for claim in claims[:-2] for one in claim.comparisons} == {*keys} - plain
+    assert {one.method for claim in claims[: -len(guided)] for one in claim.comparisons} == {
+        *keys
+    } - plain
     for one in compared:
         betas = [front_tables.beta_of(countdown, key) for key in (one.method, one.against)]
         assert betas[0] == betas[1], one
+    origins = rival_tables.origins(countdown).set_index("method")
+    assert origins["values"].str.len().gt(0).all(), "every rival's values say whose they are"
+    assert set(origins.index) == {key for key in keys if "_beta1" not in key} - guided
+    assert "chosen" in origins.loc["kl_cov", "values"]
     for claim in shaping_tables.CLAIMS:
         for one in claim.comparisons:
             assert {one.method, one.against} <= {*countdown.methods}
@@ -201,7 +210,7 @@ def test_what_was_not_run_is_named(plant):
     assert "1 of the 6 methods" in arm_tables.missing(some, shaping_tables.FAMILY)
     assert "GRPO + position, early tokens;" in arm_tables.missing(some, shaping_tables.FAMILY)
     none = arm_tables.missing(plant(GRPO), rival_tables.FAMILY)
-    assert "0 of the 19 methods" in none and "Not yet" not in none
+    assert "0 of the 20 methods" in none and "Not yet" not in none
     assert "no methods of the family" in arm_tables.missing(load_profile("smoke"), "rivals")
     narrow = arm_tables.narrowed(some, shaping_tables.FAMILY)
     assert list(narrow.methods) == ["grpo", "grpo_no_kl", "ppl_positive"]
@@ -246,7 +255,7 @@ def test_takeaways_say_what_the_tables_say(plant):
     guide = verdict.claims(profile, rival_tables.orthogonality(profile))
     lines = "\n".join(rival_tables.takeaways(profile, outside, said, guide))
     assert "what its source says, agrees, 1 method: NSR, beta 1.0" in lines
-    assert "orthogonal to SAGE, not run, 2 methods" in lines
+    assert "orthogonal to SAGE, not run, 3 methods" in lines
 
 
 # --- formulas, lengths, reported numbers, looks ---------------------------------------------------

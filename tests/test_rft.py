@@ -12,6 +12,7 @@ import time
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sage_lib import files
@@ -326,3 +327,24 @@ def test_effective_number_by_hand():
     assert effective_number([-5.0]) == pytest.approx(1)
     expected = np.exp(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)))
     assert effective_number(np.log([0.3, 0.1])) == pytest.approx(expected)
+
+
+def test_a_problem_is_lost_or_won_clearly_where_the_seeds_agree():
+    """Base solves a, b and not c, d; of the arm's means b and c change sides, c not clearly."""
+    from sage_lib.report.sft_rl_tables import shifts
+
+    arm = {"a": (0.9, 0.9, 0.9), "b": (0.1, 0.1, 0.2), "c": (0.2, 0.9, 0.9), "d": (0.1, 0.1, 0.1)}
+    rows = [("arm", seed, "both", p, v) for p, of in arm.items() for seed, v in enumerate(of)]
+    frame = pd.DataFrame(rows, columns=["method", "seed", "dataset", "problem", "pass@256"])
+    sets = {"base": {"both/c", "both/d"}, "arm": {"both/b", "both/d"}}
+
+    def moved(frame):
+        return shifts(None, sets, {"pass@256": frame}).iloc[0]
+
+    row = moved(frame)
+    assert (row["lost"], row["won"], row["seeds"]) == (1, 1, 3)
+    assert (row["lost clearly"], row["won clearly"]) == (1, 0)
+    assert row["both ways"] == "cannot tell"
+    frame.loc[frame["problem"] == "c", "pass@256"] = [0.8, 0.9, 0.9]
+    assert moved(frame)["won clearly"] == 1 and moved(frame)["both ways"] == "agrees"
+    assert moved(frame[frame["seed"] < 2])["both ways"] == "cannot tell", "two seeds"
