@@ -82,7 +82,9 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         outside = front_tables.outside(profile).set_index("method")
         describe(
             figure,
-            _message(profile, outside.loc[[key for key in beside if key in outside.index]]),
+            _message(
+                profile, outside.loc[[key for key in beside if key in outside.index]], _own(outside)
+            ),
             f"{profile.name}. {problems}, exact, nothing sampled",
             "numbers: beta"
             + (" of GRPO" if len(fronts) > 1 else "")
@@ -119,8 +121,14 @@ def _unequal(profile: Profile, methods: Sequence[str]) -> str:
     return f"steps: {usual}, but {', '.join(parts)}"
 
 
-def _message(profile: Profile, outside: pd.DataFrame) -> str:
-    """How many of some rows of front_tables.outside lie outside the front."""
+def _own(outside: pd.DataFrame) -> float:
+    """The largest excess of GRPO's own points against the front without them."""
+    return float(outside.loc[outside["on_front"], "excess"].max())
+
+
+def _message(profile: Profile, outside: pd.DataFrame, own: float) -> str:
+    """How many of some rows of front_tables.outside lie outside the front, and whether any is
+    farther out than GRPO's own points are (``own``)."""
     if outside.empty:
         return "GRPO's front over beta"
     if (outside["seeds"] < front_tables.FEWEST_SEEDS).all():
@@ -138,9 +146,10 @@ def _message(profile: Profile, outside: pd.DataFrame) -> str:
         which = f" ({named(profile, keys)})" if 0 < len(keys) <= NAMED else ""
         parts.append(f"{len(keys)} {name}{which}")
     methods = count(len(outside), "method")
-    return (
-        f"Of {methods} beside GRPO's front, {' and '.join(parts)}; the others cannot be told{rest}"
-    )
+    beyond = outside.loc[found["outside"], "excess"]
+    none = len(beyond) > 0 and (beyond <= own).all()
+    farther = ", no farther than GRPO's own points" if none else ""
+    return f"Of {methods} beside GRPO's front, {' and '.join(parts)}{farther}{rest}"
 
 
 def _draw_paired(
@@ -306,7 +315,7 @@ def excess(profile: Profile, anchor: str = "k3", family: str | None = None) -> F
         shown = counts(table["seeds"], "seed")
         describe(
             figure,
-            _message(profile, table[~table["on_front"]].set_index("method")),
+            _message(profile, table[~table["on_front"]].set_index("method"), _own(table)),
             f"{profile.name}. {shown}, paired by seed and problem, bars: 95 %",
             "below the line GRPO's own points, each against the front without it",
             others,

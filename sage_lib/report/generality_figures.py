@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sage_lib.report import generality_tables
 from sage_lib.report.arm_figures import nothing
 from sage_lib.report.front_tables import FEWEST_SEEDS
 from sage_lib.report.generality_tables import GUIDE, NO_KL
@@ -54,7 +55,7 @@ def differences(table: pd.DataFrame) -> Figure:
             + ("; ".join(parts) or "none yet"),
             f"Exact, {counts(table['problems'], 'problem')}. Paired, bars: 95 % over seeds and "
             "problems" + _alone(table),
-            _shared(table),
+            *generality_tables.shared(table[table["asked"] == NO_KL]),
             "upper and lower panels differ in scale" if len(asked) > 1 else "",
         )
     return figure
@@ -76,14 +77,6 @@ def _alone(table: pd.DataFrame) -> str:
     """What an interval of one seed lacks, where there is one."""
     one = (table["seeds"] == 1).any()
     return ", of one seed over problems alone, which decides nothing" if one else ""
-
-
-def _shared(table: pd.DataFrame) -> str:
-    """Which settings are held against the very same runs without KL; "" for none."""
-    arms = table[table["asked"] == NO_KL].groupby(["profile", "method"], sort=False)["setting"]
-    names = [[_without_guide(one) for one in group.unique()] for _, group in arms]
-    parts = [f"{'; '.join(some)}: the same runs without KL" for some in names if len(some) > 1]
-    return ", ".join(parts)
 
 
 def _without_guide(setting: str) -> str:

@@ -51,7 +51,7 @@ SETTINGS = (
     Setting("all weights trained", "Figure 6", "full_branch", "full_grpo", "full_no_kl"),
     Setting(
         "a larger model",
-        "Figure 6",
+        "another size",
         "branch_strong",
         "grpo",
         "grpo_no_kl",
@@ -195,8 +195,19 @@ def outcomes(found: dict[str, Profile]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=OUTCOMES)
 
 
-def takeaways(judged: pd.DataFrame) -> list[str]:
-    """What :func:`outcomes` says, in sentences."""
+def shared(compared: pd.DataFrame) -> list[str]:
+    """Which settings of :func:`table` rest on the very same runs, in one arm or in the plain one:
+    sentences. They are no repetitions of each other."""
+    lines = []
+    for arm, words in (("method", "the same runs"), ("against", "the same GRPO")):
+        for asked, rows in compared.groupby("asked", sort=False):
+            of_runs = rows.groupby(["profile", arm], sort=False)["setting"].unique()
+            lines += [f"{asked}, {words}: {'; '.join(one)}" for one in of_runs if len(one) > 1]
+    return lines
+
+
+def takeaways(judged: pd.DataFrame, compared: pd.DataFrame) -> list[str]:
+    """What :func:`outcomes` says, in sentences, and which settings share runs (:func:`table`)."""
     lines = []
     for column in OUTCOMES[2:4]:
         of_column = judged.dropna(subset=column)
@@ -206,4 +217,4 @@ def takeaways(judged: pd.DataFrame) -> list[str]:
                 lines.append(
                     f"{column}: {outcome} in {count(len(names), 'setting')} ({'; '.join(names)})"
                 )
-    return lines
+    return lines + shared(compared)

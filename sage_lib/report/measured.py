@@ -296,6 +296,12 @@ def _damaged(path: Path, error: BaseException) -> SageError:
     )
 
 
+def is_there(run: runs.Run, name: str) -> bool:
+    """Whether a run has a measured file, or its packed copy."""
+    path = run.measured / name
+    return path.is_file() or path.with_name(f"{name}.gz").is_file()
+
+
 def _present(profile: Profile, run: runs.Run, name: str) -> Path:
     """The path of a measured file, or of its packed copy (.gz, as tables are published); where
     there is none, a SageError that says what makes it."""

@@ -13,9 +13,11 @@ from scipy.stats import binomtest
 
 from sage_lib import paths
 from sage_lib.evaluation import metrics, text_patterns
+from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import result_tables
-from sage_lib.report.measured import by_seed, samples, scores
+from sage_lib.report.measured import by_seed, is_there, samples, scores
+from sage_lib.report.result_tables import common_seeds
 from sage_lib.tasks.verifier import last_answer
 
 TAILS = ["method", "tail", "difference", "low", "high", "problems", "seeds", "holds_for"]
@@ -50,23 +52,29 @@ def votes(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def tails(profile: Profile, quantile: float = 0.95) -> pd.DataFrame:
+def is_scored(profile: Profile) -> bool:
+    """Whether samples of every evaluated policy were scored under the base."""
+    return all(is_there(run, "scores.csv") for _, _, run, _ in runs.evaluations(profile))
+
+
+def tails(profile: Profile, quantile: float = 0.95, against: str = "base") -> pd.DataFrame:
     """How much of each method's perplexity under the base lies above the base's own ``quantile``.
 
-    Columns :data:`TAILS`: the share above, and by how much more than the base's it is, paired over
-    problems, with its 95 % interval over seeds and problems (NaN for the base itself). A problem's
+    Columns :data:`TAILS`: the share above, and by how much more than ``against``'s it is, paired
+    over seeds and problems, with its 95 % interval over both (NaN for that itself). A problem's
     share is a mean over its scored samples; means over problems are taken within data sets first.
     """
     frame = scores(profile)
     of_base = frame[frame["method"] == "base"]["perplexity"]
     above = frame["perplexity"] > of_base.quantile(quantile)
     frame["tail"] = above.astype(float)
-    theirs, sets, _ = by_seed(frame, "base", ["tail"])
+    theirs, sets, of_theirs = by_seed(frame, against, ["tail"])
     rows = []
     for method in dict.fromkeys(frame["method"]):
-        ours, _, _ = by_seed(frame, method, ["tail"])
-        [row] = result_tables.difference_rows(ours, theirs, ["tail"], sets)
+        ours, _, of_ours = by_seed(frame, method, ["tail"])
         tail = metrics.mean_over_sets(ours.mean(axis=0), sets)
+        (one, other), _ = common_seeds([(ours, of_ours), (theirs, of_theirs)])
+        [row] = result_tables.difference_rows(one, other, ["tail"], sets)
         rows.append({"method": method, **row, "tail": float(tail[0])})
     return pd.DataFrame(rows, columns=TAILS)
 

@@ -18,7 +18,14 @@ import pandas as pd
 from sage_lib.errors import SageError
 from sage_lib.evaluation.metrics import mean_over_sets
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.report import exact_tables, front_tables, measured, reported, result_tables
+from sage_lib.report import (
+    exact_tables,
+    front_tables,
+    measured,
+    reported,
+    result_tables,
+    sample_tables,
+)
 from sage_lib.report.front_tables import (
     AXES,
     FEWEST_SEEDS,
@@ -33,21 +40,29 @@ from sage_lib.report.style import count, counts
 
 #: The smallest difference that matters, by metric, in its own unit. The base's rare mass is 0.009.
 MARGINS = {"pass@1": 0.005, "pass@256": 0.005, "rare mass": 0.0005, "gradient norm": 0.002}
-#: Metrics of a step log: its column, from which share of the steps on it counts, and the smallest
+#: The share of a method's samples beyond the base's upper twentieth of perplexity, and the smallest
+#: difference that matters: a twentieth of the base's share.
+TAIL, TAIL_MARGIN = "perplexity tail", 0.0025
+THIRDS = ("first", "middle", "last")
+#: Metrics of a step log: its column, between which shares of the steps it counts, and the smallest
 #: difference that matters where :data:`MARGINS` has none: a twentieth of the base's mean token
 #: entropy on RL's prompts (0.041 nats), a hundredth of its mean length (31 tokens).
 LOGGED = {
-    "gradient norm": ("grad_norm", 0.0, MARGINS["gradient norm"]),
-    "entropy": ("entropy", 0.8, 0.002),
-    "length": ("completions/mean_length", 0.8, 0.3),
-    "reward": ("reward", 0.8, 0.005),
+    **{
+        f"gradient norm, {name} third": ("grad_norm", i / 3, (i + 1) / 3, MARGINS["gradient norm"])
+        for i, name in enumerate(THIRDS)
+    },
+    "entropy": ("entropy", 0.8, 1.0, 0.002),
+    "length": ("completions/mean_length", 0.8, 1.0, 0.3),
+    "reward": ("reward", 0.8, 1.0, 0.005),
 }
 AGREES, DISAGREES, OPEN, MISSING = "agrees", "disagrees", "cannot tell", "not run"
-OUTCOMES = (AGREES, DISAGREES, OPEN, MISSING)
-IN_PART = "disagrees in part"  # in a summary alone
+#: Of a claim: one of its comparisons disagrees, and another one agrees.
+IN_PART = "disagrees in part"
+OUTCOMES = (AGREES, DISAGREES, IN_PART, OPEN, MISSING)
 COMPARISONS = [
-    *("claim", "method", "against", "metric", "expects", "difference", "low", "high", "detectable"),
-    *("seeds", "reported", "outcome"),
+    *("claim", "method", "against", "beta", "metric", "expects"),
+    *("difference", "low", "high", "detectable", "seeds", "reported", "outcome"),
 ]
 CLAIMS_TABLE = ["claim", "source", "statement", "outcome", "comparisons", "settles"]
 
@@ -85,59 +100,81 @@ def _of_table6(threshold: float, clamp: float) -> str:
     return f"grid_threshold_quantile{threshold}_clamp_quantile{clamp}"
 
 
-#: The paper's claims, then the predictions of notebook 03.
+#: What stands behind a claim's name where it is asked at the beta of the authors' code.
+AT_THEIRS = ", beta 0.05"
+
+
+def _of_table1(
+    grpo: str, forward_kl: str, random: str, token: str, branch: str, suffix: str = ""
+) -> tuple[Claim, ...]:
+    """What the paper says of its Table 1, asked at one beta; the keys of the methods there."""
+    return (
+        Claim(
+            f"both rise{suffix}",
+            "Table 1",
+            "GRPO + Branch raises pass@1 and pass@k together, over GRPO",
+            _both(branch, grpo, "above"),
+            "more seeds, or an anchor at which the guide changes more",
+            "sage_table1",
+        ),
+        Claim(
+            f"loses pass@k without KL{suffix}",
+            "Table 1",
+            "without KL, GRPO loses at pass@k",
+            (Comparison("grpo_no_kl", grpo, "pass@256", "below"),),
+            "more seeds, or more steps",
+            "sage_table1",
+        ),
+        Claim(
+            f"overfits without KL{suffix}",
+            "Figure 2",
+            "without KL the training reward rises and held-out pass@1 falls",
+            (
+                Comparison("grpo_no_kl", grpo, "reward", "above"),
+                Comparison("grpo_no_kl", grpo, "pass@1", "below"),
+            ),
+            "more seeds, or more steps",
+            "sage_table1",
+        ),
+        Claim(
+            f"forward KL at high k only{suffix}",
+            "Table 1, Appendix A.4",
+            "GRPO + Forward KL gains at pass@k and not at pass@1",
+            (
+                Comparison(forward_kl, grpo, "pass@256", "above"),
+                Comparison(forward_kl, grpo, "pass@1", "not above"),
+            ),
+            "more seeds",
+            "sage_table1",
+        ),
+        Claim(
+            f"Branch beats Random and Token{suffix}",
+            "Table 1",
+            "the structure of the guide matters",
+            (*_both(branch, random, "above"), *_both(branch, token, "above")),
+            "a task on which the three guides differ by more",
+            "sage_table1",
+        ),
+        Claim(
+            f"smaller gradients without KL{suffix}",
+            "Table 5",
+            "gradient norms are smaller without KL, all along",
+            tuple(
+                Comparison("grpo_no_kl", grpo, f"gradient norm, {third} third", "below")
+                for third in THIRDS
+            ),
+            "more seeds",
+        ),
+    )
+
+
+#: The paper's claims, those of its Table 1 at both betas, then what we expected ourselves.
 CLAIMS = (
-    Claim(
-        "both rise",
-        "Table 1",
-        "GRPO + Branch raises pass@1 and pass@k together, over GRPO",
-        _both("grpo_branch", "grpo", "above"),
-        "more seeds, or an anchor at which the guide changes more",
-        "sage_table1",
-    ),
-    Claim(
-        "both rise, strong guide",
-        "Table 1",
-        "the same with a guide that acts on a fifth of the tokens",
-        _both("branch_strong", "grpo", "above"),
-        "more seeds",
-    ),
-    Claim(
-        "overfits without KL",
-        "Figure 2, Table 1",
-        "without KL, GRPO loses at pass@k",
-        (Comparison("grpo_no_kl", "grpo", "pass@256", "below"),),
-        "more steps",
-        "sage_table1",
-    ),
-    Claim(
-        "forward KL at high k only",
-        "Table 1, Appendix A.4",
-        "GRPO + Forward KL gains at pass@k and not at pass@1",
-        (
-            Comparison("grpo_forward_kl", "grpo", "pass@256", "above"),
-            Comparison("grpo_forward_kl", "grpo", "pass@1", "not above"),
-        ),
-        "more seeds",
-        "sage_table1",
-    ),
-    Claim(
-        "Branch beats Random and Token",
-        "Table 1",
-        "the structure of the guide matters",
-        (
-            *_both("grpo_branch", "grpo_random", "above"),
-            *_both("grpo_branch", "grpo_token", "above"),
-        ),
-        "a task on which the three guides differ by more",
-        "sage_table1",
-    ),
-    Claim(
-        "smaller gradients without KL",
-        "Table 5",
-        "gradient norms are smaller without KL",
-        (Comparison("grpo_no_kl", "grpo", "gradient norm", "below"),),
-        "more seeds",
+    *_of_table1("grpo", "grpo_forward_kl", "grpo_random", "grpo_token", "grpo_branch"),
+    *_of_table1(
+        *("grpo_front_beta0.05", "forward_kl_paper", "random_paper", "token_paper"),
+        "branch_paper",
+        AT_THEIRS,
     ),
     Claim(
         "repairs BNPO",
@@ -158,7 +195,7 @@ CLAIMS = (
     Claim(
         "larger ratio, lower pass@1",
         "Table 6, Appendix D",
-        "at a fixed threshold a larger ratio lowers pass@1",
+        "at a fixed threshold a larger ratio lowers pass@1 ",
         tuple(
             Comparison(_of_table6(threshold, 0.98), _of_table6(threshold, 0.999), "pass@1", "below")
             for threshold in (0.8, 0.9, 0.95)
@@ -168,17 +205,16 @@ CLAIMS = (
     Claim(
         "higher threshold, higher pass@256",
         "Table 6, Appendix D",
-        "with a large ratio a higher threshold raises pass@256",
+        "with a large ratio a higher threshold raises pass@256 (here the ratio differs, too)",
         (Comparison(_of_table6(0.95, 0.98), _of_table6(0.8, 0.98), "pass@256", "above"),),
         "more seeds, or guides that differ by more",
     ),
     Claim(
         "out of distribution",
-        "Figure 4, Table 9",
-        "GRPO + Branch keeps its gain out of distribution",
+        "Figure 4",
+        "GRPO + Branch keeps its gain out of distribution (here: a prompt's word is new)",
         tuple(Comparison("grpo_branch", "grpo", f"pass@{k}", "above", ood=True) for k in AXES),
         "more seeds, or another task",
-        "sage_table9",
     ),
     Claim(
         "contradiction patterns",
@@ -189,10 +225,17 @@ CLAIMS = (
     ),
     Claim(
         "perplexity tails",
-        "Figure 7",
-        "GRPO + Branch's samples have a heavier tail of perplexity under the base",
-        (),
-        "more samples of longer text; notebook 11 shows what was measured",
+        "Figure 7, Appendix J",
+        "GRPO + Branch's samples have a heavier tail of perplexity under the base than GRPO's",
+        (Comparison("grpo_branch", "grpo", TAIL, "above"),),
+        "more samples of longer text",
+    ),
+    Claim(
+        "both rise, strong guide",
+        "ours: a guide that acts on a fifth of the tokens, the paper's on a thousandth",
+        "strong Branch raises pass@1 and pass@k together, over GRPO",
+        _both("branch_strong", "grpo", "above"),
+        "more seeds",
     ),
     Claim(
         "P1",
@@ -288,13 +331,14 @@ def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFr
                 "claim": claim.name,
                 "method": one.method,
                 "against": one.against,
+                "beta": _beta(profile, one),
             }
             row |= {"metric": one.metric + (", ood" if one.ood else ""), "expects": one.expects}
             row["reported"] = _reported(profile, claim.table, one)
             if found is None:
                 rows.append({**row, "seeds": 0, "outcome": MISSING})
                 continue
-            margin = LOGGED[one.metric][2] if one.metric in LOGGED else MARGINS[one.metric]
+            margin = margin_of(one.metric)
             both = found["low"], found["high"]
             judged = outcome(one.expects, *both, margin)
             low, high = found.pop("over seeds", both)
@@ -308,15 +352,15 @@ def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFr
 def claims(profile: Profile, chosen: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
     """Each claim with its outcome: columns :data:`CLAIMS_TABLE`.
 
-    It agrees where all its comparisons agree, disagrees where one disagrees, and is "not run" where
-    one is missing; without comparisons it cannot be told here.
+    It agrees where all its comparisons agree, disagrees where one disagrees (in part, where another
+    one agrees), and is "not run" where one is missing; without comparisons it cannot be told here.
     """
     table = comparisons(profile, chosen)
     rows = []
     for claim in chosen:
         of_claim = list(table.loc[table["claim"] == claim.name, "outcome"])
         if DISAGREES in of_claim:
-            found = DISAGREES
+            found = IN_PART if AGREES in of_claim else DISAGREES
         elif MISSING in of_claim:
             found = MISSING
         else:
@@ -333,6 +377,9 @@ def _at_a_floor(found: dict[str, Any], margin: float) -> bool:
     return max(arms) < margin or min(arms) > 1 - margin
 
 
+STRONG = "both rise, strong guide"
+#: How the sources of what is no claim of the paper begin.
+OURS = ("prediction", "ours")
 #: SAGE at the beta of the authors' code.
 AUTHORS_BETA = Comparison("branch_paper", "grpo_front_beta0.05", "pass@256", "above")
 
@@ -351,29 +398,33 @@ def summary(profile: Profile) -> list[str]:
     )
     size = f"{int(base['problems'])} problems, {counts(line['seeds'], 'seed')} a beta"
     sentences = [f"GRPO {betas}: exact {ranges}; {size}."]
-    guided, strong = (claim.comparisons[0] for claim in CLAIMS[:2])
+    guided, strong = (_named(name).comparisons[0] for name in ("both rise", STRONG))
     sentences.append(_against(profile, table, guided, f"SAGE ({profile.label(guided.method)})"))
     if not table.index.intersection([AUTHORS_BETA.method]).empty:
         sentences.append(_against(profile, table, AUTHORS_BETA, "SAGE", "the authors' code's"))
     name = f"{measured.declared(profile).label(strong.method)} (on a fifth of the tokens)"
     sentences.append(_against(profile, table, strong, name))
     found = claims(profile)
-    own = found["source"].str.startswith("prediction")
-    of_paper = _counted(found[~own], "claim of the paper", "claims of the paper")
-    of_ours = _counted(found[own], "prediction of ours", "predictions of ours")
+    own = found["source"].str.startswith(OURS)
+    theirs = found["claim"].str.endswith(AT_THEIRS)
     least = f"disagrees: an effect of {MARGINS['pass@1']:g} is ruled out"
-    sentences.append(f"Of {of_paper}; of {of_ours} (notebook 13; {least}).")
+    of_paper = _counted(found[~own & ~theirs], "claim of the paper", "claims of the paper")
+    again = _counted(found[theirs], "of them", "of them").replace(AT_THEIRS, "")
+    of_ours = _counted(found[own], "expectation of ours", "expectations of ours")
+    sentences.append(f"Of {of_paper} (notebook 13; {least}).")
+    sentences.append(f"At the authors' beta, {again}. Of {of_ours}.")
     return sentences
 
 
+def _named(name: str) -> Claim:
+    return next(claim for claim in CLAIMS if claim.name == name)
+
+
 def _counted(found: pd.DataFrame, one: str, several: str) -> str:
-    """How many claims there are and came out how; of the paper's, what agrees and disagrees, and
-    what disagrees in part: some of its comparisons agree, such as pass@k's without pass@1's."""
-    partly = (found["outcome"] == DISAGREES) & ~found["comparisons"].str.startswith("0 of")
-    outcome = found["outcome"].mask(partly, IN_PART)
+    """How many claims there are and came out how; what agrees and disagrees is named."""
     parts = []
-    for result in (AGREES, DISAGREES, IN_PART, OPEN, MISSING):
-        group = found[outcome == result]
+    for result in OUTCOMES:
+        group = found[found["outcome"] == result]
         if group.empty:
             continue
         names = "" if result in (OPEN, MISSING) else f" ({'; '.join(group['claim'])})"
@@ -397,10 +448,12 @@ def _against(
     row = lying.loc[method]
     place, also = row["verdict"], ""
     if place == "outside":  # as a method that cannot help, by the same rule
+        own = lying.loc[lying["on_front"], "excess"].max()
+        also = ", no farther than GRPO's own points" if row["excess"] <= own else ""
         alike = lying.index[(lying["verdict"] == "outside") & (lying.index != method)]
         controls = [name for name in map(profile.label, alike) if name.startswith("control")]
         place = "outside the front"
-        also = f", as is the {' and the '.join(controls)}" if controls else ""
+        also += f", as is the {' and the '.join(controls)}" if controls else ""
     place += f" ({count(int(row['seeds']), 'seed')}){also}"
     beta = f"at beta {table.loc[method, 'beta']:g}" + (f", {whose}" if whose else "")
     seeds = int(rows["seeds"].min())
@@ -430,6 +483,8 @@ def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
         return None
     if one.metric in LOGGED:
         return _logged(_alone(profile, one), one)
+    if one.metric == TAIL:
+        return _tail(_alone(profile, one), one)
     if not profile.published:  # what is published is read once for all comparisons
         profile = _alone(profile, one)
     table = paired(profile, one.against, [one.method], one.ood).set_index("metric")
@@ -486,14 +541,37 @@ def _logged(profile: Profile, one: Comparison) -> dict[str, Any] | None:
     return {"difference": mean, "low": low, "high": high, "seeds": len(difference)}
 
 
+def _tail(profile: Profile, one: Comparison) -> dict[str, Any] | None:
+    """The difference of two methods' tails, over seeds and problems; None where nothing was scored
+    under the base."""
+    if not sample_tables.is_scored(profile):
+        return None
+    row = sample_tables.tails(profile, against=one.against).set_index("method").loc[one.method]
+    return {key: row[key] for key in ("difference", "low", "high", "seeds")}
+
+
 def logged(profile: Profile, metric: str) -> pd.Series:
-    """A metric of :data:`LOGGED` of every RL run, by method and seed: the mean over its steps from
-    a share of them on (the gradient norm over all, before clipping)."""
-    column, start, _ = LOGGED[metric]
-    keys, frame = ["method", "seed"], measured.training(profile)
-    last = frame.groupby(keys)["step"].transform("max")
-    found: pd.Series = frame[frame["step"] > start * last].groupby(keys)[column].mean()
-    return found
+    """A metric of :data:`LOGGED` of every RL run, by method and seed: the mean over a part of its
+    steps (of gradient norms before clipping)."""
+    column, start, end, _ = LOGGED[metric]
+    keys = ["method", "seed"]
+    frame = measured.training(profile).reindex(columns=[*keys, "step", column])
+    share = frame["step"] / frame.groupby(keys)["step"].transform("max")
+    found: pd.Series = frame[(share > start) & (share <= end)].groupby(keys)[column].mean()
+    return found.dropna()
+
+
+def margin_of(metric: str) -> float:
+    """The smallest difference of a metric that matters, in its own unit."""
+    of_logs = {name: margin for name, (*_, margin) in LOGGED.items()}
+    return {**MARGINS, **of_logs, TAIL: TAIL_MARGIN}[metric]
+
+
+def _beta(profile: Profile, one: Comparison) -> float:
+    """The beta at which a comparison is made, that of the arm compared with; NaN for the base's."""
+    whole = measured.declared(profile)
+    known = one.against in whole.methods
+    return front_tables.beta_of(whole, one.against) if known else float("nan")
 
 
 def _reported(profile: Profile, table: str | None, one: Comparison) -> float:
@@ -507,7 +585,8 @@ def _reported(profile: Profile, table: str | None, one: Comparison) -> float:
     means = pd.Series(
         pd.to_numeric(average["mean"]).to_numpy(), index=average["row"].to_numpy(), dtype=float
     )
-    labels = [profile.label(key) for key in (one.method, one.against) if _known(profile, key)]
+    known = [key for key in (one.method, one.against) if _known(profile, key)]
+    labels = [profile.label(key).split(",")[0] for key in known]  # whatever its beta
     if len(labels) < 2 or not set(labels) <= set(means.index):
         return float("nan")
     return float(means[labels[0]] - means[labels[1]])
