@@ -145,7 +145,7 @@ def distributions(profile: Profile, thresholds: tuple[float, ...] = (0.8, 1.2, 2
             figure,
             f"A token has {' and '.join(means)} on average",
             f"{profile.name}. {traced['entropy']['tokens']:,} traced tokens, 1 seed",
-            f"{count(profile.evaluation.traced, 'problem')} x 8 completions",
+            "8 completions a problem",
         )
     return figure
 
