@@ -407,7 +407,7 @@ def summary(profile: Profile) -> list[str]:
     found = claims(profile)
     own = found["source"].str.startswith(OURS)
     theirs = found["claim"].str.endswith(AT_THEIRS)
-    least = f"disagrees: an effect of {MARGINS['pass@1']:g} is ruled out"
+    least = f"disagrees: {MARGINS['pass@1']:g} is ruled out"
     of_paper = _counted(found[~own & ~theirs], "claim of the paper", "claims of the paper")
     again = _counted(found[theirs], "of them", "of them").replace(AT_THEIRS, "")
     of_ours = _counted(found[own], "expectation of ours", "expectations of ours")
@@ -440,10 +440,11 @@ def _against(
     if min(table["seeds"].get(key, 0) for key in (method, against)) < FEWEST_SEEDS:
         return f"Too few seeds yet to compare {method} with {against}."
     rows = paired(profile, against, [method]).set_index("metric")
-    differences = " and ".join(
+    first, *others = (
         f"{name} {interval_text(*rows.loc[name, ['difference', 'low', 'high']])}"
         for name in (f"pass@{k}" for k in AXES)
     )
+    differences = " and ".join([first, *(one.replace(", 95 % [", " [") for one in others)])
     lying = outside(profile).set_index("method")
     row = lying.loc[method]
     place, also = row["verdict"], ""
@@ -453,7 +454,7 @@ def _against(
         alike = lying.index[(lying["verdict"] == "outside") & (lying.index != method)]
         controls = [name for name in map(profile.label, alike) if name.startswith("control")]
         place = "outside the front"
-        also += f", as is the {' and the '.join(controls)}" if controls else ""
+        also += ", as is a control" if controls else ""
     place += f" ({count(int(row['seeds']), 'seed')}){also}"
     beta = f"at beta {table.loc[method, 'beta']:g}" + (f", {whose}" if whose else "")
     seeds = int(rows["seeds"].min())
