@@ -403,6 +403,22 @@ def test_every_panel_of_the_training_figures_has_its_numbers(tmp_path, monkeypat
     plt.close("all")
 
 
+def test_a_run_that_collapsed_is_in_the_curve_up_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    profile = _profile(CASES["two"])
+    frame = pd.DataFrame(
+        [("grpo", seed, step, float(seed)) for seed in (1, 2) for step in range(1, 41 - 20 * seed)],
+        columns=["method", "seed", "step", "reward"],
+    )
+    frame = pd.concat([frame, frame.assign(seed=2, reward=2.0).head(10)], ignore_index=True)
+    figure, axis = plt.subplots()
+    training_figures._curves(axis, profile, frame, ["grpo"], "reward")
+    values = axis.lines[0].get_ydata()
+    assert values[:9].tolist() == [1.5] * 9 and values[-1] == 1.0
+    plt.close(figure)
+
+
 def test_curves_of_the_support_are_those_of_its_table(tmp_path, monkeypatch):
     """From arrays as from sets."""
     monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))

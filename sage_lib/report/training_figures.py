@@ -225,23 +225,27 @@ def _curves(
     axis: Axes, profile: Profile, frame: pd.DataFrame, methods: Sequence[str], column: str
 ) -> None:
     """Mean over seeds of one logged column for each method that logs it, from the first step that
-    has a whole window behind it."""
+    has a whole window behind it. A run that collapsed is in the means up to where it ended."""
     together = len(_lengths(profile, methods)) == 1
     for method, chosen in lines_of(methods):
         of_method = frame[frame["method"] == method]
         logged = [run[column].to_numpy() for _, run in of_method.groupby("seed")]
-        whole = [_smooth(run, _window(len(run))) for run in logged if not np.isnan(run).any()]
+        whole = [run for run in logged if not np.isnan(run).any()]
         if not whole:  # no KL term, for instance
             continue
-        runs = np.stack(whole)
-        at = np.arange(1, runs.shape[1] + 1)
-        first = _window(len(at)) - 1
+        longest = max(map(len, whole))
+        runs = np.full((len(whole), longest), np.nan)
+        for row, run in zip(runs, whole, strict=True):
+            row[: len(run)] = _smooth(run, _window(longest))
+        at = np.arange(1, longest + 1)
+        first = _window(longest) - 1
         at, runs = at[first:], runs[:, first:]
         every = max(1, len(at) // 6)
         at = at if together else at / at[-1]
-        axis.plot(at, runs.mean(0), markevery=every, **chosen)
+        axis.plot(at, np.nanmean(runs, axis=0), markevery=every, **chosen)
         if len(runs) > 1 and method in banded(profile, methods):
-            band(axis, at, runs.min(0), runs.max(0), **chosen)
+            ends = np.nanmin(runs, axis=0), np.nanmax(runs, axis=0)
+            band(axis, at, *ends, **chosen)
     if together:
         steps(axis)
     else:
