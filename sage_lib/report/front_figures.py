@@ -145,11 +145,12 @@ def _message(profile: Profile, outside: pd.DataFrame, own: float) -> str:
     for name, keys in found.items():
         which = f" ({named(profile, keys)})" if 0 < len(keys) <= NAMED else ""
         parts.append(f"{len(keys)} {name}{which}")
-    methods = count(len(outside), "method")
     beyond = outside.loc[found["outside"], "excess"]
-    none = len(beyond) > 0 and (beyond <= own).all()
-    farther = ", no farther than GRPO's own points" if none else ""
-    return f"Of {methods} beside GRPO's front, {' and '.join(parts)}{farther}{rest}"
+    if len(beyond) and (beyond <= own).all():
+        parts[0] += ", no farther than GRPO's own points,"
+    methods = count(len(outside), "method")
+    untold = f"{len(outside) - sum(map(len, found.values()))} not told from it{rest}"
+    return f"Of {methods} beside GRPO's front, {' and '.join(parts)}; {untold}"
 
 
 def _draw_paired(

@@ -86,8 +86,8 @@ def points(profile: Profile, ks: Sequence[int] = AXES) -> pd.DataFrame:
     """Exact pass@k of every evaluated method: mean and 95 % interval over seeds and problems.
 
     Columns :data:`POINTS` and for each k "pass@k", "pass@k low", "pass@k high"; then rare, the mean
-    mass of the rare way. Means over data sets. Bounds of two seeds are NaN: their t interval is
-    wider than what a pass@k can be.
+    mass of the rare way. Means over data sets. Bounds end at 0 and 1, and those of two seeds are
+    NaN: their t interval is wider than what a pass@k can be.
     """
     exact = exact_tables.by_method(profile, ks)
     rows = []
@@ -103,6 +103,7 @@ def points(profile: Profile, ks: Sequence[int] = AXES) -> pd.DataFrame:
         }
         zero = np.zeros_like(found.values)
         mean, low, high = metrics.paired_difference(found.values, zero, found.sets)
+        low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
         if len(found.seeds) == 2:
             low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
         for column, k in enumerate(ks):

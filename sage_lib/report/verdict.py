@@ -407,13 +407,30 @@ def summary(profile: Profile) -> list[str]:
     found = claims(profile)
     own = found["source"].str.startswith(OURS)
     theirs = found["claim"].str.endswith(AT_THEIRS)
-    least = f"disagrees: {MARGINS['pass@1']:g} is ruled out"
+    least = "disagrees: a part of it is ruled out"
     of_paper = _counted(found[~own & ~theirs], "claim of the paper", "claims of the paper")
     again = _counted(found[theirs], "of them", "of them").replace(AT_THEIRS, "")
     of_ours = _counted(found[own], "expectation of ours", "expectations of ours")
     sentences.append(f"Of {of_paper} (notebook 13; {least}).")
     sentences.append(f"At the authors' beta, {again}. Of {of_ours}.")
     return sentences
+
+
+def limits(profile: Profile, compared: pd.DataFrame) -> list[str]:
+    """What these runs could not have shown, in sentences: how far GRPO itself moves, and in how
+    many of :func:`comparisons` a difference has to be larger than the least that matters."""
+    level = points(profile).set_index("method")
+    names = [f"pass@{k}" for k in AXES]
+    moved = level.loc[profile.reference, names] - level.loc[BASE, names]
+    parts = " and ".join(f"{name} {moved[name]:+.3f}" for name in names)
+    known = compared.dropna(subset="detectable")
+    sizes = [margin_of(metric.removesuffix(", ood")) for metric in known["metric"]]
+    weak = int((known["detectable"] > np.array(sizes)).sum())
+    return [
+        f"{profile.label(profile.reference)} minus the base, all there is to change: {parts}",
+        f"of {count(len(known), 'comparison')} {weak} would find only more than the least that "
+        "matters: much of what cannot be told is too few seeds",
+    ]
 
 
 def _named(name: str) -> Claim:
