@@ -221,3 +221,14 @@ def test_methods_beside_the_base_are_counted_and_those_with_seeds_are_named():
         "    more than the base: 2; of 3 seeds or more: GRPO",
         "    like the base: 1; of 3 seeds or more: none",
     ]
+
+
+def test_what_could_not_have_been_shown_is_counted(countdown):
+    profile = countdown({BASE: (0.30, 0.86), "grpo": (0.31, 0.84), "grpo_branch": (0.33, 0.85)})
+    compared = verdict.comparisons(profile, verdict.CLAIMS[:1])
+    compared["detectable"] = [0.004, 0.006]  # the least that matters is 0.005
+    moved, weak = verdict.limits(profile, compared)
+    assert moved.endswith("pass@1 +0.010 and pass@256 -0.020")
+    assert weak.startswith("of 2 comparisons 1 would find only more")
+    none = verdict.limits(profile, compared.assign(detectable=np.nan))[1]
+    assert none.startswith("of 0 comparisons 0 ")
