@@ -328,6 +328,8 @@ class Runner:
         """The progress before anything is started, and what is published beside it."""
         own = {task.key for task in self.tasks}
         others = sum(key not in own for key in self.published)
+        if others and not self.tasks:
+            return f"nothing to do, all {others} are published"
         beside = f"{others} more published, " if others else ""
         return f"{len(self.done)} of {len(self.tasks)} done, {beside}{self.left()}"
 
