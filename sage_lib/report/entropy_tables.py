@@ -18,7 +18,7 @@ from scipy.stats import t
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.policy.token_groups import KINDS, OTHER, TOP
-from sage_lib.report import exact_tables, measured
+from sage_lib.report import exact_tables, front_tables, measured
 from sage_lib.report.front_tables import FEWEST_SEEDS
 
 #: Steps of one point of a fit: of one step the reward is that of eight prompts.
@@ -140,7 +140,7 @@ def _second_half(h: np.ndarray, r: np.ndarray) -> dict[str, float]:
 
 
 def laws(profile: Profile) -> pd.DataFrame:
-    """The law of all runs of a method, and of all methods, with 95 % intervals over runs: columns
+    """The law of all runs of a method, and of all methods, with 95 % intervals over seeds: columns
     :data:`LAWS`.
 
     One a and b for all points of the runs; the intervals are those of the jackknife that leaves out
@@ -476,8 +476,7 @@ def over_seeds(values: ArrayLike) -> tuple[float, float, float]:
     mean = float(found.mean())
     if n < FEWEST_SEEDS:
         return mean, float("nan"), float("nan")
-    half = float(t.ppf(0.975, n - 1) * found.std(ddof=1) / np.sqrt(n))
-    return mean, mean - half, mean + half
+    return (mean, *front_tables.over_seeds([*found]))
 
 
 def missing(profile: Profile) -> str:
