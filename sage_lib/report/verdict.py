@@ -195,7 +195,7 @@ CLAIMS = (
     Claim(
         "larger ratio, lower pass@1",
         "Table 6, Appendix D",
-        "at a fixed threshold a larger ratio lowers pass@1 ",
+        "at a fixed threshold a larger ratio lowers pass@1",
         tuple(
             Comparison(_of_table6(threshold, 0.98), _of_table6(threshold, 0.999), "pass@1", "below")
             for threshold in (0.8, 0.9, 0.95)
