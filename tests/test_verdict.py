@@ -9,7 +9,7 @@ from scipy import stats
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, load_profile
-from sage_lib.report import exact_tables, measured, reported, verdict
+from sage_lib.report import exact_tables, front_tables, measured, reported, verdict
 from sage_lib.report.verdict import (
     AGREES,
     DISAGREES,
@@ -208,9 +208,10 @@ def test_the_interval_over_seeds_is_the_t_interval_of_their_means():
     apart = ours.values[1:, :, 1] - theirs.values[:, :, 1]
     means = (apart[:, :4].mean(1) + apart[:, 4:].mean(1)) / 2
     expected = stats.ttest_1samp(means, 0).confidence_interval(0.95)
-    found = verdict.over_seeds(ours, theirs, "pass@256")
+    found = verdict.over_seeds(*front_tables.pair(ours, theirs), ours.sets, "pass@256")
     assert found == pytest.approx((expected.low, expected.high))
-    assert all(np.isnan(verdict.over_seeds(planted([1]), planted([1]), "rare mass")))
+    of_one = front_tables.pair(planted([1]), planted([1]))
+    assert all(np.isnan(verdict.over_seeds(*of_one, ours.sets, "rare mass")))
 
 
 def test_methods_beside_the_base_are_counted_and_those_with_seeds_are_named():

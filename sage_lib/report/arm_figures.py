@@ -1,10 +1,13 @@
 """Figures of a family's arms: against their twins, and beside GRPO's front over beta."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from sage_lib.experiment.profile import Profile
+from sage_lib.report.arm_tables import BASES
 from sage_lib.report.front_tables import FEWEST_SEEDS
 from sage_lib.report.panels import intervals, keep_near
 from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, sentence
@@ -14,6 +17,11 @@ PANELS = {
     "pass@1": "exact pass@1",
     "pass@256": "exact pass@256",
     "entropy": "entropy at the end\n(nats)",
+}
+#: The mark of what the second base alone says.
+OTHER_BASE: dict[str, Any] = {
+    **{"linestyle": "", "marker": "D", "markersize": 3.5, "zorder": 4},
+    **{"markerfacecolor": "white", "markeredgecolor": "black", "markeredgewidth": 0.7},
 }
 #: Words of a line of a sentence in a figure.
 LINE = 14
@@ -33,12 +41,13 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
     """Each arm minus its twin: exact pass@1, pass@256, and the entropy at the end of training.
 
     ``table`` as :func:`arm_tables.differences` gives it. Where nothing tells how far seeds lie
-    apart, the interval is over problems alone, and its row says so.
+    apart, the interval is over problems alone, and its row says so. With differences by base, what
+    the second base alone says stands beside it, without an interval.
     """
     methods = list(dict.fromkeys(table["method"]))
     if not methods:
         return nothing(f"{profile.name}: none of these arms was run beside its twin.")
-    labels, off = [_label(profile, table, key) for key in methods], 0
+    labels, off, second = [_label(profile, table, key) for key in methods], 0, BASES[1]
     with plt.rc_context(STYLE):
         height = max(1.9, 0.9 + 0.24 * len(methods))
         figure, axes = plt.subplots(1, len(PANELS), figsize=(WIDE, height), sharey=True)
@@ -49,6 +58,9 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             rows.loc[unknown, ["low", "high"]] = rows.loc[unknown, "difference"]
             intervals(axis, profile, rows, ("difference", "low", "high"))
             off += keep_near(axis, rows, ("difference", "low", "high"))
+            if second in rows:
+                inside = rows[second].between(*axis.get_xlim())
+                axis.plot(rows[second][inside], rows.index[inside], **OTHER_BASE)
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
             axis.locator_params(axis="x", nbins=3)
@@ -65,6 +77,7 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             else f"Minus the same without it: fewer than {needed} decide nothing",
             f"{profile.name}. Paired, bars: 95 %, of one seed over problems alone",
             "numbers: differences beyond the panel" if off else "",
+            "diamonds: the second base alone, where in the panel" if second in table else "",
         )
     return figure
 

@@ -21,6 +21,8 @@ from sage_lib.report.style import count
 ADDED = ("epsilon_high", "entropy_coef", "top_entropy_quantile")
 #: What an arm is compared in: columns of :func:`table` and metrics of a comparison.
 METRICS = ("pass@1", "pass@256", "entropy", "length")
+#: Columns of differences by base, where there is a second one.
+BASES = ("first base", "second base")
 TABLE = [
     *("method", "setting", "against", "seeds", "interval over"),
     *("pass@1", "pass@1 low", "pass@1 high", "pass@256", "pass@256 low", "pass@256 high"),
@@ -188,23 +190,31 @@ def table(profile: Profile, family: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=TABLE)
 
 
-def comparisons(profile: Profile, claims: Sequence[verdict.Claim]) -> pd.DataFrame:
-    """:func:`verdict.comparisons` with what intervals cover, and without the papers' numbers."""
-    found = verdict.comparisons(profile, claims).drop(columns="reported")
+def comparisons(
+    profile: Profile, claims: Sequence[verdict.Claim], also: Sequence[Profile] = ()
+) -> pd.DataFrame:
+    """:func:`verdict.comparisons` with what intervals cover, and without the papers' numbers; with
+    ``also``, profiles of other bases, the differences in each of these alone, too."""
+    found = verdict.comparisons(profile, claims, also).drop(columns="reported")
     over = [
         covers(seeds, metric in verdict.LOGGED)
         for seeds, metric in zip(found["seeds"], found["metric"], strict=True)
     ]
     found.insert(found.columns.get_loc("seeds") + 1, "interval over", over)
+    for which, one in zip(BASES, (profile, *also), strict=False):
+        if also:
+            found[which] = verdict.comparisons(one, claims)["difference"]
     return found
 
 
-def differences(profile: Profile, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
+def differences(
+    profile: Profile, pairs: Sequence[tuple[str, str]], also: Sequence[Profile] = ()
+) -> pd.DataFrame:
     """Each (method, against) of ``pairs`` in every metric of :data:`METRICS` that is there.
 
     Columns method, against, metric, difference, low, high, seeds, "interval over"; pairs without a
     common seed are left out. Intervals as :func:`verdict.comparisons` has them, of a step log over
-    seeds.
+    seeds. ``also`` as in :func:`comparisons`, with its columns.
     """
     there = exact_tables.evaluated(profile)
     wanted = tuple(
@@ -213,8 +223,9 @@ def differences(profile: Profile, pairs: Sequence[tuple[str, str]]) -> pd.DataFr
         if there.issuperset(pair)
         for name in METRICS
     )
-    found = comparisons(profile, [verdict.Claim("", "", "", wanted, "")])
+    found = comparisons(profile, [verdict.Claim("", "", "", wanted, "")], also)
     kept = ["method", "against", "metric", "difference", "low", "high", "seeds", "interval over"]
+    kept += [which for which in BASES if which in found]
     return found[found["seeds"] > 0][kept].reset_index(drop=True)
 
 

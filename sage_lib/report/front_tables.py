@@ -10,7 +10,7 @@ one choice, and no interval covers them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from sage_lib.report.result_tables import DIFFERENCES, common_seeds, difference_
 UNTOLD = "not separated from the front"
 #: The two axes of the front.
 AXES = (1, 256)
+#: What two methods are compared in: the metrics of :func:`paired`.
+PAIRED = (*(f"pass@{k}" for k in AXES), "rare mass")
 #: The families of methods that were tried to choose a setting: they are no arms of a comparison.
 TRIED = ("choice", "choice_updates")
 #: Points between two neighbours of the front that are tried.
@@ -239,21 +241,33 @@ def paired(
     if reference not in exact:
         known = ", ".join(exact)
         raise SageError(f"{reference!r} has no exact evaluation: choose one of {known}")
-    names = [*(f"pass@{k}" for k in AXES), "rare mass"]
     rows = []
     for method in methods:
-        if method not in exact or method == reference:
-            continue
-        arms = [(with_rare(exact[key]), exact[key].seeds) for key in (method, reference)]
-        (ours, theirs), _ = common_seeds(arms)
-        sets = exact[method].sets
-        effects = metrics.minimum_detectable_effect(ours - theirs, sets)
-        if len(ours) == len(theirs) == 1:  # how far seeds lie apart is not known
-            effects = np.full(len(names), np.nan)
-        found = difference_rows(ours, theirs, names, sets)
-        for row, effect in zip(found, effects, strict=True):
-            rows.append({"method": method, "against": reference, **row, "detectable": effect})
+        if method in exact and method != reference:
+            arms = pair(exact[method], exact[reference])
+            found = pair_rows(*arms, exact[method].sets)
+            rows += [{"method": method, "against": reference, **row} for row in found]
     return pd.DataFrame(rows, columns=[*DIFFERENCES, "detectable"])
+
+
+def pair(method: exact_tables.Exact, against: exact_tables.Exact) -> tuple[np.ndarray, np.ndarray]:
+    """The columns :data:`PAIRED` of two methods, of the seeds that both have: (seeds, problems, 3)
+    each, of the base one seed."""
+    arms = [(with_rare(one), one.seeds) for one in (method, against)]
+    (ours, theirs), _ = common_seeds(arms)
+    return ours, theirs
+
+
+def pair_rows(
+    ours: np.ndarray, theirs: np.ndarray, sets: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Rows of :func:`paired` without the methods, of what :func:`pair` gives."""
+    effects = metrics.minimum_detectable_effect(ours - theirs, sets)
+    if len(ours) == len(theirs) == 1:  # how far seeds lie apart is not known
+        effects = np.full(len(PAIRED), np.nan)
+    rows = difference_rows(ours, theirs, PAIRED, sets)
+    for row, effect in zip(rows, effects, strict=True):
+        yield {**row, "detectable": effect}
 
 
 def with_rare(found: exact_tables.Exact) -> np.ndarray:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from sage_lib.experiment.profile import BASE, Profile, load_profile, profile_names, published_specs
-from sage_lib.report import arm_tables, exact_tables, front_tables, verdict
+from sage_lib.experiment.profile import BASE, Profile, profile_names
+from sage_lib.report import arm_tables, bases, exact_tables, front_tables, verdict
 from sage_lib.report.style import count
 from sage_lib.report.verdict import MISSING, Claim, Comparison
 
@@ -32,6 +32,14 @@ class Setting:
 SETTINGS = (
     Setting("beta 1 (strong Branch)", "Table 1", "branch_strong", "grpo", "grpo_no_kl"),
     Setting("beta 1 (Branch)", "Table 1", "grpo_branch", "grpo"),
+    Setting(
+        "a second base",
+        "other first weights",
+        "branch_strong",
+        "grpo",
+        "grpo_no_kl",
+        bases.SECOND,
+    ),
     Setting(
         "beta 0.05 (Branch)",
         "Table 1; the authors' code",
@@ -105,20 +113,9 @@ def read_beside(name: str) -> str | None:
 def profiles(main: Profile) -> dict[str, Profile]:
     """By suffix the profile of the verdict and those beside it (:data:`SETTINGS`) that have results
     of the same kind, its own or published."""
-    found = {}
-    for suffix in dict.fromkeys(one.suffix for one in SETTINGS):
-        name = main.name + suffix
-        if not suffix:
-            profile = main
-        elif main.published and name in published_specs():
-            profile = load_profile(name, "published")
-        elif not main.published and name in profile_names():
-            profile = load_profile(name)
-        else:
-            continue
-        if exact_tables.evaluated(profile):
-            found[suffix] = profile
-    return found
+    suffixes = dict.fromkeys(one.suffix for one in SETTINGS)
+    found = {suffix: bases.beside(main, suffix) for suffix in suffixes}
+    return {suffix: profile for suffix, profile in found.items() if profile is not None}
 
 
 def _pairs(one: Setting) -> Iterator[tuple[str, str]]:

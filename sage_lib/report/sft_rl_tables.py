@@ -16,7 +16,8 @@ from scipy.stats import t
 from sage_lib.evaluation import metrics
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.report import exact_tables, measured
+from sage_lib.report import exact_tables, front_tables, measured
+from sage_lib.report.arm_tables import BASES
 from sage_lib.report.front_tables import FEWEST_SEEDS
 from sage_lib.report.measured import by_seed, of_sets, table_of
 from sage_lib.report.result_tables import common_seeds, difference_rows
@@ -135,30 +136,53 @@ def _known(frame: pd.DataFrame, method: str, name: str, sets: list[str]) -> list
     return [one for one, kept in zip(sets, there, strict=True) if kept]
 
 
-def statements(profile: Profile, found: dict[str, pd.DataFrame]) -> pd.DataFrame:
+def statements(
+    profile: Profile, found: dict[str, pd.DataFrame], also: Sequence[Profile] = ()
+) -> pd.DataFrame:
     """What the report says, comparison by comparison: columns :data:`STATEMENTS`.
 
     Differences are paired by seed and problem, with 95 % intervals over both; the outcome is that
-    of :func:`verdict.outcome` at :data:`MARGINS`. Fewer than three seeds decide nothing.
+    of :func:`verdict.outcome` at :data:`MARGINS`, where the interval over seeds alone says the
+    same. Fewer than three seeds decide nothing. ``also``: profiles of other bases, whose seeds
+    count with the others; with them columns :data:`arm_tables.BASES`, the difference in each.
     """
     rows: list[dict[str, Any]] = []
-    there = arms(profile)
+    bases = [(profile, found), *((one, measures(one)) for one in also)]
     for statement, method, against, name, expects in SAID:
         row: dict[str, Any] = dict(
             zip(STATEMENTS, (statement, method, against, name, expects), strict=False)
         )
-        if not {method, against} <= set(there):
+        there = [frames for one, frames in bases if {method, against} <= set(arms(one))]
+        if not there:
             rows.append({**row, "seeds": 0, "outcome": MISSING})
             continue
-        parts = [by_seed(found[name], key, [name]) for key in (method, against)]
-        (ours, theirs), _ = common_seeds([(values, seeds) for values, _, seeds in parts])
-        whole = ~(np.isnan(ours).any(axis=(0, 2)) | np.isnan(theirs).any(axis=(0, 2)))
-        sets = [one for one, kept in zip(parts[0][1], whole, strict=True) if kept]
-        difference = next(difference_rows(ours[:, whole], theirs[:, whole], [name], sets))
+        by_base = [_apart(frames[name], method, against, name) for frames in there]
+        if len(by_base) > 1:
+            means = (float(_means(one).mean()) for one in by_base)
+            row |= dict(zip(BASES, means, strict=True))
+        apart = pd.concat(by_base, axis=1).dropna()
+        values, sets = apart.to_numpy().T[..., None], list(apart.index.get_level_values("dataset"))
+        difference = next(difference_rows(values, np.zeros_like(values), [name], sets))
         row |= {key: difference[key] for key in ("difference", "low", "high", "seeds")}
         judged = outcome(expects, row["low"], row["high"], MARGINS[name])
-        rows.append({**row, "outcome": judged if row["seeds"] >= FEWEST_SEEDS else OPEN})
-    return pd.DataFrame(rows, columns=STATEMENTS)
+        of_seeds = outcome(expects, *front_tables.over_seeds(_means(apart)), MARGINS[name])
+        tells = row["seeds"] >= FEWEST_SEEDS and of_seeds == judged
+        rows.append({**row, "outcome": judged if tells else OPEN})
+    return pd.DataFrame(rows, columns=[*STATEMENTS, *(BASES if also else ())])
+
+
+def _apart(frame: pd.DataFrame, method: str, against: str, name: str) -> pd.DataFrame:
+    """``method`` minus ``against``, a row for each data set and problem that all have, a column for
+    each seed that both have."""
+    parts = [by_seed(frame, key, [name]) for key in (method, against)]
+    (ours, theirs), _ = common_seeds([(values, seeds) for values, _, seeds in parts])
+    problems = pd.MultiIndex.from_frame(frame[["dataset", "problem"]].drop_duplicates())
+    return pd.DataFrame((ours - theirs)[..., 0].T, index=problems).dropna()
+
+
+def _means(apart: pd.DataFrame) -> np.ndarray:
+    """The mean over data sets of each seed."""
+    return apart.groupby(level="dataset").mean().mean().to_numpy()
 
 
 def unsolvable(profile: Profile, found: dict[str, pd.DataFrame]) -> dict[str, set[str]]:

@@ -33,9 +33,8 @@ from sage_lib.report.front_tables import (
     outside,
     paired,
     points,
-    with_rare,
 )
-from sage_lib.report.result_tables import common_seeds, interval_text
+from sage_lib.report.result_tables import interval_text
 from sage_lib.report.style import count, counts
 
 #: The smallest difference that matters, by metric, in its own unit. The base's rare mass is 0.009.
@@ -315,18 +314,22 @@ def outcome(expects: str, low: float, high: float, margin: float) -> str:
     raise SageError(f"a comparison expects above, below or equal, not {expects!r}")
 
 
-def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
+def comparisons(
+    profile: Profile, claims: Sequence[Claim] = CLAIMS, also: Sequence[Profile] = ()
+) -> pd.DataFrame:
     """Every comparison of every claim: columns :data:`COMPARISONS`.
 
     Differences are paired by seed and problem with 95 % intervals over both; of what step logs hold
     (:data:`LOGGED`), by seed alone. With few seeds the former can be narrower than the t interval
     over the seeds' means: where the two say different things, nothing can be told. ``reported`` is
-    the same difference in the paper's own table, where it has one.
+    the same difference in the paper's own table, where it has one. ``also``: profiles that differ
+    in the base alone, whose seeds are counted with the others: both methods of a difference start
+    from one base.
     """
     rows = []
     for claim in claims:
         for one in claim.comparisons:
-            found = _measured(profile, one)
+            found = _measured([profile, *also], one)
             row: dict[str, Any] = {
                 "claim": claim.name,
                 "method": one.method,
@@ -349,13 +352,16 @@ def comparisons(profile: Profile, claims: Sequence[Claim] = CLAIMS) -> pd.DataFr
     return pd.DataFrame(rows, columns=COMPARISONS)
 
 
-def claims(profile: Profile, chosen: Sequence[Claim] = CLAIMS) -> pd.DataFrame:
+def claims(
+    profile: Profile, chosen: Sequence[Claim] = CLAIMS, also: Sequence[Profile] = ()
+) -> pd.DataFrame:
     """Each claim with its outcome: columns :data:`CLAIMS_TABLE`.
 
     It agrees where all its comparisons agree, disagrees where one disagrees (in part, where another
     one agrees), and is "not run" where one is missing; without comparisons it cannot be told here.
+    ``also`` as in :func:`comparisons`.
     """
-    table = comparisons(profile, chosen)
+    table = comparisons(profile, chosen, also)
     rows = []
     for claim in chosen:
         of_claim = list(table.loc[table["claim"] == claim.name, "outcome"])
@@ -494,41 +500,57 @@ def beside_base(profile: Profile, rows: pd.DataFrame, *words: str) -> list[str]:
     return lines
 
 
-def _measured(profile: Profile, one: Comparison) -> dict[str, Any] | None:
-    """difference, low, high, detectable, seeds; None where an arm was not run."""
-    present = exact_tables.evaluated(profile)
-    if not {one.method, one.against} <= present or not _share_a_seed(profile, one):
+def _measured(profiles: Sequence[Profile], one: Comparison) -> dict[str, Any] | None:
+    """difference, low, high, detectable, seeds; None where no profile has runs of both arms."""
+    there = [profile for profile in profiles if _has(profile, one)]
+    if not there:
         return None
     if one.metric in LOGGED:
-        return _logged(_alone(profile, one), one)
+        return _logged(there, one)
     if one.metric == TAIL:
-        return _tail(_alone(profile, one), one)
-    if not profile.published:  # what is published is read once for all comparisons
-        profile = _alone(profile, one)
-    table = paired(profile, one.against, [one.method], one.ood).set_index("metric")
-    row = table.loc[one.metric]
+        return _tail(_alone(there[0], one), one)
+    arms, sets = _arms(there, one)
+    column = front_tables.PAIRED.index(one.metric)
+    row = list(front_tables.pair_rows(*arms, sets))[column]
     found: dict[str, Any] = {
         key: row[key] for key in ("difference", "low", "high", "detectable", "seeds")
     }
-    exact = exact_tables.by_method(profile, AXES, one.ood)
-    found["over seeds"] = over_seeds(exact[one.method], exact[one.against], one.metric)
+    found["over seeds"] = over_seeds(*arms, sets, one.metric)
     if one.metric.startswith("pass@"):
-        column = [f"pass@{k}" for k in AXES].index(one.metric)
-        arms = (exact[key].values[..., column] for key in (one.method, one.against))
-        found["means"] = tuple(float(values.mean()) for values in arms)
+        found["means"] = tuple(float(values[..., column].mean()) for values in arms)
     return found
 
 
+def _has(profile: Profile, one: Comparison) -> bool:
+    there = exact_tables.evaluated(profile)
+    return {one.method, one.against} <= there and _share_a_seed(profile, one)
+
+
+def _arms(
+    profiles: Sequence[Profile], one: Comparison
+) -> tuple[tuple[np.ndarray, np.ndarray], list[str]]:
+    """Both arms in :data:`front_tables.PAIRED`, (seeds, problems, 3) each, and the problems' data
+    sets; seeds of several profiles one after another, the base once for each seed."""
+    ours, theirs = [], []
+    for profile in profiles:
+        # what is published is read once for all comparisons
+        of_both = profile if profile.published else _alone(profile, one)
+        exact = exact_tables.by_method(of_both, AXES, one.ood)
+        pair = front_tables.pair(exact[one.method], exact[one.against])
+        seeds = max(map(len, pair))
+        for arm, values in zip((ours, theirs), pair, strict=True):
+            arm.append(np.broadcast_to(values, (seeds, *values.shape[1:])))
+    return (np.concatenate(ours), np.concatenate(theirs)), exact[one.method].sets
+
+
 def over_seeds(
-    method: exact_tables.Exact, against: exact_tables.Exact, metric: str
+    ours: np.ndarray, theirs: np.ndarray, sets: Sequence[str], metric: str
 ) -> tuple[float, float]:
     """The 95 % t interval of a difference over the means of common seeds alone, NaN for one seed:
-    :func:`front_tables.over_seeds`."""
-    (ours, theirs), _ = common_seeds([(with_rare(one), one.seeds) for one in (method, against)])
-    apart = ours - theirs
-    column = [*(f"pass@{k}" for k in AXES), "rare mass"].index(metric)
+    :func:`front_tables.over_seeds`. The arms as :func:`front_tables.pair` gives them."""
+    column = front_tables.PAIRED.index(metric)
     return front_tables.over_seeds(
-        [float(mean_over_sets(one, method.sets)[column]) for one in apart]
+        [float(mean_over_sets(one, sets)[column]) for one in ours - theirs]
     )
 
 
@@ -547,16 +569,18 @@ def _share_a_seed(profile: Profile, one: Comparison) -> bool:
     return bool({*profile.seeds_of(one.method)} & {*profile.seeds_of(one.against)})
 
 
-def _logged(profile: Profile, one: Comparison) -> dict[str, Any] | None:
+def _logged(profiles: Sequence[Profile], one: Comparison) -> dict[str, Any] | None:
     """The mean of a logged column over the steps that count: a t interval over paired seeds."""
-    means = logged(profile, one.metric)
-    arms = [means[key] for key in (one.method, one.against) if key in means]
-    if len(arms) < 2:
+    found: list[float] = []
+    for profile in profiles:
+        means = logged(_alone(profile, one), one.metric)
+        arms = [means[key] for key in (one.method, one.against) if key in means]
+        if len(arms) == 2:
+            found += [*(arms[0] - arms[1]).dropna()]
+    if not found:
         return None
-    difference = (arms[0] - arms[1]).dropna().to_numpy()
-    low, high = front_tables.over_seeds([*difference])
-    mean = float(difference.mean())
-    return {"difference": mean, "low": low, "high": high, "seeds": len(difference)}
+    low, high = front_tables.over_seeds(found)
+    return {"difference": float(np.mean(found)), "low": low, "high": high, "seeds": len(found)}
 
 
 def _tail(profile: Profile, one: Comparison) -> dict[str, Any] | None:

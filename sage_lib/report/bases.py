@@ -1,0 +1,47 @@
+"""The second base: runs that differ from the grid's in the base alone, as further seeds.
+
+All runs of a profile start from one base, so that its seeds say nothing of another one. Where the
+same arms were trained from a second base as well, in a profile of its own, a difference of two
+arms can be taken within each base and averaged over the seeds of both.
+"""
+
+from collections.abc import Sequence
+
+from sage_lib.experiment.profile import Profile, load_profile, profile_names, published_specs
+from sage_lib.report import exact_tables
+from sage_lib.report.style import count
+
+#: What the name of the profile of a second base ends with: "countdown_rebased" of "countdown".
+SECOND = "_rebased"
+
+
+def beside(main: Profile, suffix: str) -> Profile | None:
+    """The profile named as ``main`` with a suffix, published or a user's own as ``main`` is; None
+    where there is none, or none of its policies is evaluated."""
+    name = main.name + suffix
+    if not suffix:
+        profile = main
+    elif main.published and name in published_specs():
+        profile = load_profile(name, "published")
+    elif not main.published and name in profile_names():
+        profile = load_profile(name)
+    else:
+        return None
+    return profile if exact_tables.evaluated(profile) else None
+
+
+def others(main: Profile) -> list[Profile]:
+    """The profiles of other bases, whose seeds count as further ones: none, or one."""
+    found = beside(main, SECOND)
+    return [] if found is None else [found]
+
+
+def sentence(main: Profile, arms: Sequence[str]) -> str:
+    """Which seeds of ``arms`` start from which base, in a sentence for a notebook."""
+    parts = []
+    for profile, which in zip((main, *others(main)), ("its base", "a second base"), strict=False):
+        there = [key for key in arms if key in profile.evaluated]
+        seeds = sorted({seed for key in there for seed in profile.seeds_of(key)})
+        words = ", ".join(map(str, seeds))
+        parts.append(f"{count(len(there), 'arm')} from {which} ({profile.name}, seeds {words})")
+    return "; ".join(parts)
