@@ -20,7 +20,8 @@ from sage_lib.report import (
     style,
     verdict,
 )
-from sage_lib.report.verdict import AGREES, OPEN, Claim, Comparison
+from sage_lib.report.claims import Claim, Comparison
+from sage_lib.report.verdict import AGREES, OPEN
 
 FIRST, SECOND = (3407, 3408, 3409), (3410, 3411)
 SETS = ["a"] * 20 + ["b"] * 10

@@ -10,15 +10,8 @@ from scipy import stats
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.report import exact_tables, front_tables, measured, reported, verdict
-from sage_lib.report.verdict import (
-    AGREES,
-    DISAGREES,
-    IN_PART,
-    MISSING,
-    OPEN,
-    Claim,
-    Comparison,
-)
+from sage_lib.report.claims import CLAIMS, THIRDS, Claim, Comparison
+from sage_lib.report.verdict import AGREES, DISAGREES, IN_PART, MISSING, OPEN
 
 
 @pytest.mark.parametrize(
@@ -88,7 +81,7 @@ def countdown(monkeypatch):
 
 
 def test_a_claim_agrees_only_where_all_its_comparisons_do(countdown):
-    both = verdict.CLAIMS[0]
+    both = CLAIMS[0]
     for point, expected in {
         (0.32, 0.84): AGREES,
         (0.32, 0.79): IN_PART,
@@ -102,7 +95,7 @@ def test_a_claim_agrees_only_where_all_its_comparisons_do(countdown):
 
 def test_few_seeds_decide_nothing(countdown):
     profile = countdown({"grpo": (0.3, 0.8), "grpo_branch": (0.4, 0.9)}, seeds=(1, 2))
-    assert verdict.claims(profile, verdict.CLAIMS[:1])["outcome"].tolist() == [OPEN]
+    assert verdict.claims(profile, CLAIMS[:1])["outcome"].tolist() == [OPEN]
 
 
 def test_a_claim_without_comparisons_is_open_and_says_what_would_settle_it(countdown):
@@ -113,7 +106,7 @@ def test_a_claim_without_comparisons_is_open_and_says_what_would_settle_it(count
 
 def test_the_papers_own_difference_stands_beside_the_measured_one(countdown):
     profile = countdown({"grpo": (0.3, 0.8), "grpo_branch": (0.3, 0.8)})
-    table = verdict.comparisons(profile, verdict.CLAIMS[:1]).set_index("metric")
+    table = verdict.comparisons(profile, CLAIMS[:1]).set_index("metric")
     printed = reported.load("sage_table1")
     average = (
         printed[printed["dataset"] == "Avg"].set_index(["row", "metric"])["mean"].astype(float)
@@ -142,16 +135,14 @@ def test_gradient_norms_are_paired_by_seed(countdown, monkeypatch):
 def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps(monkeypatch):
     log = pd.DataFrame({"method": "m", "seed": 1, "step": range(1, 10), "grad_norm": range(1, 10)})
     monkeypatch.setattr(measured, "training", lambda profile: log)
-    thirds = [
-        verdict.logged(None, f"gradient norm, {third} third").item() for third in verdict.THIRDS
-    ]
+    thirds = [verdict.logged(None, f"gradient norm, {third} third").item() for third in THIRDS]
     assert thirds == [2, 5, 8], "of steps 1 to 9, whose norms are their numbers"
 
 
 def test_every_comparison_names_methods_of_the_profile_countdown():
     profile = load_profile("countdown")
     known = {BASE, *profile.methods}
-    for claim in verdict.CLAIMS:
+    for claim in CLAIMS:
         for one in claim.comparisons:
             assert {one.method, one.against} <= known, claim.name
             assert verdict.margin_of(one.metric) > 0, claim.name
@@ -185,7 +176,7 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
     assert last.startswith("Of 13 claims of the paper: agrees ") and "(both rise; " in last
     assert rest.startswith("At the authors' beta, 6 of them: not run ")
-    assert ". Of 8 expectations of ours: " in rest and len(verdict.CLAIMS) == 13 + 6 + 8
+    assert ". Of 8 expectations of ours: " in rest and len(CLAIMS) == 13 + 6 + 8
 
 
 def test_few_seeds_tell_what_the_interval_over_seeds_alone_tells_as_well(countdown, monkeypatch):
@@ -226,7 +217,7 @@ def test_methods_beside_the_base_are_counted_and_those_with_seeds_are_named():
 
 def test_what_could_not_have_been_shown_is_counted(countdown):
     profile = countdown({BASE: (0.30, 0.86), "grpo": (0.31, 0.84), "grpo_branch": (0.33, 0.85)})
-    compared = verdict.comparisons(profile, verdict.CLAIMS[:1])
+    compared = verdict.comparisons(profile, CLAIMS[:1])
     compared["detectable"] = [0.004, 0.006]  # the least that matters is 0.005
     moved, weak = verdict.limits(profile, compared)
     assert moved.endswith("pass@1 +0.010 and pass@256 -0.020")

@@ -13,6 +13,7 @@ import pandas as pd
 
 from sage_lib.experiment.profile import BASE, Method, Profile
 from sage_lib.report import exact_tables, front_tables, measured, verdict
+from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.front_tables import FEWEST_SEEDS
 from sage_lib.report.measured import declared, named
 from sage_lib.report.style import count
@@ -191,7 +192,7 @@ def table(profile: Profile, family: str) -> pd.DataFrame:
 
 
 def comparisons(
-    profile: Profile, claims: Sequence[verdict.Claim], also: Sequence[Profile] = ()
+    profile: Profile, claims: Sequence[Claim], also: Sequence[Profile] = ()
 ) -> pd.DataFrame:
     """:func:`verdict.comparisons` with what intervals cover, and without the papers' numbers; with
     ``also``, profiles of other bases, the differences in each of these alone, too."""
@@ -218,12 +219,12 @@ def differences(
     """
     there = exact_tables.evaluated(profile)
     wanted = tuple(
-        verdict.Comparison(*pair, name, "equal")
+        Comparison(*pair, name, "equal")
         for pair in pairs
         if there.issuperset(pair)
         for name in METRICS
     )
-    found = comparisons(profile, [verdict.Claim("", "", "", wanted, "")], also)
+    found = comparisons(profile, [Claim("", "", "", wanted, "")], also)
     kept = ["method", "against", "metric", "difference", "low", "high", "seeds", "interval over"]
     kept += [which for which in BASES if which in found]
     return found[found["seeds"] > 0][kept].reset_index(drop=True)

@@ -13,8 +13,9 @@ import pandas as pd
 
 from sage_lib.experiment.profile import BASE, Profile, profile_names
 from sage_lib.report import arm_tables, bases, exact_tables, front_tables, verdict
+from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.style import count
-from sage_lib.report.verdict import MISSING, Claim, Comparison
+from sage_lib.report.verdict import MISSING
 
 
 @dataclass(frozen=True)

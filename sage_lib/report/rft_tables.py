@@ -12,10 +12,10 @@ import pandas as pd
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import arm_tables, exact_tables
+from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.front_tables import AXES
 from sage_lib.report.measured import named, table_of
 from sage_lib.report.style import count
-from sage_lib.report.verdict import Claim, Comparison
 
 #: RL beside which rounds of rejection sampling stand: without an anchor, at the authors' beta, at
 #: the profile's, and with the guide.

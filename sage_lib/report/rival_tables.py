@@ -13,10 +13,11 @@ import pandas as pd
 
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import arm_tables
+from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.front_tables import FEWEST_SEEDS, beta_of
 from sage_lib.report.measured import declared, named
 from sage_lib.report.style import count
-from sage_lib.report.verdict import MISSING, Claim, Comparison
+from sage_lib.report.verdict import MISSING
 
 FAMILY = "rivals"
 #: How many of the best are to be trained with a guide as well.

@@ -165,7 +165,7 @@ def statements(
         difference = next(difference_rows(values, np.zeros_like(values), [name], sets))
         row |= {key: difference[key] for key in ("difference", "low", "high", "seeds")}
         judged = outcome(expects, row["low"], row["high"], MARGINS[name])
-        of_seeds = outcome(expects, *front_tables.over_seeds(_means(apart)), MARGINS[name])
+        of_seeds = outcome(expects, *front_tables.over_seeds([*_means(apart)]), MARGINS[name])
         tells = row["seeds"] >= FEWEST_SEEDS and of_seeds == judged
         rows.append({**row, "outcome": judged if tells else OPEN})
     return pd.DataFrame(rows, columns=[*STATEMENTS, *(BASES if also else ())])

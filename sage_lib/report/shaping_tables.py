@@ -9,8 +9,8 @@ import pandas as pd
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import arm_tables, exact_tables, reported
+from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.style import count
-from sage_lib.report.verdict import Claim, Comparison
 from sage_lib.tasks.countdown import Puzzle
 from sage_lib.tasks.prompts import answer_turn
 from sage_lib.tasks.table import task_of
