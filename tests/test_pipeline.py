@@ -106,6 +106,19 @@ def test_entropies_are_a_stage_of_their_own(tiny, base):
     assert runs.entropy_run(warmer).fingerprint != run.fingerprint
 
 
+def test_a_variant_takes_the_base_that_its_change_does_not_touch(tiny, base):
+    cooler = load_profile(f"{tiny.spec}+rl.temperature=0.9+seeds=[3407]")
+    own = runs.sft_run(cooler)
+    finish(cooler, "sft", "sft")
+    assert own.done() and own.weights == base.weights
+    made = [run.model / "model.safetensors" for run in (own, base)]
+    assert made[0].samefile(made[1]) and not (own.build / "checkpoints").exists(), "none trained"
+    assert records.load(own.record) == records.load(base.record)
+    longer = load_profile(f"{tiny.spec}+rl.temperature=0.9+sft.max_steps=3")
+    assert runs.base_below(longer) is None and runs.base_below(tiny) is None
+    assert runs.base_below(load_profile(f"{longer.spec}+rl.beta=0.5")) is None, "not made yet"
+
+
 @pytest.mark.parametrize("method", ["grpo_token", "dapo_branch"])
 def test_a_run_killed_at_random_points_ends_at_the_very_same_weights(tiny, base, method, tmp_path):
     """Noise of a guide, fresh prompts of dynamic sampling, optimiser, schedule, reference: all

@@ -225,6 +225,10 @@ def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
     methods = ["grpo", "grpo_no_kl", "grpo_random", "grpo_token"]
     profile = load_profile(f"smoke+train=[{', '.join(methods)}]")
     first, second, third, fourth = names = [f"{method}-s3407" for method in methods]
+    with pytest.raises(SageError, match="the stage rl of .* starts from sft, which is not there"):
+        stages.run(profile, "rl")
+    assert not starts(tmp_path), "what no run could start from is said once, and nothing started"
+    stages.run(profile, "sft")
     fake(**{first: "fail", second: "crash", third: "collapse"})
     with pytest.raises(SageError) as error:
         stages.run(profile, "rl")
@@ -232,13 +236,17 @@ def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
     assert sentence.startswith("GRPO, seed 3407 failed: the fake work was told to fail (whole log:")
     assert "; GRPO w/o KL, seed 3407 failed: ended by SIGKILL (whole log: rl/" in sentence
     assert "Random" not in sentence and "Token" not in sentence
-    assert {call["run"] for call in calls(tmp_path) if call["what"] == "end"} == {third, fourth}
+    assert {call["run"] for call in calls(tmp_path) if call["what"] == "end"} == {
+        "sft",
+        third,
+        fourth,
+    }
     collapsed = "GRPO + Random, seed 3407: collapsed at step 4: told to"
     assert collapsed in capsys.readouterr().out
-    assert {call["run"] for call in starts(tmp_path)} == set(names)
+    assert {call["run"] for call in starts(tmp_path)} == {"sft", *names}
 
     fake()
     found = stages.run(profile, "rl")
     assert found[third]["collapsed"] == {"step": 4, "reason": "told to"}
-    assert len(starts(tmp_path)) == 6, "what is done, the collapsed run too, is kept"
+    assert len(starts(tmp_path)) == 7, "what is done, the collapsed run too, is kept"
     assert "kept; collapsed at step 4: told to" in capsys.readouterr().out

@@ -311,6 +311,11 @@ def published_specs() -> dict[str, str]:
     return {folder.name: str(read_json(folder / "profile.json")["spec"]) for folder in folders}
 
 
+def split_spec(spec: str | Path) -> list[str]:
+    """What a spec names, and its changes: ["smoke", "rl.beta=0.2"] of "smoke+rl.beta=0.2"."""
+    return re.split(rf"\+(?={profile_checks.CHANGE})", str(spec))
+
+
 def load_profile(spec: str | Path, results: str = "own") -> Profile:
     """Read a profile.
 
@@ -327,7 +332,7 @@ def load_profile(spec: str | Path, results: str = "own") -> Profile:
     """
     if results not in RESULTS:
         raise SageError(f"results are {' or '.join(map(repr, RESULTS))}, not {results!r}")
-    base, *changes = re.split(rf"\+(?={profile_checks.CHANGE})", str(spec))
+    base, *changes = split_spec(spec)
     path = profile_files.find(base, Path.cwd())
     settings, sources = profile_files.read(path)
     given_name = settings.get("name")

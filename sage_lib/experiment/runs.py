@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import shlex
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,6 +27,7 @@ from sage_lib.experiment.profile import (
     digest,
     flatten,
     load_profile,
+    split_spec,
 )
 from sage_lib.experiment.profile_checks import DEMONSTRATIONS, ROLLOUTS
 from sage_lib.files import read_json, write_bytes, write_text
@@ -168,6 +170,24 @@ class Run:
         self.build.mkdir(parents=True, exist_ok=True)
         self.measured.mkdir(parents=True, exist_ok=True)
         write_text(self.build / "fingerprint", self.stamp)
+
+    def take(self, made: Run) -> None:
+        """Be what another folder's run of the same fingerprint made: its files, linked where the
+        disk can, since what is done is never written again. Last of all the mark."""
+        for name in self.makes:
+            whole = self.build / name
+            shutil.copytree(made.build / name, whole, copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(made.measured, self.measured, dirs_exist_ok=True)
+        write_text(self.build / "done", self.fingerprint)
+
+
+def _link(source: str, target: str) -> str:
+    Path(target).unlink(missing_ok=True)  # of an attempt that was ended
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without links
+        shutil.copy2(source, target)
+    return target
 
 
 def put_aside(folder: Path) -> Path:
@@ -525,6 +545,26 @@ def every_run(profile: Profile) -> list[Run]:
         if "countdown" in profile.tasks:
             found.append(effects_run(profile))
     return [*found, *(run for _, _, run, _ in evaluations(profile))]
+
+
+def base_below(profile: Profile) -> tuple[Profile, Run] | None:
+    """The profile that a variant changes (smoke, of "smoke+rl.beta=0.2") and its base, where that
+    is done and no change touches it: the variant's own would be the same."""
+    below, *changes = split_spec(profile.spec)
+    for number in reversed(range(len(changes))):
+        whose = load_profile("+".join([below, *changes[:number]]))
+        base = sft_run(whose)
+        if base.fingerprint == sft_run(profile).fingerprint and base.done():
+            return whose, base
+    return None
+
+
+def starts_from(profile: Profile, run: Run) -> list[tuple[Profile, Run]]:
+    """The runs whose models a run needs before it can start, each with its profile."""
+    if run.stage == "rl":
+        whose = (profile, reference_profile(profile, run.method))
+        return [(one, sft_run(one)) for one in whose]
+    return [] if run.policy is None else [(profile, run.policy)]
 
 
 # --- published results ----------------------------------------------------------------------------

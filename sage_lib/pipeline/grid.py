@@ -35,7 +35,7 @@ from sage_lib.experiment.grid import Grid, load_grid
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import is_locked
-from sage_lib.pipeline import plan, processes, stages
+from sage_lib.pipeline import known_settings, plan, processes, stages
 
 #: How often a run is tried before it counts as failed.
 TRIES = 2
@@ -472,6 +472,7 @@ def do(options: argparse.Namespace) -> None:
         executor = Submitit(options.executor, grid.name, options)
     if executor.cores < float("inf"):
         for profile in {task.profile.name: task.profile for task in chosen}.values():
+            known_settings.check(profile)
             stages.check_machine(profile)
         os.nice(max(0, NICE - os.nice(0)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -13,6 +13,7 @@ import argparse
 import importlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from sage_lib.files import (
     read_lines,
     require_space,
 )
-from sage_lib.pipeline import processes
+from sage_lib.pipeline import known_settings, processes
 
 #: Seconds between two lines of progress of one run.
 SHOW_EVERY = 8
@@ -184,9 +185,27 @@ def run(profile: Profile, *names: str) -> dict[str, dict[str, Any]]:
     for stage in chosen:
         steps = stage.steps(profile)
         jobs = [Job(stage, one, _label(profile, stage, one), steps) for one in stage.runs(profile)]
+        _require_policies(profile, jobs)
         start(profile, jobs)
         found |= {job.run.name: records.load(job.run.record) for job in jobs}
     return found
+
+
+def _require_policies(profile: Profile, jobs: list[Job]) -> None:
+    """SageError, once and before anything is started, where no run of a stage could start because
+    what it starts from is not there."""
+    left = [job.run for job in jobs if not job.run.done()]
+    lacking = [
+        next((pair for pair in runs.starts_from(profile, run) if not pair[1].done()), None)
+        for run in left
+    ]
+    if lacking and lacking[0] is not None and None not in lacking:
+        whose, first = lacking[0]
+        raise SageError(
+            f"the stage {jobs[0].stage.name} of profile {profile.name} starts from {first.name}, "
+            f"which is not there: sage-companion stage {first.stage} "
+            f"--profile {shlex.quote(whose.spec)} makes it"
+        )
 
 
 def _published(profile: Profile, chosen: list[Stage]) -> dict[str, dict[str, Any]]:
@@ -293,7 +312,14 @@ def start(profile: Profile, jobs: list[Job]) -> None:
     finally:  # an interrupted notebook leaves no process behind
         processes.end([process for _, process, _ in running.values()])
     if failed:
-        raise SageError("; ".join(failed[job.run.name] for job in jobs if job.run.name in failed))
+        raise SageError(_told(failed, [job for job in jobs if job.run.name in failed]))
+
+
+def _told(failed: dict[str, str], jobs: list[Job]) -> str:
+    """What failed, and why: of many runs the first, since each had its line when it ended."""
+    if len(jobs) <= FEW:
+        return "; ".join(failed[job.run.name] for job in jobs)
+    return f"{len(jobs)} runs failed, as the lines above say: {failed[jobs[0].run.name]}"
 
 
 def _say(job: Job, *words: str) -> None:
@@ -442,6 +468,7 @@ def do(options: argparse.Namespace) -> None:
     if options.child:
         processes.end_with_parent()
     profile = given_profile(options)
+    known_settings.check(profile)
     check_machine(profile)
     if options.run is None:
         run(profile, options.stage)
@@ -469,13 +496,14 @@ def do(options: argparse.Namespace) -> None:
 
 
 def _named(profile: Profile, stage: Stage, name: str) -> Run:
-    chosen = {one.name: one for one in stage.runs(profile)}
-    if name not in chosen:
+    every = stage.runs(profile)
+    chosen = next((one for one in every if name in (one.name, one.place)), None)
+    if chosen is None:
         raise SageError(
             f"the stage {stage.name} of profile {profile.name} has no run {name!r}: "
-            f"choose one of {', '.join(chosen) or '(it has none)'}"
+            f"choose one of {', '.join(one.name for one in every) or '(it has none)'}"
         )
-    return chosen[name]
+    return chosen
 
 
 def _make(profile: Profile, stage: Stage, one: Run) -> None:
@@ -483,6 +511,11 @@ def _make(profile: Profile, stage: Stage, one: Run) -> None:
         print(f"{_label(profile, stage, one)}: already made from the same settings, kept")
         return
     one.prepare()
+    if stage.name == "sft" and (found := runs.base_below(profile)) is not None:
+        whose, base = found
+        one.take(base)
+        print(f"sft: made from the same settings by {whose.name} already, taken from there")
+        return
     _work(profile, stage, one)
 
 
