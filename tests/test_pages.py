@@ -14,6 +14,7 @@ import math
 import re
 import shlex
 import subprocess
+import sys
 import types
 
 import numpy as np
@@ -77,7 +78,7 @@ def python_block(name):
 def test_every_block_is_of_a_kind_that_is_tried():
     kinds = {kind for text in PAGES.values() for kind, _ in BLOCK.findall(text)}
     assert kinds == {"", "python", "yaml"}
-    assert len(blocks("python")) == 4, "each has its test below"
+    assert len(blocks("python")) == 5, "each has its test below"
 
 
 def test_the_trainer_of_the_readme_trains(tiny_model, tmp_path, monkeypatch):
@@ -99,12 +100,21 @@ def test_the_trainer_of_the_readme_trains(tiny_model, tmp_path, monkeypatch):
         "model": AutoModelForCausalLM.from_pretrained(tiny_model),
         "train_dataset": Dataset.from_list(rows),
     }
-    exec(python_block("SageTrainer"), names)
+    exec(python_block("train_dataset"), names)
     (log,) = names["trainer"].state.log_history
     assert math.isfinite(log["train_loss"]) and log["kl_ref"] == 0
     assert log["guide/max"] == pytest.approx(1.4), "it reached the loss, up to its clamp"
     assert names["trainer"].guide == sage_lib.BranchGuide(1.2, 0.3)
     assert names["trainer"].anchor.name == "k3" and names["args"].beta == 0.05
+
+
+def test_the_script_of_the_page_trains(tmp_path):
+    """As it stands, in a folder and a process of its own."""
+    (tmp_path / "mine.py").write_text(python_block("tiny_qwen"))
+    words = [sys.executable, "mine.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout.splitlines()[-1]) == pytest.approx(1.4)
 
 
 def test_the_guide_of_the_page_is_one():

@@ -330,8 +330,9 @@ def test_a_wrong_command_line_ends_with_one_sentence(capsys):
 
 
 def test_a_process_that_fails_is_named_with_its_reason(sandbox):
-    """RL without the model that it starts from."""
-    profile = load_profile("smoke+train=[grpo]")
+    """RL without the model that it starts from, of which a whole stage asks before it starts."""
+    profile, stage = load_profile("smoke+train=[grpo]"), stages.STAGES["rl"]
+    jobs = [stages.Job(stage, run, "GRPO, seed 3407", 4) for run in stage.runs(profile)]
     words = "GRPO, seed 3407 failed: RL starts from the SFT model"
     with pytest.raises(SageError, match=words):
-        stages.run(profile, "rl")
+        stages.start(profile, jobs)

@@ -225,7 +225,7 @@ def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
     methods = ["grpo", "grpo_no_kl", "grpo_random", "grpo_token"]
     profile = load_profile(f"smoke+train=[{', '.join(methods)}]")
     first, second, third, fourth = names = [f"{method}-s3407" for method in methods]
-    with pytest.raises(SageError, match="the stage rl of .* starts from sft, which is not there"):
+    with pytest.raises(SageError, match=r"the stage rl of .* starts from sft, which is not there"):
         stages.run(profile, "rl")
     assert not starts(tmp_path), "what no run could start from is said once, and nothing started"
     stages.run(profile, "sft")
