@@ -93,6 +93,9 @@ def test_a_pooled_difference_is_taken_within_each_base(profiles, planted):
         assert found == pytest.approx((mean[1], low[1], high[1]))
         by_seed = (apart[:, :20, 1].mean(1) + apart[:, 20:, 1].mean(1)) / 2
         assert found[0] == pytest.approx(by_seed.mean())
+        alone = stats.ttest_1samp(by_seed, 0).confidence_interval(0.95)
+        of_seeds = row[["low over seeds", "high over seeds"]].to_numpy(dtype=float)[0]
+        assert of_seeds == pytest.approx((alone.low, alone.high))
         table = arm_tables.comparisons(profiles[0], [Claim("", "", "", (one,), "")], profiles[1:])
         assert table[[*arm_tables.BASES]].to_numpy()[0] == pytest.approx(
             (by_seed[:3].mean(), by_seed[3:].mean())

@@ -90,8 +90,9 @@ def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(profile, monk
     judged = front_tables.outside(placed).set_index("method")["verdict"]
     assert judged["grpo_branch"] == "outside"
     monkeypatch.setattr(front_tables, "over_seeds", lambda means: (-1.0, 1.0))
-    judged = front_tables.outside(placed).set_index("method")["verdict"]
-    assert judged["grpo_branch"] == front_tables.UNTOLD
+    row = front_tables.outside(placed).set_index("method").loc["grpo_branch"]
+    assert row["verdict"] == front_tables.UNTOLD and row["low"] > 0
+    assert (row["low over seeds"], row["high over seeds"]) == (-1.0, 1.0), "and the table shows why"
 
 
 def test_grpos_own_points_stand_against_the_front_without_them(profile):

@@ -36,9 +36,12 @@ FINENESS = 50
 POINTS = ["method", "beta", "anchor", "guide", "seeds", "problems"]
 #: Fewer training seeds than this decide nothing.
 FEWEST_SEEDS = 3
+#: The excess over the front, its interval over seeds and problems, and over seeds alone: where the
+#: two say different things, nothing is told.
+EXCESS = ("excess", "low", "high", "low over seeds", "high over seeds")
 OUTSIDE = [
     *("method", "on_front", "beta", "nearest", "to_base", "seeds", "holds_for"),
-    *("excess", "low", "high"),
+    *EXCESS,
     *(
         f"{name} {part}"
         for name in ("pass@1", "pass@256")
@@ -127,8 +130,9 @@ def outside(profile: Profile, anchor: str = "k3") -> pd.DataFrame:
     both. Its interval is over seeds and problems, paired, with the nearest point taken as known:
     along the line the excess does not change, across it both differences count by the line's slope.
     ``nearest`` is that point's beta, between two of GRPO's. "outside" needs an interval above 0,
-    "inside" one below it; either needs the t interval over seeds alone (:func:`over_seeds`) to say
-    the same, which with few seeds can be the wider one, and :data:`FEWEST_SEEDS`.
+    "inside" one below it; either needs the t interval over seeds alone (``low over seeds`` and
+    ``high over seeds``, :func:`over_seeds`) to say the same, which with few seeds can be the wider
+    one, and :data:`FEWEST_SEEDS`.
 
     GRPO's own points between the ends are there too (``on_front``), each against the front without
     it. A chord between two betas is no GRPO policy: what lies on the front where it bulges is found
@@ -205,8 +209,10 @@ def _against(
         row[f"pass@{k} difference"] = mean[column]
         row |= {f"pass@{k} low": low[column], f"pass@{k} high": high[column]}
     judged = _verdict(row["low"], row["high"], len(seeds))
-    alone = _verdict(*over_seeds(of_seeds), len(seeds))
-    return {**row, "verdict": judged if alone == judged else UNTOLD}
+    alone = over_seeds(of_seeds)
+    row["low over seeds"], row["high over seeds"] = alone
+    same = _verdict(*alone, len(seeds)) == judged
+    return {**row, "verdict": judged if same else UNTOLD}
 
 
 def over_seeds(means: Sequence[float]) -> tuple[float, float]:

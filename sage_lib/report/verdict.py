@@ -69,7 +69,8 @@ IN_PART = "disagrees in part"
 OUTCOMES = (AGREES, DISAGREES, IN_PART, OPEN, MISSING)
 COMPARISONS = [
     *("claim", "method", "against", "beta", "metric", "expects"),
-    *("difference", "low", "high", "detectable", "seeds", "reported", "outcome"),
+    *("difference", "low", "high", "low over seeds", "high over seeds"),
+    *("detectable", "seeds", "reported", "outcome"),
 ]
 CLAIMS_TABLE = ["claim", "source", "statement", "outcome", "comparisons", "settles"]
 
@@ -104,7 +105,8 @@ def comparisons(
 
     Differences are paired by seed and problem with 95 % intervals over both; of what step logs hold
     (:data:`LOGGED`), by seed alone. With few seeds the former can be narrower than the t interval
-    over the seeds' means: where the two say different things, nothing can be told. ``reported`` is
+    over the seeds' means (``low over seeds``, ``high over seeds``): where the two say different
+    things, nothing can be told. ``reported`` is
     the same difference in the paper's own table, where it has one. ``also``: profiles that differ
     in the base alone, whose seeds are counted with the others: both methods of a difference start
     from one base.
@@ -127,8 +129,9 @@ def comparisons(
             margin = margin_of(one.metric)
             both = found["low"], found["high"]
             judged = outcome(one.expects, *both, margin)
-            low, high = found.pop("over seeds", both)
-            of_seeds = outcome(one.expects, low, high, margin)
+            alone = found.pop("over seeds", both)
+            of_seeds = outcome(one.expects, *alone, margin)
+            row |= dict(zip(("low over seeds", "high over seeds"), alone, strict=True))
             enough = found["seeds"] >= FEWEST_SEEDS and of_seeds == judged
             tells = enough and not _at_a_floor(found, margin)
             rows.append({**row, **found, "outcome": judged if tells else OPEN})
