@@ -17,8 +17,8 @@ from sage_lib.report.panels import intervals, keep_near
 from sage_lib.report.result_tables import common_seeds
 from sage_lib.report.style import NARROW, STYLE, WIDE, count, counts, describe, look, points
 
-#: Up to so many methods are named in a title.
-NAMED = 2
+#: Up to so many methods are named in a title, and in a caption.
+NAMED, NAMED_BELOW = 2, 8
 #: How much of a front's range is shown on each of its sides.
 NEAR = 0.5
 #: A front that takes less than this share of a panel has no room for the names of its points.
@@ -31,14 +31,14 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
     """pass@1 against pass@256: GRPO's front over beta with each seed, and methods as points.
 
     ``methods``: keys of the points beside the front; None is those of the first method's family
-    that lie on no front. The base is the front's end. Fronts of other anchors are drawn where they
-    are known. Right, the same around the points; their bars are the 95 % intervals of what tells
-    them apart, the paired differences to the profile's first method.
+    that lie on no front, and with these the fronts of other anchors are drawn where they are
+    known. The base is the front's end. Right, the same around the points; their bars are the 95 %
+    intervals of what tells them apart, the paired differences to the profile's first method.
     """
     exact = exact_tables.by_method(profile, front_tables.AXES)
     table = front_tables.points(profile).set_index("method")
     fronts = {anchor: _on_front(profile, anchor, exact) for anchor in FRONTS}
-    own_front, *others = FRONTS
+    own_front, *others = FRONTS if methods is None else list(FRONTS)[:1]
     fronts = {own_front: fronts[own_front]} | {
         anchor: fronts[anchor] for anchor in others if _is_known(profile, fronts[anchor], exact)
     }
@@ -96,6 +96,7 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             _alone(table.loc[[*methods], "seeds"]),
             _unequal(profile, [*fronts.get(own_front, []), *beside]),
             f"too far off for the right panel: {named(profile, beyond)}" if beyond else "",
+            *_told(profile, outside.loc[[key for key in beside if key in outside.index]]),
         )
     return figure
 
@@ -153,15 +154,24 @@ def _message(profile: Profile, outside: pd.DataFrame, own: float) -> str:
     return f"Of {methods} beside GRPO's front, {' and '.join(parts)}; {untold}"
 
 
+def _told(profile: Profile, outside: pd.DataFrame) -> list[str]:
+    """Who lies outside and who inside, where the title has no room for it."""
+    found = {name: outside.index[outside["verdict"] == name] for name in ("outside", "inside")}
+    several = {name: keys for name, keys in found.items() if NAMED < len(keys) <= NAMED_BELOW}
+    return [f"{name}: {named(profile, keys)}" for name, keys in several.items()]
+
+
 def _draw_paired(
     axis: Axes, profile: Profile, of_methods: pd.DataFrame, line: pd.DataFrame
 ) -> list[str]:
     """The intervals of the paired differences as bars of the points, which fill the panel; points
-    that lie far from the front (``line``) do not widen it: returns their keys."""
+    that lie far from the front (``line``) do not widen it, nor do bars that reach so far: returns
+    the keys of these points."""
     found = front_tables.paired(profile, profile.reference, list(of_methods.index))
     near = of_methods.index
+    ends_of_bars = line.min() - np.inf, line.max() + np.inf
     if len(line) > 1:
-        low, high = _around(line)
+        (low, high), ends_of_bars = _around(line), _around(line, 2 * NEAR)
         values = of_methods[list(line)]
         near = of_methods.index[((values >= low) & (values <= high)).all(axis=1)]
     ends = {name: [*of_methods.loc[near, name]] for name in line}
@@ -174,7 +184,8 @@ def _draw_paired(
             above = of_metric["high"] - of_metric["difference"]
             errors[name] = [[below], [above]]
             if key in near and row["seeds"] != 2:
-                ends[name] += [row[name] - below, row[name] + above]
+                reached = np.array([row[name] - below, row[name] + above])
+                ends[name] += [*reached.clip(*(end[name] for end in ends_of_bars))]
         if row["seeds"] == 2:  # an interval of two seeds is as wide as anything
             continue
         axis.errorbar(
@@ -193,9 +204,9 @@ def _draw_paired(
     return [key for key in of_methods.index if key not in near]
 
 
-def _around(line: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+def _around(line: pd.DataFrame, share: float = NEAR) -> tuple[pd.Series, pd.Series]:
     """The least and the largest of each column of a front that is still near it."""
-    room = NEAR * (line.max() - line.min())
+    room = share * (line.max() - line.min())
     return line.min() - room, line.max() + room
 
 

@@ -134,7 +134,7 @@ _OF_THE_GRID: dict[str, tuple[str, Any, str]] = {
     "rft_noise": ("pink", "--", "o"),
     "rft_entropy": ("black", "-.", "p"),
     "rft_branching": ("sky", "-", "v"),
-    "rft_noise_branching": ("black", ":", "*"),
+    "rft_noise_branching": ("grey", ":", "*"),
     "rft_perplexity": ("pink", ":", "^"),
     "rft_position": ("green", "--", "s"),
     "more_sft": ("sky", "--", "^"),
