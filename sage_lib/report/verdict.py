@@ -129,9 +129,9 @@ def comparisons(
             margin = margin_of(one.metric)
             both = found["low"], found["high"]
             judged = outcome(one.expects, *both, margin)
-            alone = found.pop("over seeds", both)
-            of_seeds = outcome(one.expects, *alone, margin)
-            row |= dict(zip(("low over seeds", "high over seeds"), alone, strict=True))
+            low, high = found.pop("over seeds", both)
+            row |= {"low over seeds": low, "high over seeds": high}
+            of_seeds = outcome(one.expects, low, high, margin)
             enough = found["seeds"] >= FEWEST_SEEDS and of_seeds == judged
             tells = enough and not _at_a_floor(found, margin)
             rows.append({**row, **found, "outcome": judged if tells else OPEN})
