@@ -344,7 +344,7 @@ def test_a_problem_is_lost_or_won_clearly_where_the_seeds_agree():
     row = moved(frame)
     assert (row["lost"], row["won"], row["seeds"]) == (1, 1, 3)
     assert (row["lost clearly"], row["won clearly"]) == (1, 0)
-    assert row["both ways"] == "cannot tell"
+    assert row["neither within"] == "cannot tell"
     frame.loc[frame["problem"] == "c", "pass@256"] = [0.8, 0.9, 0.9]
-    assert moved(frame)["won clearly"] == 1 and moved(frame)["both ways"] == "agrees"
-    assert moved(frame[frame["seed"] < 2])["both ways"] == "cannot tell", "two seeds"
+    assert moved(frame)["won clearly"] == 1 and moved(frame)["neither within"] == "agrees"
+    assert moved(frame[frame["seed"] < 2])["neither within"] == "cannot tell", "two seeds"

@@ -64,8 +64,11 @@ def differences(table: pd.DataFrame) -> Figure:
 def _draw(axis: Axes, rows: pd.DataFrame, chosen: dict[str, Any]) -> None:
     labels = []
     for place, row in enumerate(rows.to_dict("records")):
-        ends = (row["difference"], row["low"], row["high"])
-        error_bar(axis, place, *ends, horizontal=True, **chosen)
+        mean = row["difference"]
+        two = row["seeds"] == 2  # whose interval is wider than what a pass@k can differ by
+        ends = (mean, mean, mean) if two else (mean, row["low"], row["high"])
+        inside = {"markerfacecolor": "white"} if row["seeds"] < FEWEST_SEEDS else {}
+        error_bar(axis, place, *ends, horizontal=True, **chosen, **inside)
         name = row["setting"] if row["asked"] == GUIDE else _without_guide(row["setting"])
         labels.append(f"{name}, {count(row['seeds'], 'seed')}")
     axis.axvline(0, color="black", linewidth=0.6)
@@ -74,9 +77,11 @@ def _draw(axis: Axes, rows: pd.DataFrame, chosen: dict[str, Any]) -> None:
 
 
 def _alone(table: pd.DataFrame) -> str:
-    """What an interval of one seed lacks, where there is one."""
-    one = (table["seeds"] == 1).any()
-    return ", of one seed over problems alone, which decides nothing" if one else ""
+    """What an interval of one seed lacks and that two have none, where there are such."""
+    few = (table["seeds"] < FEWEST_SEEDS).any()
+    parts = [", hollow: too few seeds to decide anything"] if few else []
+    parts += [" (one: over problems alone)"] if (table["seeds"] == 1).any() else []
+    return "".join([*parts, *([" (two: no interval)"] if (table["seeds"] == 2).any() else [])])
 
 
 def _without_guide(setting: str) -> str:

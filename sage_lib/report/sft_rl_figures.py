@@ -56,6 +56,7 @@ def figure1(profile: Profile, means: pd.DataFrame) -> Figure:
             figure,
             spread(profile, last, f"Exact pass@{ROLLOUTS}"),
             f"{profile.name}. {shown}",
+            "letters: the report's Figure 1, whose (c) is a figure by itself",
             f"(a), (b) {count(problems['diversity'], 'problem')}, exact; (a) has the marks of (b)",
             f"(d) {count(problems['branching'], 'problem')}, sampled",
             "bars: 95 % over seeds and problems",

@@ -206,9 +206,9 @@ def shifts(
 
     Columns method, unsolvable, lost (solvable for the base), won (unsolvable for the base), each
     also "clearly": the 95 % t interval over seeds of the arm's pass@256 leaves out THRESHOLD; then
-    seeds, and "both ways": the report finds no set within another one, which agrees where problems
-    are lost clearly and won clearly, and disagrees where none is lost or none won at all. Fewer
-    than three seeds decide nothing. ``found`` as :func:`measures` gives it.
+    seeds, and "neither within": the report finds no set within another one, which agrees where
+    problems are lost clearly and won clearly, and disagrees where none is lost or none won at all.
+    Fewer than three seeds decide nothing. ``found`` as :func:`measures` gives it.
     """
     rows = []
     for method, of_arm in sets.items():
@@ -227,11 +227,11 @@ def shifts(
                 "lost clearly": clearly[0],
                 "won clearly": clearly[1],
                 "seeds": seeds,
-                "both ways": said if seeds >= FEWEST_SEEDS else OPEN,
+                "neither within": said if seeds >= FEWEST_SEEDS else OPEN,
             }
         )
     columns = ["method", "unsolvable", "lost", "won", "lost clearly", "won clearly"]
-    return pd.DataFrame(rows, columns=[*columns, "seeds", "both ways"])
+    return pd.DataFrame(rows, columns=[*columns, "seeds", "neither within"])
 
 
 def _clearly(frame: pd.DataFrame, method: str) -> tuple[set[str], set[str], int]:
