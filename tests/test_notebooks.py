@@ -84,6 +84,32 @@ def test_equations_hold_and_answers_are_what_their_code_prints(path, capsys):
 
 
 @every
+def test_an_answer_runs_at_the_notebooks_end_too(path):
+    """What it reads of an equation's cell is not called something else by a later one."""
+    text = "\n".join(cell.source for cell in cells(path, "markdown"))
+    [answer] = ANSWER.finditer(text)
+    read = {node.id for node in ast.walk(ast.parse(answer["code"])) if isinstance(node, ast.Name)}
+    before = set()
+    for cell in cells(path, "code"):
+        if "equation" in cell.metadata.get("tags", []):
+            before |= bound(cell.source)
+        else:
+            assert not before & read & bound(cell.source), cell.source
+
+
+def bound(source):
+    """The names that a cell binds, but for those of comprehensions and of functions."""
+    inner = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.FunctionDef, ast.Lambda)
+    left, found = [ast.parse(source)], set()
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        left += [one for one in ast.iter_child_nodes(node) if not isinstance(one, inner)]
+    return found
+
+
+@every
 def test_no_paragraph_stands_in_two_notebooks(path):
     paragraphs = text_blocks(path)
     for other in NOTEBOOKS:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from sage_lib.experiment.profile import BASE, Method, Profile
-from sage_lib.report import exact_tables, front_tables, measured, verdict
+from sage_lib.report import exact_tables, front_tables, verdict
 from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.front_tables import FEWEST_SEEDS
 from sage_lib.report.measured import declared, named
@@ -27,7 +27,7 @@ BASES = ("first base", "second base")
 TABLE = [
     *("method", "setting", "against", "seeds", "interval over"),
     *("pass@1", "pass@1 low", "pass@1 high", "pass@256", "pass@256 low", "pass@256 high"),
-    *("entropy", "length", "step seconds", "step ratio"),
+    *("entropy", "length"),
 ]
 
 
@@ -149,35 +149,15 @@ def covers(seeds: int, logged: bool = False) -> str:
     return "problems alone: 1 seed" if seeds == 1 else f"{seeds} seeds and problems"
 
 
-def step_seconds(profile: Profile) -> pd.Series:
-    """Mean seconds in which a run draws and learns from a batch of the profile's size, by method
-    and seed: of all steps after the first. As measured, on machines that others shared."""
-    frame = measured.training(profile)
-    means = frame[frame["step"] > 1].groupby(["method", "seed"])["step_time"].mean()
-    batch = completions(profile, profile.rl)
-    updates = {
-        key: batch / completions(profile, {**profile.rl, **one.rl})
-        for key, one in profile.methods.items()
-    }
-    return means * means.index.get_level_values("method").map(updates)
-
-
-def completions(profile: Profile, rl: Mapping[str, Any]) -> int:
-    """Completions that an optimizer step learns from."""
-    return int(rl["per_device_train_batch_size"] * rl["gradient_accumulation_steps"])
-
-
 def table(profile: Profile, family: str) -> pd.DataFrame:
     """Every method of a family, run or not: columns :data:`TABLE`.
 
     pass@k is exact, with 95 % intervals over what "interval over" says. ``against`` is the twin,
-    ``entropy`` and ``length`` are those of the last fifth of the steps, mean over seeds; "step
-    ratio" is the median over seeds of the ratio to GRPO's seconds (the profile's first method's).
+    ``entropy`` and ``length`` are those of the last fifth of the steps, mean over seeds.
     """
     whole = declared(profile)
     found = front_tables.points(profile).set_index("method")
     logged = {name: verdict.logged(profile, name) for name in ("entropy", "length")}
-    seconds = step_seconds(profile)
     rows = []
     for key in names(profile, family):
         row: dict[str, Any] = {"method": key, "setting": setting(whole, key)}
@@ -185,8 +165,6 @@ def table(profile: Profile, family: str) -> pd.DataFrame:
         if key in found.index:
             row |= {name: found.loc[key, name] for name in TABLE if name in found}
             row |= {name: values[key].mean() for name, values in logged.items()}
-            row["step seconds"] = seconds[key].mean()
-            row["step ratio"] = (seconds[key] / seconds[profile.reference]).median()
         rows.append({**row, "interval over": covers(row["seeds"])})
     return pd.DataFrame(rows, columns=TABLE)
 

@@ -67,8 +67,8 @@ def _draw(axis: Axes, rows: pd.DataFrame, chosen: dict[str, Any]) -> None:
         mean = row["difference"]
         two = row["seeds"] == 2  # whose interval is wider than what a pass@k can differ by
         ends = (mean, mean, mean) if two else (mean, row["low"], row["high"])
-        inside = {"markerfacecolor": "white"} if row["seeds"] < FEWEST_SEEDS else {}
-        error_bar(axis, place, *ends, horizontal=True, **chosen, **inside)
+        hollow = {"markerfacecolor": "white"} if row["seeds"] < FEWEST_SEEDS else {}
+        error_bar(axis, place, *ends, horizontal=True, **{**chosen, **hollow})
         name = row["setting"] if row["asked"] == GUIDE else _without_guide(row["setting"])
         labels.append(f"{name}, {count(row['seeds'], 'seed')}")
     axis.axvline(0, color="black", linewidth=0.6)

@@ -55,7 +55,12 @@ SETTINGS = (
         "early",
         "grpo_no_kl",
     ),
-    Setting("k3, corrected", "prediction P2", "branch_corrected", "corrected_beta1.0"),
+    Setting(
+        "k3, corrected",
+        "TRL's default estimator; P2 of notebook 13 expects no change",
+        "branch_corrected",
+        "corrected_beta1.0",
+    ),
     Setting("sequence-level anchor, beta 0.2", "eq. 4", "branch_sequence", "sequence_beta0.2"),
     Setting("all weights trained", "Figure 6", "full_branch", "full_grpo", "full_no_kl"),
     Setting(

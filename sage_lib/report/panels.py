@@ -40,6 +40,10 @@ def banded(profile: Profile, methods: Sequence[str]) -> tuple[str, ...]:
     return (profile.reference,) if profile.reference in methods else (methods[0],)
 
 
+#: Up to so many methods of one seed are named in a caption.
+FEW_ALONE = 4
+
+
 def seeds(profile: Profile, methods: Sequence[str] | None = None) -> str:
     """How many training seeds a figure of these methods (None: all) stands on; one shows
     checkpoints alone."""
@@ -48,7 +52,9 @@ def seeds(profile: Profile, methods: Sequence[str] | None = None) -> str:
     sizes = sizes or [len(profile.seeds)]
     if sizes == [1]:
         return "1 seed (these checkpoints)"
-    return counts(sizes, "seed")
+    alone = [profile.label(method) for method in chosen if len(profile.seeds_of(method)) == 1]
+    single = f" (1: {'; '.join(alone)})" if 0 < len(alone) <= FEW_ALONE else ""
+    return counts(sizes, "seed") + single
 
 
 def panels(

@@ -8,7 +8,7 @@ import pandas as pd
 
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import Profile
-from sage_lib.report import arm_tables, exact_tables, reported
+from sage_lib.report import arm_tables, front_tables, reported, verdict
 from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.style import count
 from sage_lib.tasks.countdown import Puzzle
@@ -183,10 +183,14 @@ def takeaways(profile: Profile, table: pd.DataFrame, claims: pd.DataFrame) -> li
     lines = [line for line in [arm_tables.missing(profile, FAMILY)] if line]
     there = arm_tables.arms(profile, FAMILY)
     if there:
-        exact = exact_tables.by_method(profile, (1, 256))
-        plain = exact[profile.reference].values.mean(axis=(0, 1))
+        same = arm_tables.at_common_seeds(profile, [profile.reference, *there])
+        level = front_tables.points(same).set_index("method").loc[profile.reference]
+        entropy = verdict.logged(same, "entropy")[profile.reference].mean()
+        seeds = count(int(level["seeds"]), "seed")
         lines.append(
-            f"{profile.label(profile.reference)}: pass@1 {plain[0]:.3f}, pass@256 {plain[1]:.3f}"
+            f"{profile.label(profile.reference)} (their {seeds}): pass@1 "
+            f"{level['pass@1']:.3f}, pass@256 {level['pass@256']:.3f}, entropy at the end "
+            f"{entropy:.4f} nats"
         )
     for row in table[table["seeds"] > 0].to_dict("records"):
         seeds = count(int(row["seeds"]), "seed")

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
+from sage_lib.algorithm.guides import HIGH
 from sage_lib.report.style import NARROW, STYLE, WIDE, describe, line, points, series
 from sage_lib.theory import solutions, two_path
 from sage_lib.theory.estimators import LABELS, OFFERED
@@ -163,10 +164,14 @@ def _distances_by_entropy(axis: Axes, frame: pd.DataFrame) -> None:
         axis.plot(mean["entropy"], mean["distance"], **points(series(i + 3)))
 
 
-def branch_ratio(frame: pd.DataFrame, completion: str) -> Figure:
+#: The paper's ratio of the branch guide (Table 8).
+RATIO = 0.3
+
+
+def branch_ratio(frame: pd.DataFrame, completion: str, most: float | None = None) -> Figure:
     """Probability of one completion at each anchor's fixed point against the guide's ratio.
 
-    ``frame``: objectives.by_ratio.
+    ``frame``: objectives.by_ratio. ``most``: the ratio from which on q would be clamped.
     """
     looks = {"eq. 4": series(1)}
     looks.update({anchor: series(i + 3) for i, anchor in enumerate(OFFERED)})
@@ -180,15 +185,18 @@ def branch_ratio(frame: pd.DataFrame, completion: str) -> Figure:
             xlabel="ratio of the branch guide (eq. 11)",
             ylabel=f"“{completion}”,\nrelative to ratio 0",
         )
+        if most is not None:
+            axis.axvline(most, color="0.3", linewidth=0.8, linestyle=":")
         figure.legend(loc="outside lower center", ncols=1)
-        last = frame.iloc[-1]
-        gains = {policy: last[policy] / frame[policy].iloc[0] for policy in looks}
+        paper = frame.iloc[(frame["ratio"] - RATIO).abs().argmin()]
+        gains = {policy: paper[policy] / frame[policy].iloc[0] for policy in looks}
         least = min(gains, key=gains.__getitem__)
         describe(
             figure,
-            f"Ratio {last['ratio']:.2g}: eq. 4 multiplies it by {gains['eq. 4']:.2f}, "
+            f"Ratio {paper['ratio']:.2g}: eq. 4 multiplies it by {gains['eq. 4']:.2f}, "
             f"{SHORT.get(least, least)} by {gains[least]:.2f}",
-            "Exact for a sum over tokens, q not clamped",
+            "Exact for a sum over tokens, q not clamped"
+            + (f"; right of the dotted line it would be, at {HIGH:g}" if most else ""),
         )
     return figure
 
@@ -500,10 +508,10 @@ def detection(frame: pd.DataFrame, marks: Mapping[str, float]) -> Figure:
         for i, rollouts in enumerate(frame.columns[1:]):
             label, look = f"{rollouts:,} rollouts", series(i + 1)
             axis.plot(frame["probability"], frame[rollouts], label=label, markevery=12, **look)
-        dashes = ((0, (1, 2)), "-")
+        dashes = ((0, (1, 2)), (0, (4, 2)), "-")
         for i, (name, p) in enumerate(marks.items()):
             label = f"{name}: {p:.4f}"
-            axis.axvline(p, color="0.3", linewidth=0.8, linestyle=dashes[i % 2], label=label)
+            axis.axvline(p, color="0.3", linewidth=0.8, linestyle=dashes[i % 3], label=label)
         axis.set(
             xscale="log",
             xlabel="probability of a completion",

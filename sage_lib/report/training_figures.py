@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import t
 
 from sage_lib.algorithm.guides import BranchGuide, build_guide
 from sage_lib.experiment.profile import BASE, Profile
@@ -48,6 +49,8 @@ PANELS = {
     "frac_reward_zero_std": "groups without a\nspread of reward",
     "completions/mean_length": "tokens of a completion",
 }
+#: A smaller change of the pull is shown as none.
+ROUNDED = 0.0005
 ANCHORS = {
     "k3": "k3 (the paper's)",
     "k3_corrected": "k3, corrected",
@@ -88,7 +91,6 @@ def entropy_thresholds(profile: Profile) -> Figure:
     grid = np.linspace(edges[0], edges[-1], 300)
     choices = _branch_choices(profile)
     built = [build_guide(choice, entropy["quantiles"]) for choice in choices]
-    guides = [guide for guide in built if isinstance(guide, BranchGuide)]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW + 0.6, 2.8))
         axis.stairs(counts / counts.sum(), edges, fill=True, color="0.75", label="tokens")
@@ -104,7 +106,9 @@ def entropy_thresholds(profile: Profile) -> Figure:
         right.spines["right"].set_visible(True)
         right.set(ylabel="$q$ (eq. 11)", ylim=(0.98, 1.05))
         above = []
-        for i, guide in enumerate(guides):
+        for i, (choice, guide) in enumerate(zip(choices, built, strict=True)):
+            if not isinstance(guide, BranchGuide):
+                continue
             q = np.clip(
                 1 + guide.ratio * np.maximum(grid - guide.threshold, 0), guide.low, guide.high
             )
@@ -115,21 +119,25 @@ def entropy_thresholds(profile: Profile) -> Figure:
             label = f"$q$ of {name}, ratio {guide.ratio:.2g} (right axis)"
             handles += right.plot(grid, q, label=label, **chosen)
             share = counts[edges[:-1] >= guide.threshold].sum() / counts.sum()
+            if "threshold_quantile" in choice:  # exactly, and not by the histogram's bins
+                share = 1 - choice["threshold_quantile"]
             above.append(f"{100 * share:.1f} % above {guide.threshold:.3g} nats")
             right.set_ylim(0.98, max(right.get_ylim()[1], guide.high + 0.1))
         figure.legend(handles=handles, loc="outside lower center", ncols=2)
         describe(
             figure,
-            f"Of the tokens at least {', '.join(above)}" if above else "The base's token entropies",
+            f"Of the tokens {', '.join(above)}" if above else "The base's token entropies",
             f"{profile.name}. Base model, {entropy['tokens']:,} sampled tokens",
         )
     return figure
 
 
 def _branch_choices(profile: Profile) -> list[Mapping[str, Any]]:
-    """The different branch guides of the profile's methods, also those inside other guides."""
+    """The different branch guides of the profile's main methods, also those inside other guides."""
     found: list[Mapping[str, Any]] = []
     for method in profile.methods.values():
+        if method.family != "main":
+            continue
         choice: Mapping[str, Any] | None = method.guide
         while choice is not None and choice.get("inner"):
             choice = choice["inner"]
@@ -268,14 +276,18 @@ def _smooth(values: np.ndarray, window: int) -> np.ndarray:
 def guide_effects(profile: Profile) -> Figure:
     """What the branch guide adds to the expected gradient of each anchor.
 
-    Exact over the next token; bars: standard errors over prompts.
+    Exact over the next token; bars: 95 % t intervals over prompts.
     """
     frame, size = training_tables.effects(profile), measured.effects(profile)
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW + 0.4, 2.3))
+        sure: list[str] = []
         for i, row in enumerate(frame.to_dict("records")):
-            low, high = row["along"] - row["along_se"], row["along"] + row["along_se"]
-            error_bar(axis, i, row["along"], low, high, **series(i + 3))
+            half = t.ppf(0.975, size["prompts"] - 1) * row["along_se"]
+            ends = row["along"] - half, row["along"] + half
+            error_bar(axis, i, row["along"], *ends, **series(i + 3))
+            clear = (min(ends) > 0 or max(ends) < 0) and abs(row["along"]) >= ROUNDED
+            sure += [ANCHORS.get(row["anchor"], row["anchor"])] if clear else []
         axis.axhline(0, color="0.3", linewidth=0.8)
         drawn = f"{count(size['prompts'], 'prompt')} x {size['batches']} x "
         drawn += count(size["completions"], "completion")
@@ -286,7 +298,8 @@ def guide_effects(profile: Profile) -> Figure:
             ylabel="change of the KL pull\nby the branch guide",
         )
         described = [
-            f"{ANCHORS.get(row['anchor'], row['anchor'])} {round(row['along'], 3) + 0.0:+.3f}"
+            f"{ANCHORS.get(row['anchor'], row['anchor'])} "
+            f"{0.0 if abs(row['along']) < ROUNDED else row['along']:+.3f}"
             for row in frame.to_dict("records")
         ]
         describe(
@@ -294,6 +307,6 @@ def guide_effects(profile: Profile) -> Figure:
             f"The branch guide changes the pull: {', '.join(described)}",
             f"{profile.name}. {drawn}, 1 seed",
             "exact over the next token",
-            "bars: 1 standard error over prompts",
+            f"bars: 95 % over prompts; clear of 0: {', '.join(sure) or 'none'}",
         )
     return figure
