@@ -75,7 +75,8 @@ def publish(
     _replace(target, new)
     sizes: Counter[str] = Counter()
     for path in target.rglob("*.*"):
-        sizes[path.name] += path.stat().st_size
+        if path.is_file():
+            sizes[path.name] += path.stat().st_size
     return dict(sizes)
 
 
