@@ -149,7 +149,7 @@ def test_statements_of_sft_and_rl_pool_the_bases_too(profiles, monkeypatch):
 def test_the_figure_marks_what_the_second_base_says(profiles, planted):
     table = arm_tables.differences(profiles[0], [("pass_at_k_beta1.0", "grpo")], profiles[1:])
     figure = arm_figures.differences(profiles[0], table)
-    assert "diamonds: the second base alone" in style.described(figure)
+    assert "the second base alone" in style.described(figure)
     marked = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
     expected = table.set_index("metric").loc["pass@1", arm_tables.BASES[1]]
     assert marked[0].get_xdata() == pytest.approx([expected])
@@ -162,3 +162,17 @@ def test_there_is_no_second_base_but_where_a_profile_has_one(profiles, planted):
     assert bases.others(load_profile("smoke")) == []
     said = bases.sentence(profiles[0], ["rft"])
     assert "1 arm from its base (countdown, seeds 3407, 3408, 3409)" in said
+
+
+def test_what_the_second_base_overturns_is_said(profiles, planted, monkeypatch):
+    claim = Claim("raises it", "", "", (Comparison("rft", "grpo", "pass@1", "above"),), "")
+    monkeypatch.setattr(bases, "others", lambda main: profiles[1:])
+    assert bases.changed(profiles[0], [claim]) == [
+        "no outcome changes with the seeds of the second base"
+    ]
+    exact = planted[0][profiles[1].name]["rft"]
+    exact.values[...] -= 0.08  # there it lowers it
+    [line] = bases.changed(profiles[0], [claim])
+    assert line == "by the first base's seeds alone agrees, with the second's cannot tell: raises it"
+    monkeypatch.setattr(bases, "others", lambda main: [])
+    assert bases.changed(profiles[0], [claim]) == []

@@ -20,7 +20,7 @@ PANELS = {
 }
 #: The mark of what the second base alone says.
 OTHER_BASE: dict[str, Any] = {
-    **{"linestyle": "", "marker": "D", "markersize": 3.5, "zorder": 4},
+    **{"linestyle": "", "marker": "D", "markersize": 3, "zorder": 4},
     **{"markerfacecolor": "white", "markeredgecolor": "black", "markeredgewidth": 0.7},
 }
 #: Words of a line of a sentence in a figure.
@@ -60,7 +60,7 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             off += keep_near(axis, rows, ("difference", "low", "high"))
             if second in rows:
                 inside = rows[second].between(*axis.get_xlim())
-                axis.plot(rows[second][inside], rows.index[inside], **OTHER_BASE)
+                axis.plot(rows[second][inside], rows.index[inside] + 0.3, **OTHER_BASE)
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
             axis.locator_params(axis="x", nbins=3)
@@ -77,7 +77,9 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             else f"Minus the same without it: fewer than {needed} decide nothing",
             f"{profile.name}. Paired, bars: 95 %, of one seed over problems alone",
             "numbers: differences beyond the panel" if off else "",
-            "diamonds: the second base alone, where in the panel" if second in table else "",
+            "diamonds, a little lower: the second base alone, where in the panel"
+            if second in table
+            else "",
         )
     return figure
 

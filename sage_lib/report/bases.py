@@ -8,7 +8,8 @@ arms can be taken within each base and averaged over the seeds of both.
 from collections.abc import Sequence
 
 from sage_lib.experiment.profile import Profile, load_profile, profile_names, published_specs
-from sage_lib.report import exact_tables
+from sage_lib.report import exact_tables, verdict
+from sage_lib.report.claims import Claim
 from sage_lib.report.style import count
 
 #: What the name of the profile of a second base ends with: "countdown_rebased" of "countdown".
@@ -34,6 +35,23 @@ def others(main: Profile) -> list[Profile]:
     """The profiles of other bases, whose seeds count as further ones: none, or one."""
     found = beside(main, SECOND)
     return [] if found is None else [found]
+
+
+def changed(main: Profile, chosen: Sequence[Claim]) -> list[str]:
+    """Which claims come out otherwise with the seeds of the second base than by those of the first
+    alone, a line for each change; one that says so where none does."""
+    also = others(main)
+    if not also:
+        return []
+    both = verdict.claims(main, chosen, also)
+    alone = verdict.claims(main, chosen)["outcome"]
+    moved = both[both["outcome"] != alone].assign(alone=alone)
+    lines = [
+        f"by the first base's seeds alone {before}, with the second's {after}: "
+        f"{'; '.join(group['claim'])}"
+        for (before, after), group in moved.groupby(["alone", "outcome"], sort=False)
+    ]
+    return lines or ["no outcome changes with the seeds of the second base"]
 
 
 def sentence(main: Profile, arms: Sequence[str]) -> str:
