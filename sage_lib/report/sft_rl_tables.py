@@ -34,7 +34,7 @@ ROLLOUTS, THRESHOLD = 256, 0.5
 MARGINS = {"pass@1": 0.005, "pass@256": 0.005, "diversity": 0.01, "branching": 0.01}
 STATEMENTS = [
     *("statement", "method", "against", "metric", "expects"),
-    *("difference", "low", "high", "seeds", "outcome"),
+    *("difference", "low", "high", "low over seeds", "high over seeds", "seeds", "outcome"),
 ]
 #: What the report says in 2.4, as (statement, arm, against, metric, expects).
 SAID = (
@@ -165,7 +165,9 @@ def statements(
         difference = next(difference_rows(values, np.zeros_like(values), [name], sets))
         row |= {key: difference[key] for key in ("difference", "low", "high", "seeds")}
         judged = outcome(expects, row["low"], row["high"], MARGINS[name])
-        of_seeds = outcome(expects, *front_tables.over_seeds([*_means(apart)]), MARGINS[name])
+        low, high = front_tables.over_seeds([*_means(apart)])
+        row |= {"low over seeds": low, "high over seeds": high}
+        of_seeds = outcome(expects, low, high, MARGINS[name])
         tells = row["seeds"] >= FEWEST_SEEDS and of_seeds == judged
         rows.append({**row, "outcome": judged if tells else OPEN})
     return pd.DataFrame(rows, columns=[*STATEMENTS, *(BASES if also else ())])
