@@ -180,9 +180,7 @@ def trainer() -> pd.DataFrame:
     turns = _Turns(list(cases))
     # One after the other: loading a model is not safe beside another's.
     trainers = [_make_trainer(name, extra, turns) for name, extra in cases.items()]
-    with ThreadPoolExecutor(len(trainers)) as pool:
-        for running in [pool.submit(one.train) for one in trainers]:
-            running.result()
+    turns.run(trainers)
 
     stock = turns.seconds[STOCK][WARM_UP:]
     rows = []
@@ -211,6 +209,24 @@ class _Turns:
         self.turn = names[0]
         self.seconds: dict[str, list[float]] = {name: [] for name in names}
         self.condition = threading.Condition()
+        self.error: Exception | None = None
+
+    def run(self, trainers: Sequence[Any]) -> None:
+        """Train them all, a step each in turn. What the first one raises ends the others, who would
+        wait for its turn to pass without end."""
+        with ThreadPoolExecutor(len(trainers)) as pool:
+            for one in trainers:
+                pool.submit(self._train, one)
+        if self.error is not None:
+            raise self.error
+
+    def _train(self, one: Any) -> None:
+        try:
+            one.train()
+        except Exception as error:
+            with self.condition:
+                self.error = self.error or error
+                self.condition.notify_all()
 
     def callback(self, name: str) -> TrainerCallback:
         """What makes the trainer ``name`` wait for its turn, and pass it on after its step."""
@@ -222,7 +238,9 @@ class _Turns:
         class Turn(TrainerCallback):
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 with turns.condition:
-                    turns.condition.wait_for(lambda: turns.turn == name)
+                    turns.condition.wait_for(lambda: turns.turn == name or turns.error is not None)
+                    if turns.error is not None:
+                        raise turns.error
                 torch.manual_seed(state.global_step)  # every trainer draws the same rollouts
                 self.started = time.process_time()
 
@@ -284,8 +302,9 @@ def _make_trainer(name: str, extra: dict[str, Any], turns: _Turns) -> Any:
 
 
 def _any_reward(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
-    """A reward that costs nothing and differs within a group."""
-    return [len(turns[0]["content"]) % 7 / 7 for turns in completions]
+    """A reward of 0 or 1 (some advantages know no other) that costs nothing and differs within a
+    group."""
+    return [float(len(turns[0]["content"]) % 7 > 2) for turns in completions]
 
 
 # --- verifier -----------------------------------------------------------------------------------
