@@ -196,6 +196,16 @@ def test_the_times_that_a_page_names_are_those_of_the_benchmarks():
         f"paired steps, 80 % of them within {low:.2f} and {high:.2f}), the exact forward KL "
         f"{forward['ratio']:.2f}:"
     ) in words
+    others = [
+        "position advantage",
+        "entropy advantage",
+        "W-REINFORCE",
+        "pass@4 training",
+        "Clip-Cov",
+    ]
+    least, most = of.loc[others, "ratio"].agg(["min", "max"])
+    assert f"takes {of.loc['perplexity advantage', 'ratio']:.2f}" in words
+    assert f"the other advantages {least:.2f} to {most:.2f}." in words
     faster = pd.read_csv(paths.BENCHMARKS / "verifier.csv").set_index("answers")
     whole, formulas = faster.loc[["whole numbers", "formulas"], "times faster"].round().astype(int)
     assert f"{whole} times (whole numbers) and {formulas} times (formulas) faster" in words
