@@ -70,12 +70,14 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
         of_all = told.groupby("metric").size()
         parts = [f"{name} {clear.get(name, 0)} of {of_all.get(name, 0)}" for name in PANELS]
         needed = count(FEWEST_SEEDS, "seed")
+        alone = ", of one seed over problems alone" if (table["seeds"] == 1).any() else ""
         describe(
             figure,
-            f"Minus the same without it, {needed} or more, intervals clear of 0: {', '.join(parts)}"
+            f"Minus GRPO with its beta and updates, {needed} or more, intervals clear of 0: "
+            + ", ".join(parts)
             if len(told)
-            else f"Minus the same without it: fewer than {needed} decide nothing",
-            f"{profile.name}. Paired, bars: 95 %, of one seed over problems alone",
+            else f"Minus GRPO with its beta and updates: fewer than {needed} decide nothing",
+            f"{profile.name}. Paired, bars: 95 %{alone}",
             "numbers: differences beyond the panel" if off else "",
             "diamonds, a little lower: the second base alone, where in the panel"
             if second in table

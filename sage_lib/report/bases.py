@@ -47,7 +47,7 @@ def changed(main: Profile, chosen: Sequence[Claim]) -> list[str]:
     alone = verdict.claims(main, chosen)["outcome"]
     moved = both[both["outcome"] != alone].assign(alone=alone)
     lines = [
-        f"by the first base's seeds alone {before}, with the second's {after}: "
+        f"by the first base's seeds alone {before}, over the seeds of both {after}: "
         f"{'; '.join(group['claim'])}"
         for (before, after), group in moved.groupby(["alone", "outcome"], sort=False)
     ]
@@ -57,9 +57,11 @@ def changed(main: Profile, chosen: Sequence[Claim]) -> list[str]:
 def sentence(main: Profile, arms: Sequence[str]) -> str:
     """Which seeds of ``arms`` start from which base, in a sentence for a notebook."""
     parts = []
-    for profile, which in zip((main, *others(main)), ("its base", "a second base"), strict=False):
+    for profile, which in zip(
+        (main, *others(main)), ("the first base", "the second base"), strict=False
+    ):
         there = [key for key in arms if key in profile.evaluated]
         seeds = sorted({seed for key in there for seed in profile.seeds_of(key)})
         words = ", ".join(map(str, seeds))
-        parts.append(f"{count(len(there), 'arm')} from {which} ({profile.name}, seeds {words})")
+        parts.append(f"{count(len(there), 'arm')} from {which} ({profile.name}, of seeds {words})")
     return "; ".join(parts)
