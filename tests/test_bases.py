@@ -174,7 +174,8 @@ def test_what_the_second_base_overturns_is_said(profiles, planted, monkeypatch):
     exact.values[...] -= 0.08  # there it lowers it
     [line] = bases.changed(profiles[0], [claim])
     assert (
-        line == "by the first base's seeds alone agrees, with the second's cannot tell: raises it"
+        line
+        == "by the first base's seeds alone agrees, over the seeds of both cannot tell: raises it"
     )
     monkeypatch.setattr(bases, "others", lambda main: [])
     assert bases.changed(profiles[0], [claim]) == []
