@@ -71,6 +71,21 @@ def test_a_planted_difference_is_named(tmp_path, name, text):
     assert [n for n in ours if ours[n] != theirs.get(n)] == [name]
 
 
+def test_how_far_a_run_is_can_be_told_while_it_takes_folders_away(tmp_path, monkeypatch):
+    arena, real = finished(tmp_path / "one"), os.scandir
+    (checkpoint := arena.build / "rl" / "fire-s3407" / "checkpoint-24").mkdir()
+
+    def gone(path):
+        """The listing of a folder that was there when its parent was read."""
+        if str(path) == str(checkpoint):
+            checkpoint.rmdir()
+        return real(path)
+
+    before = arena.progress()
+    monkeypatch.setattr(os, "scandir", gone)
+    assert arena.progress() == before and not checkpoint.exists()
+
+
 def test_a_copy_leaves_out_a_part_with_its_lock_and_log(tmp_path):
     made = finished(tmp_path / "one")
     for name in ("rl.log", "sft.log"):
@@ -242,6 +257,7 @@ SETTINGS = {
     "rl.learning_rate=.nan": "learning_rate must be a number, not nan",
     "rl.optim=adam": "adam is not a valid OptimizerNames",
     "rl.num_generations=7": "must be divisible by num_generations",
+    "rl.num_generations=0": "GRPOConfig does not accept .* modulo by zero",
     "rl_lora.target_modules=[1]": "an entry of target_modules must be a word",
     "rl.bf16=maybe": "bf16 must be true or false or null",
     "model.architecture.max_position_embeddingz=3": "tiny_qwen has no 'max_position_embeddingz'",

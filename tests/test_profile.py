@@ -152,6 +152,7 @@ def variant(tmp_path):
     [
         ("seedz: [3407]", "unknown key 'seedz'"),
         ("seeds: [3407", "not valid YAML"),
+        ("seeds: " + 2000 * "[", "not valid YAML: maximum recursion depth"),
         ("seeds: ['3407']", "seeds are whole numbers"),
         ("seeds: [3407, 3407]", "each once"),
         ("seeds: 3407", "seeds must be a list, not 3407"),
@@ -287,7 +288,7 @@ def test_unknown_profile_names_the_choices():
 def test_a_setting_unknown_to_trl_is_refused():
     from sage_lib.training.callbacks import check_sections
 
-    with pytest.raises(SageError, match=r"GRPOConfig .* no setting 'temprature'"):
+    with pytest.raises(SageError, match=r"rl.temprature: GRPOConfig .* mean rl.temperature"):
         check_sections(load_profile("smoke+rl.temprature=1.0"))
 
 

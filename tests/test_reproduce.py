@@ -266,7 +266,7 @@ def test_settings_are_those_of_the_classes_themselves():
     ):
         taken = {one.name for one in dataclasses.fields(cls) if one.init}
         assert known_settings.names(classes) == taken
-    with pytest.raises(SageError, match=r"GRPOConfig .* no setting 'temprature'"):
+    with pytest.raises(SageError, match=r"rl.temprature: GRPOConfig .* mean rl.temperature"):
         known_settings.check(load_profile("smoke+rl.temprature=1.0"))
 
 

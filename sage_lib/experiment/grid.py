@@ -80,7 +80,7 @@ def load_grid(name: str | Path) -> Grid:
     path = _find(str(name))
     try:
         raw = YAML(typ="safe").load(path.read_text())
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError, RecursionError) as error:  # too deep for a parser, too
         sentence = " ".join(str(error).split())
         raise SageError(f"grid {path.name} is not valid YAML: {sentence}") from None
     given = _section(raw, {"name", "about", "blocks"}, f"grid {path.name}")

@@ -44,7 +44,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict
         raise SageError(f"profile {path.name} extends itself: {' -> '.join(p.stem for p in above)}")
     try:
         settings, sources = copy.deepcopy(_parsed(path.name, path.read_text()))
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError, RecursionError) as error:  # too deep for a parser, too
         sentence = " ".join(str(error).split())
         raise SageError(f"profile {path.name} is not valid YAML: {sentence}") from None
     below = settings.pop("extends", None)
@@ -113,7 +113,7 @@ def change(settings: dict, sources: dict[str, str], given: str, where: str) -> N
     key, _, text = given.partition("=")
     try:
         value = _unwrap(YAML(typ="rt").load(text)) if text.strip() else None
-    except YAMLError:
+    except (YAMLError, RecursionError):
         raise SageError(f"--set {given}: {text!r} is not a value as YAML writes it") from None
     *sections, last = key.split(".")
     place = settings

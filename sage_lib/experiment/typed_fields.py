@@ -1,9 +1,11 @@
 """Sections of a profile as the fields of a dataclass: every key known, every value of its type."""
 
 import dataclasses
+import difflib
 import math
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 from sage_lib.errors import SageError
@@ -25,6 +27,20 @@ def fields_of(
             raise SageError(f"{where}: the key {name!r} is missing")
     hints = typing.get_type_hints(cls)
     return {name: typed(value, hints[name], name, where) for name, value in given.items()}
+
+
+def refuse_unknown(section: str, given: Iterable[str], known: Iterable[str], cls: str) -> None:
+    """SageError for a key of a profile's ``section`` that is none of ``known``, the settings of
+    ``cls``, a configuration of a pinned library; it names the setting that is spelt most alike."""
+    settings = set(known)
+    unknown = sorted(set(given) - settings)
+    if unknown:
+        alike = difflib.get_close_matches(unknown[0], sorted(settings), 1)
+        meant = f" (did you mean {section}.{alike[0]}?)" if alike else ""
+        raise SageError(
+            f"{section}.{unknown[0]}: {cls} of the pinned version has no such setting{meant}; "
+            "correct the profile, or the --set that names it"
+        )
 
 
 #: How a type is called in an error.

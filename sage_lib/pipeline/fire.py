@@ -10,7 +10,9 @@ long writes its rows as they come. The command fails where something went wrong,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import io
 import shutil
 import sys
 import tempfile
@@ -71,9 +73,14 @@ def _faults(fire: Fire) -> pd.DataFrame:
 
 
 def _profiles(fire: Fire) -> pd.DataFrame:
+    import sage_lib.algorithm.backend  # noqa: F401  (Unsloth before all that callbacks import)
+
+    # isort: split
     from sage_lib.training.callbacks import check_sections
 
-    table = fire_fuzz.profiles(PROFILES, VALUES[fire.long], fire.seed, check_sections)
+    # Unsloth says of each profile what it changes on a CPU, thousands of times.
+    with contextlib.redirect_stdout(io.StringIO()):
+        table = fire_fuzz.profiles(PROFILES, VALUES[fire.long], fire.seed, check_sections)
     return _wrong(fire, "profiles", table)
 
 

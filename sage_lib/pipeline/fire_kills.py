@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 import random
 import shutil
 import signal
@@ -192,9 +193,9 @@ class Arena:
 
     def progress(self) -> int:
         """How far the work is: lines of every log and of all samples, and measured files."""
-        logs = [*self.build.rglob("steps.jsonl"), *self.build.rglob("samples*.jsonl")]
+        logs = [path for path in _files(self.build) if _is_log(path.name)]
         lines = sum(_bytes(path).count(b"\n") for path in logs)
-        return lines + sum(path.is_file() for path in self.measured.rglob("*"))
+        return lines + len(_files(self.measured))
 
     def processes(self) -> list[psutil.Process]:
         """Every process that works here, known by the environment that it inherited."""
@@ -227,6 +228,16 @@ class Arena:
 
 def _beside(folder: Path) -> list[Path]:
     return [folder.with_name(f"{folder.name}{end}") for end in (".lock", ".log")]
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder at work: one that is taken away meanwhile is passed over, of which
+    ``Path.rglob`` makes an error."""
+    return [Path(at) / name for at, _, names in os.walk(folder) for name in names]
+
+
+def _is_log(name: str) -> bool:
+    return name == "steps.jsonl" or (name.startswith("samples") and name.endswith(".jsonl"))
 
 
 def _bytes(path: Path) -> bytes:

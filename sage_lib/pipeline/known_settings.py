@@ -13,6 +13,7 @@ from typing import Any
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.typed_fields import refuse_unknown
 
 #: A configuration and the classes that it inherits from: package, file, class.
 SFT = (
@@ -31,19 +32,14 @@ LORA = (
 def check(profile: Profile) -> None:
     """SageError for a setting of a section that its configuration does not know."""
     sections = [
-        (SFT, profile.sft),
-        (LORA, profile.sft_lora),
-        (LORA, profile.rl_lora),
-        *((GRPO, {**profile.rl, **method.rl}) for method in profile.methods.values()),
-        *((SFT, profile.rft_of(key).sft) for key, m in profile.methods.items() if m.rft),
+        (SFT, "sft", profile.sft),
+        (LORA, "sft_lora", profile.sft_lora),
+        (LORA, "rl_lora", profile.rl_lora),
+        *((GRPO, "rl", {**profile.rl, **method.rl}) for method in profile.methods.values()),
+        *((SFT, "rft.sft", profile.rft_of(k).sft) for k, m in profile.methods.items() if m.rft),
     ]
-    for classes, section in sections:
-        unknown = sorted(set(section or {}) - names(classes))
-        if unknown:
-            raise SageError(
-                f"{classes[0][2]} of the pinned version has no setting {unknown[0]!r}: "
-                "correct the profile"
-            )
+    for classes, place, section in sections:
+        refuse_unknown(place, section or {}, names(classes), classes[0][2])
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from transformers import (
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.typed_fields import kinds_of, typed
+from sage_lib.experiment.typed_fields import kinds_of, refuse_unknown, typed
 from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
 from sage_lib.policy import tiny_qwen
 from sage_lib.policy.scoring import exact_summary, valid_probabilities
@@ -45,14 +45,19 @@ def check_sections(profile: Profile) -> None:
 
     from peft import LoraConfig
 
-    for cls, section in (
-        (SFTConfig, profile.sft),
-        (LoraConfig, profile.sft_lora),
-        (LoraConfig, profile.rl_lora),
-        *((GRPOConfig, {**profile.rl, **m.rl}) for m in profile.methods.values()),
-        *((SFTConfig, profile.rft_of(key).sft) for key, m in profile.methods.items() if m.rft),
+    for cls, place, section in (
+        (SFTConfig, "sft", profile.sft),
+        (LoraConfig, "sft_lora", profile.sft_lora),
+        (LoraConfig, "rl_lora", profile.rl_lora),
+        *((GRPOConfig, "rl", {**profile.rl, **m.rl}) for m in profile.methods.values()),
+        *(
+            (SFTConfig, "rft.sft", profile.rft_of(k).sft)
+            for k, m in profile.methods.items()
+            if m.rft
+        ),
     ):
-        _known(cls, section or {})
+        refuse_unknown(place, section or {}, _settings(cls), cls.__name__)
+        _typed(cls, section or {})
         # What is known may still not go together, or be no name of theirs. (On another machine than
         # theirs, profiles for a GPU would be refused for that alone.)
         if section and cls is not LoraConfig and not profile.compute.requires_gpu:
@@ -60,15 +65,13 @@ def check_sections(profile: Profile) -> None:
     tiny_qwen.check_architecture(profile.model)
 
 
-def _known(cls: type, section: dict[str, Any]) -> None:
-    """SageError for a name that ``cls`` does not have, and for a value of another type: TRL and
-    PEFT take any value, and fail at their first use of it."""
-    unknown = sorted(set(section) - {f.name for f in dataclasses.fields(cls) if f.init})
-    if unknown:
-        name = cls.__name__
-        raise SageError(
-            f"{name} of the pinned version has no setting {unknown[0]!r}: correct the profile"
-        )
+def _settings(cls: type) -> set[str]:
+    return {f.name for f in dataclasses.fields(cls) if f.init}
+
+
+def _typed(cls: type, section: dict[str, Any]) -> None:
+    """SageError for a value of another type than the setting of ``cls`` has: TRL and PEFT take any
+    value, and fail at their first use of it."""
     hints = typing.get_type_hints(cls)
     for name, value in section.items():
         kinds = set(kinds_of(hints[name]))
@@ -87,10 +90,11 @@ _PLAIN = {int, float, str, bool, dict, list, type(None)}
 def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
     """An instance of ``cls`` (SFTConfig, GRPOConfig, LoraConfig) from a profile's section; unknown
     keys raise SageError."""
-    _known(cls, section)
+    refuse_unknown(cls.__name__, section, _settings(cls), cls.__name__)
+    _typed(cls, section)
     try:
         return cls(**{**section, **fixed})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:  # TRL divides by num_generations
         raise SageError(
             f"{cls.__name__} does not accept the profile's settings: {' '.join(str(error).split())}"
         ) from error
