@@ -161,7 +161,10 @@ def test_there_is_no_second_base_but_where_a_profile_has_one(profiles, planted):
     assert [one.name for one in bases.others(load_profile("countdown"))] == ["countdown_rebased"]
     assert bases.others(load_profile("smoke")) == []
     said = bases.sentence(profiles[0], ["rft"])
-    assert "1 arm from the first base (countdown, of seeds 3407, 3408, 3409)" in said
+    assert said == (
+        "from the first base (countdown) 1 arm of seeds 3407, 3408, 3409, 3410, 3411; "
+        "from the second base (countdown_rebased) 1 arm of seeds 3410, 3411"
+    )
 
 
 def test_what_the_second_base_overturns_is_said(profiles, planted, monkeypatch):

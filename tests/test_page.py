@@ -158,6 +158,21 @@ def test_below_a_table_stand_the_commands_that_make_its_rows(shown):
     assert len(commands) == 4, "dapo_branch is trained for two seeds and not evaluated at smoke"
 
 
+def test_the_commands_of_a_difference_make_both_arms_on_every_base_that_it_is_over(shown):
+    page = Page(load_profile("countdown", "published"))
+    of_both = {"method": ["rft"], "against": ["base"], "first base": [0.1], "second base": [0.2]}
+    page.table(pd.DataFrame(of_both))
+    stage = "sage-companion stage"
+    for profile, seed in (("countdown", 3407), ("countdown_rebased", 3410)):
+        for words in (
+            f"sft --profile {profile} --run sft",
+            f"rl --profile {profile} --run rft-s{seed}",
+        ):
+            assert f"{stage} {words}\n" in shown[1]
+    page.table(pd.DataFrame({key: of_both[key] for key in ("method", "against")}))
+    assert "rft-s3407" in shown[3] and "countdown_rebased" not in shown[3]
+
+
 def test_the_folder_of_published_results_is_that_of_a_published_page(tmp_path, shown, monkeypatch):
     monkeypatch.setattr(page_module.paths, "FIGURES", tmp_path / "published")
     figure, _ = plt.subplots()

@@ -322,6 +322,14 @@ def test_labels_of_every_run_tell_progress():
     assert not tells("control: a line of a table") and not tells("GRPO 0.5")
 
 
+def test_a_reader_who_has_seen_enough_of_a_list_ends_it_without_a_word():
+    words = f"{sys.executable} -m sage_lib.pipeline.cli dry-run --profile smoke | head -n 1"
+    ended = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {words}"], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.count("\n") == 1
+
+
 def test_a_wrong_command_line_ends_with_one_sentence(capsys):
     with pytest.raises(SystemExit, match="error: there is no profile 'smoek'"):
         cli.main(["dry-run", "--profile", "smoek"])

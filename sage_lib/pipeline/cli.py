@@ -14,6 +14,7 @@ sage-companion publish --profile smoke      put own results in the place of the 
 
 import argparse
 import importlib
+import os
 import sys
 
 import sage_lib
@@ -60,8 +61,11 @@ def main(argv: list[str] | None = None) -> None:
     try:
         with disk_errors():
             options.do(options)
+        sys.stdout.flush()
     except SageError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:  # the reader of a list, as `head`, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit("interrupted: what was made is kept; the same command with --resume goes on")
 

@@ -174,7 +174,8 @@ def describe(profile: Profile, assume: Sequence[str] = ()) -> str:
         f"RUNS\n{text(planned_runs(profile))}",
     ]
     if profile.methods and profile.model.architecture:
-        parts.append(f"MEMORY OF RL, estimated\n{text(memory(profile))}")
+        rough = memory(profile).assign(GB=lambda table: table["GB"].map("{:.2g}".format))
+        parts.append(f"MEMORY OF RL, estimated\n{text(rough)}")
     if profile.compute.requires_gpu and profile.model.architecture:
         total, _ = parameters(profile.model.architecture, None)
         hours = text(gpu_hours.shown(gpu_hours.table(profile, total, assumptions)))

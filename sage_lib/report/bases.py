@@ -5,6 +5,7 @@ same arms were trained from a second base as well, in a profile of its own, a di
 arms can be taken within each base and averaged over the seeds of both.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sage_lib.experiment.profile import Profile, load_profile, profile_names, published_specs
@@ -55,13 +56,15 @@ def changed(main: Profile, chosen: Sequence[Claim]) -> list[str]:
 
 
 def sentence(main: Profile, arms: Sequence[str]) -> str:
-    """Which seeds of ``arms`` start from which base, in a sentence for a notebook."""
+    """How many of ``arms`` start from which base, by their seeds, in a sentence for a notebook."""
     parts = []
     for profile, which in zip(
         (main, *others(main)), ("the first base", "the second base"), strict=False
     ):
-        there = [key for key in arms if key in profile.evaluated]
-        seeds = sorted({seed for key in there for seed in profile.seeds_of(key)})
-        words = ", ".join(map(str, seeds))
-        parts.append(f"{count(len(there), 'arm')} from {which} ({profile.name}, of seeds {words})")
+        seeds = Counter(tuple(profile.seeds_of(key)) for key in arms if key in profile.evaluated)
+        found = [
+            f"{count(number, 'arm')} of seeds {', '.join(map(str, those))}"
+            for those, number in sorted(seeds.items(), key=lambda one: len(one[0]))
+        ]
+        parts.append(f"from {which} ({profile.name}) {', '.join(found)}")
     return "; ".join(parts)

@@ -9,6 +9,7 @@ own, so this is the one table that reads several.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from sage_lib.experiment.profile import BASE, Profile, profile_names
@@ -34,7 +35,7 @@ SETTINGS = (
     Setting("beta 1 (strong Branch)", "Table 1", "branch_strong", "grpo", "grpo_no_kl"),
     Setting("beta 1 (Branch)", "Table 1", "grpo_branch", "grpo"),
     Setting(
-        "a second base",
+        "a second base (strong Branch)",
         "other first weights",
         "branch_strong",
         "grpo",
@@ -98,9 +99,10 @@ SETTINGS = (
 )
 GUIDE, NO_KL = "guide", "no KL"
 METRICS = ("pass@1", "pass@256", "rare mass")
+INTERVAL = ("low", "high", "detectable")
 TABLE = [
     *("setting", "profile", "asked", "method", "against", "metric"),
-    *("difference", "low", "high", "detectable", "seeds", "interval over", "problems"),
+    *("difference", *INTERVAL, "seeds", "interval over", "problems"),
 ]
 LEVELS = ["setting", "profile", "arm", "method", "seeds", "pass@1", "pass@256", "rare"]
 OUTCOMES = [
@@ -134,7 +136,8 @@ def _pairs(one: Setting) -> Iterator[tuple[str, str]]:
 def table(found: dict[str, Profile]) -> pd.DataFrame:
     """Each setting's arms minus its plain one, paired over seeds: columns :data:`TABLE`.
 
-    ``found`` as :func:`profiles` gives it. Settings without a finished pair are left out.
+    ``found`` as :func:`profiles` gives it. Settings without a finished pair are left out, intervals
+    of two seeds, too.
     """
     frames = []
     for one in SETTINGS:
@@ -149,6 +152,7 @@ def table(found: dict[str, Profile]) -> pd.DataFrame:
             rows = rows[rows["seeds"] > 0].assign(
                 setting=one.name, profile=profile.name, asked=asked, problems=problems
             )
+            rows.loc[rows["interval over"].str.startswith("none"), list(INTERVAL)] = np.nan
             frames.append(rows)
     if not frames:
         return pd.DataFrame(columns=TABLE)

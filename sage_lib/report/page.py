@@ -14,7 +14,7 @@ from sage_lib import paths
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.files import write_text
-from sage_lib.report import sliders
+from sage_lib.report import arm_tables, bases, sliders
 from sage_lib.report.measured import labelled, main_methods
 from sage_lib.report.style import count, described, save_figure
 
@@ -178,7 +178,9 @@ class Page:
     def _commands(self, frame: pd.DataFrame) -> None:
         if self.profile is None or "method" not in frame:
             return
-        lines = commands(self.profile, frame)
+        of_both = arm_tables.BASES[1] in frame  # then its seeds are of two bases
+        bases_of = [self.profile, *(bases.others(self.profile) if of_both else ())]
+        lines = [line for profile in bases_of for line in commands(profile, frame)]
         if lines:
             text = html.escape("\n".join(lines))
             _display(f"<details><summary>{AGAIN}</summary><pre>{text}</pre></details>")
@@ -221,8 +223,9 @@ def _heading(label: Any) -> str:
 
 
 def commands(profile: Profile, frame: pd.DataFrame) -> list[str]:
-    """What makes each row of a table again, by its column ``method``: RL, then the evaluation."""
-    named = dict.fromkeys(frame["method"])
+    """What makes each row of a table again, by its columns ``method`` and ``against``: RL, then
+    the evaluation."""
+    named = {key for column in ("method", "against") for key in frame.get(column, ())}
     trained = [runs.sft_run(profile)] if BASE in named else []
     trained += [run for method, _, run in runs.rl_runs(profile) if method in named]
     evaluated = {policy.name: run for _, _, run, policy in runs.evaluations(profile)}
