@@ -306,6 +306,43 @@ def test_a_checkpoint_that_lost_a_part_or_whose_log_did_is_passed_over(tmp_path)
     assert last_checkpoint(place) == str(old), "marked before marks held sizes"
 
 
+@pytest.mark.parametrize("steps", [5, 16], ids=["within an epoch", "at its end"])
+def test_a_run_killed_after_its_last_step_goes_on_without_one_more(tmp_path, steps):
+    """transformers takes a step before it looks whether there was one left to take."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from sage_lib.training.callbacks import StepLog, train_on
+
+    class Line(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.slope = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x, y):
+            return {"loss": ((self.slope * x - y) ** 2).mean()}
+
+    def trained():
+        trainer = Trainer(
+            Line(),
+            TrainingArguments(
+                output_dir=str(tmp_path / "checkpoints"),
+                **{"max_steps": steps, "save_steps": 5, "logging_steps": 1, "report_to": "none"},
+                **{"per_device_train_batch_size": 4, "lr_scheduler_type": "constant"},
+            ),
+            train_dataset=[{"x": float(i % 3), "y": 1.0} for i in range(64)],
+            callbacks=[StepLog(tmp_path / "steps.jsonl")],
+        )
+        train_on(trainer, tmp_path / "checkpoints")
+        return trainer.model.slope.item(), trainer.state.global_step
+
+    whole = trained()
+    assert whole[0] != 0 and whole[1] == steps
+    log = (tmp_path / "steps.jsonl").read_text()
+    assert trained() == whole
+    assert (tmp_path / "steps.jsonl").read_text() == log and log.count("\n") == steps
+
+
 def test_after_a_clock_was_set_back_checkpoints_are_dated_in_their_order(tmp_path):
     """By its date the trainer chooses which one it deletes."""
     from sage_lib.training.callbacks import last_checkpoint

@@ -108,6 +108,10 @@ class Collapse(SageError):
         self.step, self.reason = step, reason
 
 
+class _Finished(Exception):
+    """The checkpoint that training starts from is that of its last step."""
+
+
 def taken_back(log: Path, step: int) -> list[dict[str, Any]]:
     """The rows of a log up to a checkpoint's step; later ones are taken out of the file."""
     rows = [row for row in read_lines(log) if row["step"] <= step]
@@ -138,6 +142,16 @@ class StepLog(TrainerCallback):
         self.flat, self.clock = 0, time.perf_counter()
         for row in rows:
             self._count_flat(row)
+
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if state.global_step >= state.max_steps:  # where transformers would take one step more
+            raise _Finished
 
     def _count_flat(self, row: dict[str, Any]) -> None:
         self.flat = self.flat + 1 if row.get("frac_reward_zero_std") == 1 else 0
@@ -263,7 +277,8 @@ def last_checkpoint(folder: Path) -> str | None:
 
 
 def train_on(trainer: Any, checkpoints: Path) -> None:
-    """Train from the last whole checkpoint, if there is one.
+    """Train from the last whole checkpoint, if there is one; from that of the last step, take its
+    weights and train nothing (``trainer`` has a :class:`StepLog`).
 
     What a checkpoint holds beside weights is read by torch's unpickler for tensors and plain values
     alone: SageError where there is anything else.
@@ -271,6 +286,8 @@ def train_on(trainer: Any, checkpoints: Path) -> None:
     found = last_checkpoint(checkpoints)
     try:
         trainer.train(resume_from_checkpoint=found)
+    except _Finished:
+        pass
     except UnpicklingError as error:
         raise SageError(
             f"a file of {found} holds what no run writes there, and was not read: delete that "
