@@ -75,6 +75,7 @@ def test_the_second_base_differs_from_the_first_in_its_first_weights_alone():
             "grpo_no_kl",
             "grpo_branch",
             "branch_strong",
+            "entropy_bonus_beta0.0",  # whose seeds are those of its beta 1, which has one base
         }
 
 
@@ -162,7 +163,7 @@ def test_there_is_no_second_base_but_where_a_profile_has_one(profiles, planted):
     assert bases.others(load_profile("smoke")) == []
     said = bases.sentence(profiles[0], ["rft"])
     assert said == (
-        "from the first base (countdown) 1 arm of seeds 3407, 3408, 3409, 3410, 3411; "
+        "from the first base (countdown) 1 arm of seeds 3407, 3408, 3409; "
         "from the second base (countdown_rebased) 1 arm of seeds 3410, 3411"
     )
 
