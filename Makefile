@@ -25,7 +25,7 @@ help:
 	@echo "make hooks                     have git run make lint's tools before each commit"
 	@echo "make bench                     measure again what data/published/benchmarks holds"
 	@echo "make fire                      kill, break and fool what runs here, and count what was lost:"
-	@echo "                               minutes, on a tiny model (LONG=1: 50 kills, about an hour)"
+	@echo "                               minutes, on a tiny model (LONG=1: 50 kills, half an hour)"
 	@echo "make reproduce PROFILE=smoke   train, evaluate, draw: every notebook in order"
 	@echo "                               (RESUME=1 goes on where a run stopped)"
 	@echo "make figures                   draw every published figure and table again, from"

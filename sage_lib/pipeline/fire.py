@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     first, *_ = (__doc__ or "").split("\n")
     parser = argparse.ArgumentParser(prog="python -m sage_lib.pipeline.fire", description=first)
     parser.add_argument("parts", nargs="+", choices=PARTS)
-    parser.add_argument("--long", action="store_true", help="an hour of it, not minutes")
+    parser.add_argument("--long", action="store_true", help="half an hour of it, not minutes")
     parser.add_argument("--seed", type=int, default=0, help="of moments, values and answers")
     options = parser.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="sage_fire_"))
