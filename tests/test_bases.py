@@ -75,7 +75,6 @@ def test_the_second_base_differs_from_the_first_in_its_first_weights_alone():
             "grpo_no_kl",
             "grpo_branch",
             "branch_strong",
-            "entropy_bonus_beta0.0",  # whose seeds are those of its beta 1, which has one base
         }
 
 
