@@ -779,6 +779,39 @@ def test_resume_is_bit_for_bit(make, tmp_path):
     assert torch.equal(weights(whole), weights(again))
 
 
+@pytest.mark.parametrize("step", [3, 4, 5, 8, 9])
+def test_a_resume_in_a_later_epoch_goes_on_with_its_prompts(make, tmp_path, step):
+    """Eight prompts, two a step: the second epoch begins at the fifth step, with another order than
+    the first, which TRL's sampler would give again."""
+    asked = []
+
+    def told(completions, answer, **_):
+        asked[-1].append(answer)
+        return [len(c[0]["content"]) % 7 / 7 for c in completions]
+
+    def run(**resumed):
+        asked.append([])
+        trainer = make(None, **saved(tmp_path, max_steps=10, save_steps=1, reward=told))
+        trainer.train(**resumed)
+        return asked[-1], weights(trainer)
+
+    whole, end = run()
+    assert whole[:4] != whole[4:8] and sorted(whole[0] + whole[1]) != sorted(whole[4] + whole[5])
+    rest, again = run(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert rest == whole[step:]
+    assert torch.equal(end, again)
+
+
+def test_the_order_of_the_prompts_is_that_of_trl(make):
+    stock, ours = (make(guide)._get_train_sampler() for guide in ("stock", None))
+    assert len(ours) == len(stock)
+    for epoch in range(3):
+        ours.epoch = lambda epoch=epoch: epoch
+        assert list(ours) == list(stock)
+    unshuffled = make(None, shuffle_dataset=False)._get_train_sampler()
+    assert sorted(unshuffled) == list(unshuffled)
+
+
 def saved(folder, **settings):
     """Settings of a run that keeps checkpoints in ``folder``."""
     return {"save_strategy": "steps", "output_dir": str(folder)} | settings

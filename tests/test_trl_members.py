@@ -27,6 +27,7 @@ METHODS = {
     "_save_checkpoint": "model trial",
     "_load_from_checkpoint": "resume_from_checkpoint model",
     "_load_rng_state": "checkpoint",
+    "_get_train_sampler": "dataset",
     "_get_output_dir": "trial",
     "add_callback": "callback",
 }

@@ -50,6 +50,7 @@ from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabula
 from sage_lib.algorithm.batches import Batch, counted_tokens, groups_without_spread, replace_rows
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
 from sage_lib.algorithm.merging import merged_adapters
+from sage_lib.algorithm.prompt_order import EpochOrder
 from sage_lib.algorithm.reference_reset import ReferenceReset
 from sage_lib.algorithm.token_probabilities import (
     completion_logits,
@@ -931,6 +932,12 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             )
         moved = torch.load(path, map_location="cpu", weights_only=True)
         self.accelerator.unwrap_model(self.ref_model).load_state_dict(moved)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        if not getattr(sampler, "shuffle", False):
+            return sampler
+        return EpochOrder(sampler, lambda: int(self.state.epoch or 0))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)

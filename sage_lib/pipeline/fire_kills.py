@@ -41,18 +41,18 @@ model:
     {hidden_size: 32, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
      num_key_value_heads: 2}
 sft_data: {rows: 192}
-sft: {max_steps: 24, per_device_train_batch_size: 8, logging_steps: 1, save_steps: 5}
+sft: {max_steps: 120, per_device_train_batch_size: 8, logging_steps: 1, save_steps: 15}
 rl_data: {rows: 64}
-rl: {max_steps: 16, per_device_train_batch_size: 16, max_completion_length: 12, save_steps: 3}
+rl: {max_steps: 40, per_device_train_batch_size: 16, max_completion_length: 12, save_steps: 6}
 guide_defaults:
   branch: {threshold: 1.0, ratio: 0.2, threshold_quantile: null, clamp_quantile: null}
 methods:
   fire: {label: Fire, guide: {name: random}, reward: random, dynamic_sampling: 2}
 evaluation:
   data:
-    - {name: countdown, rows: 4, seed: 1001, kinds: {both: 1.0}}
-    - {name: countdown, rows: 4, seed: 1002, kinds: {forward: 1.0}}
-    - {name: countdown, rows: 4, seed: 1003, kinds: {reverse: 1.0}}
+    - {name: countdown, rows: 16, seed: 1001, kinds: {both: 1.0}}
+    - {name: countdown, rows: 16, seed: 1002, kinds: {forward: 1.0}}
+    - {name: countdown, rows: 16, seed: 1003, kinds: {reverse: 1.0}}
   samples: 16
   ks: [1, 16]
   batch_size: 16
@@ -71,10 +71,11 @@ blocks:
 RUN = "fire-s3407"
 #: Seconds within which every process of a killed run must be gone.
 GRACE = 60
-#: Seconds between two looks at how far a run is.
-EVERY = 0.05
-#: A kill comes up to so many seconds after the line or file that it is aimed at.
-PAUSE = 0.5
+#: Seconds between two looks at how far a run is: fewer than any of its steps takes.
+EVERY = 0.01
+#: A kill comes up to so many seconds after the line or file that it is aimed at: about a step, so
+#: that it hits every part of one, and no run is over before.
+PAUSE = 0.08
 #: Keys of records and logs that differ between two runs of the same thing: times, memory, and the
 #: sizes of files that hold times.
 VOLATILE = frozenset(
@@ -352,34 +353,38 @@ def chain(
 ) -> list[dict[str, Any]]:
     """One run, killed in each manner of ``kills`` in turn, then let go on to its end.
 
+    Every kill but the first comes further on than the last one did: the run has gone on in between.
+
     Returns a row per kill: stage, manner, at (when, as a share of the undisturbed duration, the
     start of the processes included), progress (how far it was, as a share of what it logs and
-    makes), orphans, resumed (whether it came to its end), identical (whether all that it made, byte
-    by byte but for times, is what the undisturbed run made), rows (of its logs and samples) and
-    rows undisturbed, and what differed.
+    makes, or of the seconds of the exact evaluation), orphans, resumed (whether it came to its
+    end), identical (whether all that it made, byte by byte but for times, is what the undisturbed
+    run made), rows (of its logs and samples) and rows undisturbed, and what differed.
     """
     target, last = TARGETS[name], made.progress()
     arena = made.copy(folder, target.made)
     before, found = arena.progress(), []
-    pause = PAUSE
+    done = before
+    exact = None
     if target.after is not None:
-        pause = read_json((made.measured / target.after).with_name("record.json"))["exact"][
-            "seconds"
-        ]
-    aims = sorted(rng.random() for _ in kills)
-    for manner, share in zip(kills, aims, strict=True):
-        aim = before + share * (last - before)
-        hit = shot(arena, target, aim, rng.random() * pause)
+        record = read_json((made.measured / target.after).with_name("record.json"))
+        exact = record["exact"]["seconds"]
+    for left, manner in zip(range(len(kills), 0, -1), kills, strict=True):
+        # Each leaves room for those that follow.
+        aim = done + 1 + rng.random() / left * (last - done - 1)
+        wait = rng.random()
+        hit = shot(arena, target, aim, wait * (PAUSE if exact is None else exact))
         if hit is None:
             break
-        took, progress, process = hit
+        took, done, process = hit
         orphans = kill(process, arena, manner)
+        share = (done - before) / (last - before) if exact is None else wait
         found.append(
             {
                 "stage": name,
                 "manner": manner,
                 "at": round(took / seconds, 3),
-                "progress": round((progress - before) / (last - before), 3),
+                "progress": round(share, 3),
                 "orphans": orphans,
             }
         )

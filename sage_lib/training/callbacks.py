@@ -18,6 +18,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
@@ -284,6 +285,8 @@ def train_on(trainer: Any, checkpoints: Path) -> None:
     alone: SageError where there is anything else.
     """
     found = last_checkpoint(checkpoints)
+    if found and hasattr(trainer, "_total_train_tokens"):
+        trainer._total_train_tokens = _tokens_until(Path(found))
     try:
         trainer.train(resume_from_checkpoint=found)
     except _Finished:
@@ -293,6 +296,13 @@ def train_on(trainer: Any, checkpoints: Path) -> None:
             f"a file of {found} holds what no run writes there, and was not read: delete that "
             "checkpoint and run with --resume"
         ) from error
+
+
+def _tokens_until(checkpoint: Path) -> int:
+    """The tokens that TRL's SFTTrainer had counted when it last logged: after a resume it would
+    count from zero."""
+    rows = read_json(checkpoint / TRAINER_STATE_NAME)["log_history"]
+    return int(max((row.get("num_tokens", 0) for row in rows), default=0))
 
 
 def _logs(checkpoint: Path) -> list[Path]:
