@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from sage_lib import files
@@ -17,6 +19,7 @@ from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines, write_json
 from sage_lib.pipeline import fire_faults, fire_fuzz, fire_kills, stages
 from sage_lib.pipeline.fire_kills import Arena
+from sage_lib.report.fire_tables import moments
 from sage_lib.tasks import verifier
 
 
@@ -27,6 +30,41 @@ def test_a_plan_has_so_many_kills_and_aims_each_target_in_both_manners(number):
     aimed = {(name, manner) for name, manners in planned for manner in manners}
     if number >= 16:
         assert aimed == {(n, m) for n in fire_kills.TARGETS for m in fire_kills.MANNERS}
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_every_kill_of_a_run_comes_further_on_than_the_last_and_before_the_end(
+    tmp_path, monkeypatch, late
+):
+    """``late``: lines that are written between the aim and the kill."""
+    made = SimpleNamespace(
+        progress=lambda: 100, made=dict, rows=lambda: 100, measured=tmp_path, finish=lambda _: None
+    )
+    arena = SimpleNamespace(**{**vars(made), "progress": lambda: 20})
+    made.copy = lambda *_: arena
+    aims = []
+
+    def shot(_, target, aim, pause):
+        aims.append(aim)
+        assert 0 <= pause <= fire_kills.PAUSE
+        return 1.0, int(aim) + late, None
+
+    monkeypatch.setattr(fire_kills, "shot", shot)
+    monkeypatch.setattr(fire_kills, "kill", lambda *_: 0)
+    rng, manners = random.Random(3), ["group", "parent"]
+    for _ in range(200):
+        rows = fire_kills.chain("rl", manners, made, 2.0, tmp_path, rng)
+        assert all(row["identical"] for row in rows)
+        assert 0 < rows[0]["progress"] < 1 and (late or rows[0] != rows[1])
+        assert rows[0]["progress"] < rows[1]["progress"] < 1 + late / 80
+    first, second = aims[::2], aims[1::2]
+    assert min(first) < 25 and 58 < max(first) < 62, "over the first half of what there is"
+    assert max(second) > 95 and all(a + late < b for a, b in zip(first, second, strict=True))
+
+
+def test_the_page_counts_the_kills_in_the_middle():
+    said = moments(pd.DataFrame({"progress": [1.0, 0.2, 0.6, 0.7]}))
+    assert said.startswith("3 of 4 kills") and "at 60% or later" in said
 
 
 def finished(folder):

@@ -61,6 +61,12 @@ def _kills(fire: Fire) -> pd.DataFrame:
     keep = functools.partial(fire.keep, "kills")
     table = fire_kills.kills(KILLS[fire.long], fire.seed, made, seconds, keep, fire.folder)
     print(fire_kills.summary(table).to_string(index=False))
+    early = int((table["progress"] < 1).sum())
+    if 2 * early < len(table):
+        raise SageError(
+            f"only {early} of {len(table)} kills came before the run had logged all: the runs are "
+            "over too soon to be killed; make those of fire_kills.PROFILE longer"
+        )
     twice = table["rows"] != table["rows undisturbed"]
     return table[~table["identical"] | twice | (table["orphans"] > 0)]
 

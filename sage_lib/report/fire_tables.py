@@ -66,7 +66,19 @@ def shown(part: str) -> str:
     cells = {name: [_cell(key, one) for one in table[key]] for key, name in columns.items()}
     machine = record["machine"]
     where = f"{machine['processor']}, {machine['cores']} cores"
-    return f"{markdown(pd.DataFrame(cells))}\n\nRevision `{record['revision']}`, {where}."
+    said = f"Revision `{record['revision']}`, {where}."
+    if part == "kills":
+        said = f"{moments(table)} {said}"
+    return f"{markdown(pd.DataFrame(cells))}\n\n{said}"
+
+
+def moments(kills: pd.DataFrame) -> str:
+    """How many kills came in the middle of a run, and how far half of them were at the least."""
+    middle = kills["progress"] < 1
+    return (
+        f"{middle.sum()} of {len(kills)} kills came before the run had logged all that it logs, "
+        f"half of these at {kills.loc[middle, 'progress'].median():.0%} or later."
+    )
 
 
 def markdown(table: pd.DataFrame) -> str:
