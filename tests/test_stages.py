@@ -224,11 +224,16 @@ def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
     """The first fails, the second is killed, the third collapses, the fourth goes on."""
     methods = ["grpo", "grpo_no_kl", "grpo_random", "grpo_token"]
     profile = load_profile(f"smoke+train=[{', '.join(methods)}]")
+    two_seeds = load_profile(f"smoke+train=[{', '.join(methods)}]+seeds=[3407, 3408]")
     first, second, third, fourth = names = [f"{method}-s3407" for method in methods]
     with pytest.raises(SageError, match=r"the stage rl of .* starts from sft, which is not there"):
         stages.run(profile, "rl")
     assert not starts(tmp_path), "what no run could start from is said once, and nothing started"
     stages.run(profile, "sft")
+    for chosen, which in ((profile, ", which is"), (two_seeds, " and 1 more, which are")):
+        found = rf"from grpo-s3407{which} not there: sage-companion stage rl .* --run grpo-s3407 m"
+        with pytest.raises(SageError, match=found):
+            stages.run(chosen, "impact")
     fake(**{first: "fail", second: "crash", third: "collapse"})
     with pytest.raises(SageError) as error:
         stages.run(profile, "rl")

@@ -13,7 +13,6 @@ import argparse
 import importlib
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -201,10 +200,13 @@ def _require_policies(profile: Profile, jobs: list[Job]) -> None:
     ]
     if lacking and lacking[0] is not None and None not in lacking:
         whose, first = lacking[0]
-        raise SageError(
-            f"the stage {jobs[0].stage.name} of profile {profile.name} starts from {first.name}, "
-            f"which is not there: sage-companion stage {first.stage} "
-            f"--profile {shlex.quote(whose.spec)} makes it"
+        others = len({pair[1].name for pair in lacking if pair is not None}) - 1
+        which = (
+            f"{first.name} and {others} more, which are" if others else f"{first.name}, which is"
+        )
+        raise SageError(  # without --run the command would train every method of the profile
+            f"the stage {jobs[0].stage.name} of profile {profile.name} starts from "
+            f"{first.name}{which} not there: {runs.command(whose, first)} makes {'the first' if others else 'it'}"
         )
 
 
