@@ -201,12 +201,12 @@ def _require_policies(profile: Profile, jobs: list[Job]) -> None:
     if lacking and lacking[0] is not None and None not in lacking:
         whose, first = lacking[0]
         others = len({pair[1].name for pair in lacking if pair is not None}) - 1
-        which = (
-            f"{first.name} and {others} more, which are" if others else f"{first.name}, which is"
-        )
+        which, made = ", which is", "it"
+        if others:
+            which, made = f" and {others} more, which are", "the first"
         raise SageError(  # without --run the command would train every method of the profile
             f"the stage {jobs[0].stage.name} of profile {profile.name} starts from "
-            f"{first.name}{which} not there: {runs.command(whose, first)} makes {'the first' if others else 'it'}"
+            f"{first.name}{which} not there: {runs.command(whose, first)} makes {made}"
         )
 
 
