@@ -183,6 +183,31 @@ def test_a_method_that_was_not_run_has_a_row_too(plant):
     assert rows.loc["clip_higher", "seeds"] == 0 and rows.loc["clip_higher", "source"]
 
 
+def test_rivals_that_fell_below_the_base_are_shown_seed_by_seed(monkeypatch):
+    profile = load_profile("countdown", "published")
+    points = {
+        ("base", "sft"): (0.30, 0.86),
+        ("negative_samples_beta0.0", "negative_samples_beta0.0-s3407"): (0.31, 0.20),
+        ("negative_samples_beta0.0", "negative_samples_beta0.0-s3408"): (0.0, 0.0),
+        ("pass_at_k_beta0.0", "pass_at_k_beta0.0-s3407"): (0.29, 0.90),
+        ("grpo_no_kl", "grpo_no_kl-s3407"): (0.20, 0.20),
+    }
+    rows = [
+        {"method": method, "run": run, "dataset": name, "pass@1": one, "pass@256": many}
+        for (method, run), (one, many) in points.items()
+        for name in ("both", "Avg")
+    ]
+    monkeypatch.setattr(exact_tables, "exact", lambda profile: pd.DataFrame(rows))
+    found = rival_tables.fallen(profile)
+    assert list(found["run"]) == [run for _, run in list(points)[:3]]
+    assert list(found["below"]) == [False, False, True]
+    ended = list(found["collapsed"])
+    assert ended[:2] == ["", ""] and ended[2].startswith("collapsed at step 231")
+    said = rival_tables.fallen_takeaway(profile, found)
+    assert said == "W-REINFORCE, beta 0.0: 1 of 2 seeds below the base at pass@1 and pass@256"
+    assert "no rival" in rival_tables.fallen_takeaway(profile, found[:1])
+
+
 def test_differences_are_to_the_twin_and_drawn_with_their_seeds(plant):
     profile = plant(
         {**GRPO, "pass_at_k_beta0.0": (0.36, 0.80, 0.05), "pass_at_k_beta1.0": (0.33, 0.85, 0.05)},

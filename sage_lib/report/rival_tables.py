@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile
-from sage_lib.report import arm_tables
+from sage_lib.report import arm_tables, exact_tables
 from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.front_tables import FEWEST_SEEDS, beta_of
 from sage_lib.report.measured import declared, named
@@ -202,6 +203,32 @@ def combined(profile: Profile, outside: pd.DataFrame) -> list[str]:
             )
         )
     return lines
+
+
+def fallen(profile: Profile) -> pd.DataFrame:
+    """The base, and seed by seed the rivals of which a seed fell below it at each of
+    :data:`BOTH_PASS`: columns method, run, pass@1, pass@256, below (whether this one did),
+    collapsed (what its record says of an end before the last step, "" of others)."""
+    table = exact_tables.exact(profile)
+    table = table[table["dataset"] == "Avg"].reset_index(drop=True)
+    base = table.loc[table["method"] == "base", list(BOTH_PASS)].iloc[0]
+    table["below"] = (table[list(BOTH_PASS)] < base).all(axis=1)
+    fell = set(table.loc[table["below"], "method"]) & set(arm_tables.arms(profile, FAMILY))
+    records_of = {run.name: run.record for _, _, run in runs.rl_runs(profile)}
+    shown = table[table["method"].isin([*fell, "base"])]
+    said = [records.collapse(records_of[one]) if one in records_of else "" for one in shown["run"]]
+    return shown.assign(collapsed=said)[["method", "run", *BOTH_PASS, "below", "collapsed"]]
+
+
+def fallen_takeaway(profile: Profile, found: pd.DataFrame) -> str:
+    """How many seeds of which rivals :func:`fallen` lists as below the base."""
+    by = found[found["method"] != "base"].groupby("method", sort=False)["below"]
+    lines = [
+        f"{profile.label(method)}: {below.sum()} of {count(len(below), 'seed')} below the base at "
+        + " and ".join(BOTH_PASS)
+        for method, below in by
+    ]
+    return "\n".join(lines) or "no rival fell below the base"
 
 
 def takeaways(
