@@ -13,6 +13,7 @@ from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.report import (
     arm_figures,
     arm_tables,
+    bases,
     choice_tables,
     exact_tables,
     front_tables,
@@ -183,29 +184,63 @@ def test_a_method_that_was_not_run_has_a_row_too(plant):
     assert rows.loc["clip_higher", "seeds"] == 0 and rows.loc["clip_higher", "source"]
 
 
-def test_rivals_that_fell_below_the_base_are_shown_seed_by_seed(monkeypatch):
+def test_rivals_that_fell_below_their_base_are_shown_run_by_run(monkeypatch):
+    """Of both bases, each beside its own; with GRPO at their beta, and not with another."""
     profile = load_profile("countdown", "published")
-    points = {
-        ("base", "sft"): (0.30, 0.86),
-        ("negative_samples_beta0.0", "negative_samples_beta0.0-s3407"): (0.31, 0.20),
-        ("negative_samples_beta0.0", "negative_samples_beta0.0-s3408"): (0.0, 0.0),
-        ("pass_at_k_beta0.0", "pass_at_k_beta0.0-s3407"): (0.29, 0.90),
-        ("grpo_no_kl", "grpo_no_kl-s3407"): (0.20, 0.20),
+    [second] = bases.others(profile)
+    planted = {
+        profile.name: {
+            ("base", "sft"): (0.30, 0.86),
+            ("negative_samples_beta0.0", "negative_samples_beta0.0-s3407"): (0.31, 0.20),
+            ("grpo_no_kl", "grpo_no_kl-s3407"): (0.20, 0.20),
+            ("negative_samples_beta0.0", "negative_samples_beta0.0-s3408"): (0.0, 0.0),
+            ("pass_at_k_beta0.0", "pass_at_k_beta0.0-s3407"): (0.29, 0.90),
+            ("clip_higher", "clip_higher-s3407"): (0.31, 0.90),
+            ("pass_at_k_beta1.0", "pass_at_k_beta1.0-s3407"): (0.31, 0.80),
+            ("grpo", "grpo-s3407"): (0.1, 0.1),
+        },
+        second.name: {
+            ("base", "sft"): (0.20, 0.10),
+            ("negative_samples_beta0.0", "negative_samples_beta0.0-s3410"): (0.21, 0.20),
+            ("pass_at_k_beta0.0", "pass_at_k_beta0.0-s3410"): (0.1, 0.05),
+        },
     }
-    rows = [
-        {"method": method, "run": run, "dataset": name, "pass@1": one, "pass@256": many}
-        for (method, run), (one, many) in points.items()
-        for name in ("both", "Avg")
+
+    def exact(one):
+        return pd.DataFrame(
+            [
+                {"method": method, "run": run, "dataset": name, "pass@1": few, "pass@256": many}
+                for (method, run), (few, many) in planted[one.name].items()
+                for name in ("both", "Avg")
+            ]
+        )
+
+    monkeypatch.setattr(exact_tables, "exact", exact)
+    found = rival_tables.fallen(profile, [second])
+    key, other = "negative_samples_beta0.0", "pass_at_k_beta0.0"
+    assert [tuple(row) for row in found[["base", "run", "ended"]].to_numpy()] == [
+        ("first base", "sft", ""),
+        ("first base", "grpo_no_kl-s3407", "below"),
+        ("first base", f"{key}-s3407", ""),
+        ("first base", f"{key}-s3408", "below"),
+        ("first base", f"{other}-s3407", ""),
+        ("second base", "sft", ""),
+        ("second base", f"{key}-s3410", "above"),
+        ("second base", f"{other}-s3410", "below"),
     ]
-    monkeypatch.setattr(exact_tables, "exact", lambda profile: pd.DataFrame(rows))
-    found = rival_tables.fallen(profile)
-    assert list(found["run"]) == [run for _, run in list(points)[:3]]
-    assert list(found["below"]) == [False, False, True]
     ended = list(found["collapsed"])
-    assert ended[:2] == ["", ""] and ended[2].startswith("collapsed at step 231")
-    said = rival_tables.fallen_takeaway(profile, found)
-    assert said == "W-REINFORCE, beta 0.0: 1 of 2 seeds below the base at pass@1 and pass@256"
+    assert ended[3].startswith("collapsed at step 231")
+    assert not any(one for one in ended if one != ended[3])
+    assert rival_tables.fallen_takeaway(profile, found).splitlines() == [
+        f"{whose} above their base at pass@1 and pass@256"
+        for whose in (
+            "GRPO w/o KL: of 1 run 1 below and 0",
+            "W-REINFORCE, beta 0.0: of 3 runs 1 below and 1",
+            "Pass@4 training, beta 0.0: of 2 runs 1 below and 0",
+        )
+    ]
     assert "no rival" in rival_tables.fallen_takeaway(profile, found[:1])
+    assert set(rival_tables.fallen(profile)["base"]) == {"first base"}
 
 
 def test_differences_are_to_the_twin_and_drawn_with_their_seeds(plant):
@@ -410,6 +445,13 @@ def test_a_row_far_off_is_a_number_at_the_edge_and_does_not_squeeze_the_others()
     low, high = axis.get_xlim()
     assert -0.04 < low < -0.03 and 0.02 < high < 0.03, "all others fill the panel"
     assert [text.get_text() for text in axis.texts] == ["-0.80"]
+    wide = pd.DataFrame({"mean": [-0.06], "low": [-0.5], "high": [0.4]})
+    axis = plt.figure().add_subplot()
+    assert panels.keep_near(axis, pd.concat([rows, rows[:3], wide]), ("mean", "low", "high")) == 2
+    said = [text.get_text() for text in axis.texts]
+    assert said == ["-0.80", "-0.06"], "a row whose bar alone reaches far is beyond, too"
+    assert panels.at_the_edge(axis, [0.0, np.nan, 0.9], 0.3, "x {}") == 1
+    assert axis.texts[-1].get_text() == "x +0.90" and axis.texts[-1].xy[1] == 2.3
     unknown = pd.DataFrame({"mean": [0.0], "low": [np.nan], "high": [np.nan]})
     axis = plt.figure().add_subplot()
     panels.keep_near(axis, pd.concat([rows, unknown]), ("mean", "low", "high"))

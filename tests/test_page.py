@@ -1,6 +1,7 @@
 """The page of a notebook: what it saves, and what it shows."""
 
 import base64
+import io
 import re
 
 import matplotlib.pyplot as plt
@@ -10,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from sage_lib.experiment.profile import load_profile
-from sage_lib.pipeline.notebooks import with_words
+from sage_lib.pipeline.notebooks import WIDE, with_words
 from sage_lib.report import page as page_module
 from sage_lib.report.page import Page, theory_page
 
@@ -216,6 +217,23 @@ theory_page().show(figure)"""
     assert (
         list(shown["data"]) == ["text/html"] and 'alt="pass@k by k"' in shown["data"]["text/html"]
     )
+
+
+@pytest.mark.parametrize("width", [640, 1400])
+def test_a_picture_too_wide_for_a_phone_has_its_words_below_it(width):
+    figure = plt.figure(figsize=(width / 100, 1), dpi=100)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    plt.close(figure)
+    picture = base64.b64encode(drawn.getvalue()).decode()
+    output = {
+        "data": {"image/png": picture},
+        "metadata": {"image/png": {"alt": 'a "title" & more'}},
+    }
+    [shown] = with_words({"cells": [{"outputs": [output]}]})["cells"][0]["outputs"]
+    element, text = shown["data"]["text/html"], "a &quot;title&quot; &amp; more"
+    assert f'<img alt="{text}" src="data:image/png;base64,{picture}">' in element
+    assert (f"hidden>{text}</figcaption>" in element) == (width > WIDE)
 
 
 def test_words_without_their_picture_are_left_as_they_are():

@@ -53,10 +53,17 @@ def test_starts_counts_the_references_of_a_seed_and_leaves_other_anchors_out(mon
         for method, seed, reference in runs_of
     }
     log = pd.DataFrame(
-        [("grpo", 1, 1, 1e-9), ("grpo", 1, 2, 0.5), ("early", 1, 1, 0.7), ("grpo", 2, 1, 2e-9)],
+        [
+            ("grpo", 1, 1, 1e-9),
+            ("grpo", 1, 2, 0.5),
+            ("early", 1, 1, 0.7),
+            ("grpo", 2, 1, 2e-9),
+            ("grpo_branch", 2, 1, 1e-9),
+        ],
         columns=["method", "seed", "step", "kl_ref"],
     )
     monkeypatch.setattr(measured, "training", lambda profile: log)
     found = training_tables.starts(profile, records).set_index("seed")
     assert list(found["runs"]) == [2, 2] and list(found["references"]) == [1, 2]
+    assert list(found["with a KL"]) == [1, 2], "not the one of another reference, nor step 2"
     assert list(found["kl_ref"]) == pytest.approx([1e-9, 2e-9])

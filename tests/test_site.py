@@ -264,7 +264,10 @@ def test_a_pointer_finds_a_tokens_numbers(tab, address):
     assert slider.locator(".texts .marked").count() == 5, "in each line"
 
 
-def test_a_wide_figure_keeps_its_size_on_a_phone(tab, address):
+def test_a_wide_figure_keeps_its_size_on_a_phone_with_its_words_below(tab, address):
     tab.goto(urljoin(address, "notebooks/02_closed_form_tilting.html"))
-    figure = tab.locator("img.wide-figure").first
-    assert figure.bounding_box()["width"] >= 560
+    figure = tab.locator("figure.wide-figure").first
+    picture, words = figure.locator("img"), figure.locator("figcaption")
+    assert picture.bounding_box()["width"] >= 560
+    assert words.text_content() == picture.get_attribute("alt")
+    assert words.is_visible() == (tab.viewport_size["width"] == min(WIDTHS))

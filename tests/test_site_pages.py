@@ -32,9 +32,12 @@ def figure(height, name="bar"):
 
 def test_a_slider_holds_every_frame_and_shows_the_one_it_starts_with():
     drawn = {"1": figure(1), "</script>": figure(2)}
-    page = sliders.slider(drawn, "k & more", start=1, choices={"bar": ("a <bar>", "#0173b2")})
+    page = sliders.slider(drawn, "k & more", start=1, choices={"bar": ("a <bar>", "#0173b2", "■")})
     assert page == sliders.slider(
-        {"1": figure(1), "</script>": figure(2)}, "k & more", 1, {"bar": ("a <bar>", "#0173b2")}
+        {"1": figure(1), "</script>": figure(2)},
+        "k & more",
+        1,
+        {"bar": ("a <bar>", "#0173b2", "■")},
     )
     data = re.search(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     positions, pictures = json.loads(data)
@@ -42,7 +45,7 @@ def test_a_slider_holds_every_frame_and_shows_the_one_it_starts_with():
     assert pictures[0] != pictures[1] and all(one.count("<svg") == 1 for one in pictures)
     assert "id='bar'" in pictures[0]
     assert f'below it: k &amp; more">{pictures[1]}</div>' in page
-    assert "a &lt;bar&gt;</label>" in page and 'max="1"' in page
+    assert 'style="color: #0173b2">■</span>a &lt;bar&gt;</label>' in page and 'max="1"' in page
     assert "http" not in page.replace("http://www.w3.org/", "")
 
 
@@ -55,7 +58,7 @@ def test_a_frames_text_is_text_and_its_style_stays_inside():
 
 def test_of_many_choices_a_few_are_shown_at_first():
     figure, _ = plt.subplots()
-    choices = {key: (key, "#0173b2") for key in ("one", "two")}
+    choices = {key: (key, "#0173b2", "●") for key in ("one", "two")}
     page = sliders.slider({"1": figure}, "k", choices=choices, ticked=["two"])
     assert 'value="one">' in page and 'value="two" checked>' in page
     assert sliders.slider({"1": figure}, "k", choices=choices).count(" checked>") == 2
@@ -188,6 +191,9 @@ def test_the_home_page_is_the_readme_with_links_that_lead_somewhere():
     assert "[w](https://x.org) [p](profiles.md#names) [b](https://b.org)" in page
     for notebook in notebooks.found():
         assert f"notebooks/{notebook.name}\n" in page
+    whole = site.home((paths.ROOT / "README.md").read_text())
+    for name in ("gallery", "equations", "reported", "fidelity"):
+        assert f"]({name}.md)" in whole.split("## More\n")[1].split("## ")[0]
 
 
 def test_links_of_a_page_in_docs_lead_to_the_sites_pages():

@@ -1,6 +1,7 @@
 """Outcomes of claims from planted intervals and planted runs."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pandas as pd
@@ -159,7 +160,13 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
             "grpo_branch": (0.33, 0.85),
         }
     )
-    first, second, strong, last, rest = verdict.summary(profile)
+    first, second, strong, last, rest, beyond = verdict.summary(profile)
+    assert re.fullmatch(
+        r"Outside the front, in shares of its range, of 1 method \(0\.0 by chance\): "
+        r"GRPO \+ Branch \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]; "
+        r"GRPO's own points reach [+-]\d\.\d{3}\.",
+        beyond,
+    ), beyond
     assert "from beta 1 down to 0: exact pass@1 0.310 to 0.320 (largest 0.320, base 0.300)" in first
     assert (
         "pass@256 0.840 to 0.780 (largest 0.840, base 0.860); 30 problems, 4 seeds a beta" in first
@@ -170,9 +177,9 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     split = {BASE: (0.30, 0.86), "grpo_no_kl": (0.32, 0.78), "grpo": (0.31, 0.84)}
     split |= {"grpo_branch": (0.28, 0.81), "branch_strong": (0.28, 0.90)}
     said = verdict.summary(countdown(split))
-    assert "disagrees in part 1 (both rise, strong guide)" in said[-1]
-    assert "disagrees 3 (both rise; overfits without KL; out of distribution)" in said[-2]
-    few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.3, 0.8), "grpo": (0.31, 0.8)}, seeds=(1,))
+    assert "disagrees in part 1 (both rise, strong guide)" in said[-2]
+    assert "disagrees 3 (both rise; overfits without KL; out of distribution)" in said[-3]
+    few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.32, 0.7), "grpo": (0.31, 0.8)}, seeds=(1,))
     assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
     assert last.startswith("Of 13 claims of the paper: agrees ") and "(both rise; " in last
     assert rest.startswith("At the authors' beta, 6 of them: not run ")

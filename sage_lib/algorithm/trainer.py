@@ -69,7 +69,7 @@ REFERENCE_HIDDEN = "ref_hidden"
 #: (batch, reward functions).
 REWARD_TERMS = "reward_terms"
 #: Mean k3 between the policy and its reference at the first step above which their weights are
-#: compared.
+#: compared. A trigger, no test: of equal weights it is 0 in float32, and rounding in bfloat16.
 START_KL = 1e-3
 #: How far the log-probability of a token, computed twice, may lie apart on average: in float32, and
 #: where one of the two is rounded to bfloat16.

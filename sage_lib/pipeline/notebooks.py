@@ -175,7 +175,8 @@ def stages(path: Path) -> tuple[str, ...]:
 def with_words(notebook: dict[str, Any]) -> dict[str, Any]:
     """An executed notebook (as JSON has it) for a page: each picture that has words in its metadata
     as HTML with that alt text, which the templates of nbconvert and MyST-NB leave out. A picture of
-    a page's full width has the class "wide-figure": a narrow screen cannot show all of it."""
+    a page's full width has the class "wide-figure" and the words below it, hidden: a narrow screen,
+    which cannot show all of it, shows them instead of its cut title and caption."""
     shown = copy.deepcopy(notebook)
     for cell in shown["cells"]:
         for output in cell.get("outputs", []):
@@ -184,7 +185,10 @@ def with_words(notebook: dict[str, Any]) -> dict[str, Any]:
                 picture = "".join(output["data"]["image/png"]).replace("\n", "")
                 source = f"data:image/png;base64,{picture}"
                 width = int.from_bytes(base64.b64decode(picture[:32])[16:20])  # a PNG's header
-                kind = ' class="wide-figure"' if width > WIDE else ""
-                element = f'<img{kind} alt="{html.escape(words)}" src="{source}">'
+                text = html.escape(words)
+                element = f'<img alt="{text}" src="{source}">'
+                if width > WIDE:
+                    below = f'<figcaption aria-hidden="true" hidden>{text}</figcaption>'
+                    element = f'<figure class="wide-figure"><div>{element}</div>{below}</figure>'
                 output["data"] = {"text/html": element}
     return shown

@@ -47,6 +47,12 @@ _CONTENTS = """
 {pages}
 ```
 """
+#: What the first page names of the site that the repository has not.
+_ALONE = (
+    "- Of this site alone: [gallery](gallery.md), every figure and the command that draws it; "
+    "[equations](equations.md), from their number to function and test; [reported](reported.md), "
+    "the tables of both papers; [fidelity](fidelity.md), setting by setting"
+)
 _MODULES = """
 ```{toctree}
 :hidden:
@@ -101,7 +107,7 @@ def home(readme: str) -> str:
         _CONTENTS.format(caption=caption, pages="\n".join(names))
         for caption, names in contents.items()
     ]
-    return on_site(readme) + "".join(tables)
+    return on_site(readme).replace("## More\n\n", f"## More\n\n{_ALONE}\n", 1) + "".join(tables)
 
 
 def library(text: str) -> str:
@@ -130,6 +136,9 @@ def assemble(source: Path) -> None:
         shown = notebooks.with_words(read_json(page))
         first = shown["cells"][0]
         first["source"] = _BADGE.sub(r"[\1]", "".join(first["source"]))
+        for cell in shown["cells"]:
+            if cell["cell_type"] == "markdown":  # the pages of docs lie at the top of the site
+                cell["source"] = "".join(cell["source"]).replace("](../docs/", "](../")
         write_json(page, shown)
     shutil.copytree(paths.FIGURES, source / "figures", ignore=shutil.ignore_patterns("*.pdf"))
     profiles = [load_profile(spec, "published") for spec in published_specs().values()]

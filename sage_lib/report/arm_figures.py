@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from sage_lib.experiment.profile import Profile
 from sage_lib.report.arm_tables import BASES
 from sage_lib.report.front_tables import FEWEST_SEEDS
-from sage_lib.report.panels import intervals, keep_near
+from sage_lib.report.panels import at_the_edge, intervals, keep_near
 from sage_lib.report.style import NARROW, STYLE, WIDE, count, describe, sentence
 
 #: Panels of :func:`differences`.
@@ -61,6 +61,7 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             if second in rows:
                 inside = rows[second].between(*axis.get_xlim())
                 axis.plot(rows[second][inside], rows.index[inside] + 0.3, **OTHER_BASE)
+                off += at_the_edge(axis, rows[second], 0.3, "\N{WHITE DIAMOND} {}")
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
             axis.locator_params(axis="x", nbins=3)
@@ -79,9 +80,7 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             else f"Minus GRPO with its beta and updates: fewer than {needed} decide nothing",
             f"{profile.name}. Paired, bars: 95 %{alone}",
             "numbers: differences beyond the panel" if off else "",
-            "diamonds, a little lower: the second base alone, where in the panel"
-            if second in table
-            else "",
+            "diamonds, a little lower: the second base alone" if second in table else "",
         )
     return figure
 

@@ -183,7 +183,7 @@ CLAIMS = (
     ),
     Claim(
         STRONG,
-        "ours: a guide that acts on a fifth of the tokens, the paper's on a thousandth",
+        "ours: a guide that acts on more tokens than the paper's, and is at its bound on more",
         "strong Branch raises pass@1 and pass@k together, over GRPO",
         _both("branch_strong", "grpo", "above"),
         "more seeds",

@@ -1,6 +1,7 @@
 """Figures of GRPO's front over beta and of the methods beside it: exact, nothing is sampled."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -8,12 +9,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import exact_tables, front_tables
 from sage_lib.report.measured import drawn, named
-from sage_lib.report.panels import intervals, keep_near
+from sage_lib.report.panels import choices, intervals, keep_near
 from sage_lib.report.result_tables import common_seeds
 from sage_lib.report.style import NARROW, STYLE, WIDE, count, counts, describe, look, points
 
@@ -23,6 +25,11 @@ NAMED, NAMED_BELOW = 2, 8
 NEAR = 0.5
 #: A front that takes less than this share of a panel has no room for the names of its points.
 SQUEEZED = 0.3
+#: A beta beside its point, to be read on lines and markers.
+BESIDE: dict[str, Any] = {
+    **{"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6, "zorder": 5},
+    "path_effects": [withStroke(linewidth=1.5, foreground="white")],
+}
 #: Looks of the fronts of the anchors, in the order of their names here.
 FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
 
@@ -175,33 +182,40 @@ def _draw_paired(
         values = of_methods[list(line)]
         near = of_methods.index[((values >= low) & (values <= high)).all(axis=1)]
     ends = {name: [*of_methods.loc[near, name]] for name in line}
+    errors: dict[str, dict[str, list[list[float]]]] = {}
     for key, rows in found.groupby("method", sort=False):
         row, by_metric = of_methods.loc[key], rows.set_index("metric")
-        errors = {}
+        if row["seeds"] == 2:  # an interval of two seeds is as wide as anything
+            continue
+        errors[key] = {}
         for name in line:
             of_metric = by_metric.loc[name]
             below = of_metric["difference"] - of_metric["low"]
             above = of_metric["high"] - of_metric["difference"]
-            errors[name] = [[below], [above]]
-            if key in near and row["seeds"] != 2:
+            errors[key][name] = [[below], [above]]
+            if key in near:
                 reached = np.array([row[name] - below, row[name] + above])
                 ends[name] += [*reached.clip(*(end[name] for end in ends_of_bars))]
-        if row["seeds"] == 2:  # an interval of two seeds is as wide as anything
-            continue
-        axis.errorbar(
-            *(row["pass@1"], row["pass@256"], errors["pass@256"], errors["pass@1"]),
-            fmt="none",
-            color=look(key)["color"],
-            linewidth=0.7,
-            capsize=1.5,
-            zorder=1,
-        )
-    for side, values in zip("xy", ends.values(), strict=True):
+    inside = pd.Series(True, index=of_methods.index)
+    for side, (name, values) in zip("xy", ends.items(), strict=True):
         finite = np.array(values)[np.isfinite(values)]
         if len(finite):
             room = 0.05 * np.ptp(finite) or 0.01
-            axis.set(**{f"{side}lim": (finite.min() - room, finite.max() + room)})
-    return [key for key in of_methods.index if key not in near]
+            limits = finite.min() - room, finite.max() + room
+            axis.set(**{f"{side}lim": limits})
+            inside &= of_methods[name].between(*limits)
+    for key, lengths in errors.items():
+        if inside[key]:  # the bars of a point beyond would be lines that belong to nothing
+            at = of_methods.loc[key]
+            axis.errorbar(
+                *(at["pass@1"], at["pass@256"], lengths["pass@256"], lengths["pass@1"]),
+                fmt="none",
+                color=look(key)["color"],
+                linewidth=0.7,
+                capsize=1.5,
+                zorder=1,
+            )
+    return list(of_methods.index[~inside])
 
 
 def _around(line: pd.DataFrame, share: float = NEAR) -> tuple[pd.Series, pd.Series]:
@@ -248,8 +262,7 @@ def _draw_front(
     axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta ({number})", **chosen)
     for one, (x, y) in zip(of_front, line, strict=True) if betas else ():
         name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
-        where: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6}
-        axis.annotate(name, (x, y), annotation_clip=True, **where)
+        axis.annotate(name, (x, y), annotation_clip=True, **BESIDE)
     values, common = common_seeds([(one.values, one.seeds) for one in of_front])
     for i in range(len(common)) if seeds and len(common) > 1 else ():
         of_seed = [
@@ -265,7 +278,7 @@ def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
     """pass@1 against pass@k of every method, GRPO's front over beta as a line to the base.
 
     ``table``: front_tables.points with this k. A method's point has its key as gid. The picture is
-    that of the front and of what is near it; its title counts the points beyond.
+    that of the front and of what is near it; below it the methods beyond are named.
     """
     means = table.set_index("method")
     front = [key for key in front_tables.front_methods(profile) if key in means.index]
@@ -276,8 +289,9 @@ def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
         for key, row in line.iterrows():
             name = "base" if key == BASE else f"{row['beta']:g}"
             place = (row["pass@1"], row[f"pass@{k}"])
-            axis.annotate(name, place, textcoords="offset points", xytext=(4, 4), fontsize=6)
+            axis.annotate(name, place, **BESIDE)
         beside = list(beside_front(profile, table))
+        beyond: list[str] = []
         for key in beside:
             point = [[means.loc[key, "pass@1"]], [means.loc[key, f"pass@{k}"]]]
             axis.plot(*point, gid=key, markersize=6, **points(look(key)))
@@ -286,24 +300,31 @@ def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
         if (high > low).all():
             axis.set(xlim=(low.iloc[0], high.iloc[0]), ylim=(low.iloc[1], high.iloc[1]))
             near = means.loc[beside, names]
-            beyond = int(((near < low) | (near > high)).any(axis=1).sum())
-        else:
-            beyond = 0
+            beyond = list(near.index[((near < low) | (near > high)).any(axis=1)])
         problems = count(int(table["problems"].iloc[0]), "problem")
         axis.set(
             xlabel="exact pass@1",
             ylabel=f"exact pass@{k}",
-            title=f"{profile.name}: {problems}; line: GRPO's front over beta"
-            + (f"\nnot in the picture: {count(beyond, 'method')} farther off" if beyond else ""),
+            title=f"{profile.name}: {problems}; line: GRPO's front over beta",
         )
+        if beyond:
+            labels = "; ".join(map(profile.label, beyond))
+            axis.annotate(
+                fill(f"Farther off than the picture: {labels}", 88),
+                (0, -0.2),
+                xycoords="axes fraction",
+                va="top",
+                fontsize=6,
+                color="0.3",
+            )
     return figure
 
 
-def beside_front(profile: Profile, table: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """The arms of ``table`` (front_tables.points) beside the front: key -> label, colour."""
+def beside_front(profile: Profile, table: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
+    """The arms of ``table`` (front_tables.points) beside the front: key -> label, colour, mark."""
     front = {BASE, *front_tables.front_methods(profile)}
     others = [key for key in table["method"] if key not in front and _is_arm(profile, key)]
-    return {key: (profile.label(key), str(look(key)["color"])) for key in others}
+    return choices(profile, others)
 
 
 def excess(profile: Profile, anchor: str = "k3", family: str | None = None) -> Figure:
@@ -347,7 +368,7 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
         off = 0
         for axis, name in zip(axes, names, strict=True):
             rows = table[table["metric"] == name]
-            intervals(axis, profile, rows, ("difference", "low", "high"))
+            intervals(axis, profile, rows, ("difference", "low", "high"), seeds=True)
             off += keep_near(axis, rows, ("difference", "low", "high"))
             axis.axvline(0, color="black", linewidth=0.6)
             axis.set_xlabel(name)
@@ -364,5 +385,6 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
             f"Minus {label}, intervals clear of 0: {', '.join(parts)}",
             f"{profile.name}. Exact, paired by seed and problem, bars: 95 %, {shown}",
             "numbers: those beyond the panel" if off else "",
+            "no bar: all differences are the same" if table["low"].isna().any() else "",
         )
     return figure

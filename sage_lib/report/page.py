@@ -94,7 +94,7 @@ class Page:
         figures: Mapping[str, Figure],
         label: str,
         start: int = 0,
-        choices: Mapping[str, tuple[str, str]] | None = None,
+        choices: Mapping[str, tuple[str, str, str]] | None = None,
         ticked: Collection[str] | None = None,
     ) -> None:
         """Display figures behind a slider that needs no kernel, as :func:`sliders.slider` has them;
@@ -178,7 +178,8 @@ class Page:
     def _commands(self, frame: pd.DataFrame) -> None:
         if self.profile is None or "method" not in frame:
             return
-        of_both = arm_tables.BASES[1] in frame  # then its seeds are of two bases
+        second = arm_tables.BASES[1]  # then its seeds are of two bases
+        of_both = second in frame or second in set(frame.get("base", ()))
         bases_of = [self.profile, *(bases.others(self.profile) if of_both else ())]
         lines = [line for profile in bases_of for line in commands(profile, frame)]
         if lines:

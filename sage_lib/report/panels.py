@@ -9,9 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike
 
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.report.style import NARROW, WIDE, counts, error_bar, look
+from sage_lib.report.style import GLYPHS, NARROW, WIDE, count, counts, error_bar, look
 
 #: Of more methods than this in a panel, the reference alone has a band: more would hide the lines.
 FEW = 3
@@ -122,56 +123,82 @@ def method_legend(
     figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
 
+def choices(profile: Profile, methods: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """Each method's label, colour and mark, for the boxes of a slider (:func:`sliders.slider`)."""
+    looks = {method: look(method) for method in methods}
+    return {
+        method: (profile.label(method), str(one["color"]), GLYPHS[one["marker"]])
+        for method, one in looks.items()
+    }
+
+
 def intervals(
     axis: Axes,
     profile: Profile,
     frame: pd.DataFrame,
     columns: tuple[str, str, str] = ("mean", "low", "high"),
+    seeds: bool = False,
 ) -> None:
     """A line per row of ``frame`` from top to bottom: a method's mean and interval, its label left.
 
-    ``columns`` of ``frame`` hold mean, low and high; the column method holds the key.
+    ``columns`` of ``frame`` hold mean, low and high; the column method holds the key. ``seeds``:
+    with how many seeds a row has, of its column of that name.
     """
     for position, row in enumerate(frame.to_dict("records")):
         mean, low, high = (row[column] for column in columns)
         error_bar(axis, position, mean, low, high, horizontal=True, **look(row["method"]))
-    axis.set_yticks(range(len(frame)), [profile.label(method) for method in frame["method"]])
+    names = [profile.label(method) for method in frame["method"]]
+    if seeds:
+        pairs = zip(names, frame["seeds"], strict=True)
+        names = [f"{name} ({count(int(number), 'seed')})" for name, number in pairs]
+    axis.set_yticks(range(len(frame)), names)
     axis.set_ylim(len(frame) - 0.5, -0.5)
     axis.margins(x=0.1)
 
 
+#: What is behind a number that stands on bars.
+CLEAR: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 #: How many times the upper quartile of what intervals or lines reach still belongs into a picture.
 REACH = 3.0
 
 
 def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) -> int:
-    """Let a few rows far off not squeeze all others: the panel of :func:`intervals` ends at
-    :data:`REACH` times what three quarters of the rows reach, and a row beyond has its number at
-    the edge. Returns how many there are."""
+    """Let a few rows far off not squeeze all others: where one lies beyond :data:`REACH` times what
+    three quarters of the rows reach, the panel of :func:`intervals` ends at those within it, and
+    every row beyond has its number at the edge. Returns how many there are."""
     mean, low, high = (frame[column].to_numpy(dtype=float) for column in columns)
     reached = np.nanmax(np.abs([mean, low, high]), axis=0)
     limit = REACH * np.nanquantile(reached, 0.75) if np.isfinite(reached).any() else 0.0
-    beyond = np.flatnonzero(np.abs(mean) > limit)
-    if limit == 0 or not len(beyond):
+    if limit == 0 or not (np.abs(mean) > limit).any():
         return 0
     near = reached <= limit
     known = np.concatenate([mean[near], low[near], high[near]])  # a row may lack its interval
     least, most = min(0.0, np.nanmin(known)), max(0.0, np.nanmax(known))
     room = 0.1 * (most - least)
-    ends = (least - room, most + room)
-    for row in beyond:
-        left = mean[row] < 0
+    axis.set_xlim(least - room, most + room)
+    return at_the_edge(axis, mean)
+
+
+def at_the_edge(axis: Axes, values: ArrayLike, lower: float = 0.0, form: str = "{}") -> int:
+    """The numbers of the rows' ``values`` that lie beyond a panel, at its edges, ``lower`` below
+    the rows' own places and in a format; returns how many there are."""
+    left, right = axis.get_xlim()
+    beyond = [(row, one) for row, one in enumerate(np.asarray(values)) if not left <= one <= right]
+    known = [(row, one) for row, one in beyond if np.isfinite(one)]
+    for row, one in known:
+        before = one < left
         axis.annotate(
-            f"{mean[row]:+.2f}",
-            (ends[0] if left else ends[1], row),
-            xytext=(2 if left else -2, 0),
+            form.format(f"{one:+.2f}"),
+            (left if before else right, row + lower),
+            xytext=(2 if before else -2, 0),
             textcoords="offset points",
-            ha="left" if left else "right",
+            ha="left" if before else "right",
             va="center",
             fontsize=6,
+            bbox=CLEAR,
+            zorder=5,
         )
-    axis.set_xlim(*ends)
-    return len(beyond)
+    return len(known)
 
 
 def keep_lines_near(axis: Axes) -> bool:

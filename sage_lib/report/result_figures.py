@@ -36,13 +36,23 @@ def figure2(profile: Profile, family: str | None = None) -> Figure:
         means = dict(zip(chosen["method"], chosen["mean"], strict=True))
         describe(
             figure,
-            spread(profile, means, "Held-out pass@1"),
+            spread(profile, means, "Held-out pass@1") + _told_apart(profile, methods),
             f"{profile.name}. {trained}",
             f"right: {count(chosen['problems'].iloc[0], 'problem')} x {count(samples, 'sample')}, "
             "bars: 95 % over problems, " + ("dots: each seed" if several else "one seed"),
             others,
         )
     return figure
+
+
+def _told_apart(profile: Profile, methods: Sequence[str]) -> str:
+    """How many of ``methods`` can be told from the one to compare with at pass@1; "" of none."""
+    against = result_tables.reference(profile)
+    found = result_tables.compared(profile)
+    found = found[(found["against"] == against) & (found["metric"] == "pass@1")]
+    found = found[found["method"].isin(methods)]
+    told = ((found["low"] > 0) | (found["high"] < 0)).sum()
+    return f"; {told} of {len(found)} told from {profile.label(against)}" if len(found) else ""
 
 
 def _seed_dots(axis: Axes, frame: pd.DataFrame, methods: Sequence[str]) -> bool:

@@ -7,12 +7,14 @@ without it.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from sage_lib.experiment import records, runs
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.report import arm_tables, exact_tables
 from sage_lib.report.claims import Claim, Comparison
 from sage_lib.report.front_tables import FEWEST_SEEDS, beta_of
@@ -25,6 +27,8 @@ FAMILY = "rivals"
 BEST = 2
 REPORT = "exploration report, Table 2"
 BOTH_PASS = ("pass@1", "pass@256")
+#: Where a run ended, beside its base, at both of :data:`BOTH_PASS`.
+BELOW, ABOVE = "below", "above"
 
 
 @dataclass(frozen=True)
@@ -205,29 +209,47 @@ def combined(profile: Profile, outside: pd.DataFrame) -> list[str]:
     return lines
 
 
-def fallen(profile: Profile) -> pd.DataFrame:
-    """The base, and seed by seed the rivals of which a seed fell below it at each of
-    :data:`BOTH_PASS`: columns method, run, pass@1, pass@256, below (whether this one did),
-    collapsed (what its record says of an end before the last step, "" of others)."""
-    table = exact_tables.exact(profile)
-    table = table[table["dataset"] == "Avg"].reset_index(drop=True)
-    base = table.loc[table["method"] == "base", list(BOTH_PASS)].iloc[0]
-    table["below"] = (table[list(BOTH_PASS)] < base).all(axis=1)
-    fell = set(table.loc[table["below"], "method"]) & set(arm_tables.arms(profile, FAMILY))
-    records_of = {run.name: run.record for _, _, run in runs.rl_runs(profile)}
-    shown = table[table["method"].isin([*fell, "base"])]
-    said = [records.collapse(records_of[one]) if one in records_of else "" for one in shown["run"]]
-    return shown.assign(collapsed=said)[["method", "run", *BOTH_PASS, "below", "collapsed"]]
+def fallen(profile: Profile, also: Sequence[Profile] = ()) -> pd.DataFrame:
+    """The bases, and seed by seed the rivals of which a run fell below the base that it started
+    from at each of :data:`BOTH_PASS`, with their twins, GRPO with their beta and updates.
+
+    Columns base (the first, or that of ``also``, profiles of other bases), method, run, pass@1,
+    pass@256, ended (:data:`BELOW` or :data:`ABOVE` its base at both, "" where neither), collapsed
+    (what its record says of an end before the last step, "" of others).
+    """
+    parts = []
+    for which, one in zip(arm_tables.BASES, (profile, *also), strict=False):
+        table = exact_tables.exact(one)
+        table = table[table["dataset"] == "Avg"].assign(base=which)
+        values = table[list(BOTH_PASS)]
+        base = values[table["method"] == BASE].iloc[0]
+        below, above = (values < base).all(axis=1), (values > base).all(axis=1)
+        table["ended"] = np.select([below, above], [BELOW, ABOVE], "")
+        records_of = {run.name: run.record for _, _, run in runs.rl_runs(one)}
+        table["collapsed"] = [
+            records.collapse(records_of[run]) if run in records_of else "" for run in table["run"]
+        ]
+        parts.append(table)
+    found = pd.concat(parts, ignore_index=True)
+    order = [BASE, *declared(profile).methods]
+    rank = {"base": arm_tables.BASES.index, "method": order.index}
+    found = found.sort_values([*rank], key=lambda one: one.map(rank[one.name]), kind="stable")
+    below = set(found.loc[found["ended"] == BELOW, "method"])
+    fell = below & set(arm_tables.arms(profile, FAMILY))
+    shown = {BASE, *fell, *(arm_tables.twin(profile, key) for key in fell)}
+    columns = ["base", "method", "run", *BOTH_PASS, "ended", "collapsed"]
+    return found.loc[found["method"].isin(shown), columns].reset_index(drop=True)
 
 
 def fallen_takeaway(profile: Profile, found: pd.DataFrame) -> str:
-    """How many seeds of which rivals :func:`fallen` lists as below the base."""
-    by = found[found["method"] != "base"].groupby("method", sort=False)["below"]
-    lines = [
-        f"{profile.label(method)}: {below.sum()} of {count(len(below), 'seed')} below the base at "
-        + " and ".join(BOTH_PASS)
-        for method, below in by
-    ]
+    """How many runs of whom :func:`fallen` lists as below their base, and how many above it."""
+    lines = []
+    for method, ended in found[found["method"] != BASE].groupby("method", sort=False)["ended"]:
+        below, above = (ended == BELOW).sum(), (ended == ABOVE).sum()
+        lines.append(
+            f"{profile.label(method)}: of {count(len(ended), 'run')} {below} below and {above} "
+            f"above their base at {' and '.join(BOTH_PASS)}"
+        )
     return "\n".join(lines) or "no rival fell below the base"
 
 

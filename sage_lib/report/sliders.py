@@ -29,7 +29,7 @@ _PAGE = """\
 .sage-slider .where input {{flex: 1; min-width: 6em}}
 .sage-slider output {{min-width: 4.5em; font-variant-numeric: tabular-nums}}
 .sage-slider .which {{display: flex; flex-wrap: wrap; gap: 0.1em 1em; font-size: 0.85em}}
-.sage-slider .swatch {{display: inline-block; width: 0.8em; height: 0.8em; margin: 0 0.3em}}
+.sage-slider .swatch {{display: inline-block; width: 1em; text-align: center; margin: 0 0.3em}}
 </style>
 <div class="picture" role="img" aria-label="{alt}">{first}</div>
 <label class="where"><span>{label}</span>
@@ -93,7 +93,7 @@ _TEXT = """\
 """
 _CHOICE = """\
 <label><input type="checkbox" value="{value}"{checked}>\
-<span class="swatch" style="background: {colour}"></span>{label}</label>"""
+<span class="swatch" style="color: {colour}">{mark}</span>{label}</label>"""
 
 
 def svg(figure: Figure) -> str:
@@ -118,15 +118,15 @@ def slider(
     figures: Mapping[str, Figure],
     label: str,
     start: int = 0,
-    choices: Mapping[str, tuple[str, str]] | None = None,
+    choices: Mapping[str, tuple[str, str, str]] | None = None,
     ticked: Collection[str] | None = None,
 ) -> str:
     """HTML with one figure at a time, and a slider over them.
 
     ``figures``: position, as it is to be read -> figure; ``label``: what the slider moves;
     ``start``: number of the frame that is shown first. ``choices``: the gid of artists of the
-    figures -> label and colour of a box that shows or hides them; ``ticked``: those of many that
-    are shown at first (None: all).
+    figures -> label, colour and mark of a box that shows or hides them; ``ticked``: those of many
+    that are shown at first (None: all).
     """
     pictures = [svg(figure) for figure in figures.values()]
     positions = list(figures)
@@ -135,9 +135,10 @@ def slider(
             value=html.escape(gid),
             label=html.escape(name),
             colour=colour,
+            mark=mark,
             checked=" checked" if ticked is None or gid in ticked else "",
         )
-        for gid, (name, colour) in (choices or {}).items()
+        for gid, (name, colour, mark) in (choices or {}).items()
     ]
     # No "</script>" may end the data.
     frames = json.dumps([positions, pictures], ensure_ascii=False).replace("</", "<\\/")

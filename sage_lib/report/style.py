@@ -69,6 +69,11 @@ COLOURS = {
 _SERIES = ["grey", "orange", "green", "brown", "pink", "vermilion", "blue", "sky", "black"]
 _DASHES = ["-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))]
 _MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d"]
+#: The markers as letters, for what no figure draws.
+GLYPHS = {
+    **{"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "<": "◀", ">": "▶"},
+    **{"p": "⬟", "*": "★", "h": "⬢", "H": "⬣", "d": "⬧"},
+}
 #: The methods that come with the companion.
 _SHIPPED: dict[str, tuple[str, Any, str]] = {
     # Table 1: seven colours, seven markers

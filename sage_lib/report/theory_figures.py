@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
 from sage_lib.algorithm.guides import HIGH
-from sage_lib.report.style import NARROW, STYLE, WIDE, describe, line, points, series
+from sage_lib.report.style import GLYPHS, NARROW, STYLE, WIDE, describe, line, points, series
 from sage_lib.theory import solutions, two_path
 from sage_lib.theory.estimators import LABELS, OFFERED
 from sage_lib.theory.objectives import CLAIMS
@@ -600,10 +600,10 @@ def leads(table: pd.DataFrame, names: Mapping[str, str], beta: float) -> Figure:
     return figure
 
 
-def led() -> dict[str, tuple[str, str]]:
-    """The policies of :func:`leads`: gid of their bars -> label, colour."""
+def led() -> dict[str, tuple[str, str, str]]:
+    """The policies of :func:`leads`: gid of their bars -> label, colour, mark."""
     return {
-        policy.replace(" ", ""): (LABELS.get(policy, policy), str(series(i)["color"]))
+        policy.replace(" ", ""): (LABELS.get(policy, policy), str(series(i)["color"]), GLYPHS["s"])
         for i, policy in enumerate(LED)
     }
 

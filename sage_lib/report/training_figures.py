@@ -304,9 +304,12 @@ def guide_effects(profile: Profile) -> Figure:
         ]
         describe(
             figure,
-            f"The branch guide changes the pull: {', '.join(described)}",
+            f"The branch guide's change of the pull, clear of 0 in {len(sure)} of {len(frame)} "
+            f"anchors: {', '.join(described)}",
             f"{profile.name}. {drawn}, 1 seed",
             "exact over the next token",
-            f"bars: 95 % over prompts; clear of 0: {', '.join(sure) or 'none'}",
+            f"bars: 95 % over prompts; clear of 0: {', '.join(sure)}"
+            if sure
+            else "bars: 95 % over prompts",
         )
     return figure

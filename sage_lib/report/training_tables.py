@@ -9,6 +9,7 @@ import pandas as pd
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import Profile
 from sage_lib.report import measured
+from sage_lib.report.front_tables import beta_of
 
 #: What is done, and logged, for every batch that is drawn; and for every step.
 _DRAWS = ["time/generation", "time/scoring", "time/reward"]
@@ -20,10 +21,12 @@ APART = ("family", "rl", "guide", "anchor", "advantage", "reward", "rft", "seeds
 
 def methods(profile: Profile) -> pd.DataFrame:
     """What sets each method apart from GRPO with the profile's settings, in words: columns method,
-    family, and those of :data:`APART` that any method has."""
+    family, and those of :data:`APART` that any method has. Without a KL term there is no anchor."""
     rows = []
     for key, method in profile.methods.items():
         given = {name: getattr(method, name) for name in APART}
+        if not beta_of(profile, key) > 0:
+            given["anchor"] = None
         rows.append({"method": key, **{name: _words(value) for name, value in given.items()}})
     return pd.DataFrame(rows, columns=["method", *APART]).replace("", None)
 
@@ -82,11 +85,12 @@ def time_takeaway(times: pd.DataFrame, method: str) -> str:
 
 
 def starts(profile: Profile, records: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Where runs started, a row a seed: columns seed, runs, references, kl_ref.
+    """Where runs started, a row a seed: columns seed, runs, references, with a KL, kl_ref.
 
-    ``records``: of each run by its name. Of the runs that are anchored to the policy they start
-    from: how many, how many different references they have, and the largest KL to it (nats) at
-    the first step, of those that log it (NaN where none does, or logs were thinned).
+    ``records``: of each run by its name. Of the runs that are not given another reference than the
+    policy they start from: how many, how many different references they have, how many log a KL to
+    it at the first step, and the largest of these (nats; NaN where none does, or logs were
+    thinned).
     """
     own = {key for key, method in profile.methods.items() if method.reference is None}
     frame = pd.DataFrame(
@@ -97,7 +101,8 @@ def starts(profile: Profile, records: Mapping[str, Mapping[str, Any]]) -> pd.Dat
     log = measured.training(profile).reindex(columns=["method", "seed", "step", "kl_ref"])
     first = log[(log["step"] == 1) & log["method"].isin(own)]
     found = frame.groupby("seed")["reference"].agg(runs="size", references="nunique")
-    return found.join(first.groupby("seed")["kl_ref"].max()).reset_index()
+    kl = first.groupby("seed")["kl_ref"].agg(**{"with a KL": "count", "kl_ref": "max"})
+    return found.join(kl).reset_index()
 
 
 def table5(profile: Profile) -> pd.DataFrame:

@@ -192,13 +192,42 @@ def summary(profile: Profile) -> list[str]:
     found = claims(profile)
     own = found["source"].str.startswith(OURS)
     theirs = found["claim"].str.endswith(AT_THEIRS)
-    least = "disagrees: a part of it is ruled out"
+    gain = line.loc[profile.reference, "pass@1"] - base["pass@1"]
+    least = (
+        "disagrees: one comparison or more rules out the least that "
+        f"matters, {MARGINS['pass@1']:g} of pass@k; GRPO's own gain at pass@1 is {gain:.3f}"
+    )
     of_paper = _counted(found[~own & ~theirs], "claim of the paper", "claims of the paper")
     again = _counted(found[theirs], "of them", "of them").replace(AT_THEIRS, "")
     of_ours = _counted(found[own], "expectation of ours", "expectations of ours")
     sentences.append(f"Of {of_paper} (notebook 13; {least}).")
     sentences.append(f"At the authors' beta, {again}. Of {of_ours}.")
+    sentences.append(f"{'; '.join(beyond(profile, outside(profile)))}.")
     return sentences
+
+
+def beyond(profile: Profile, table: pd.DataFrame) -> list[str]:
+    """Who lies outside GRPO's front over beta, of how many of whom how many intervals would lie
+    above 0 by chance, and how far out GRPO's own points lie, in sentences.
+
+    ``table``: :func:`front_tables.outside`. Counted are methods of :data:`FEWEST_SEEDS` seeds or
+    more, without those that have another reference, or demonstrations, than the front's.
+    """
+    of_table = table["method"].map(profile.methods)
+    alike = of_table.map(lambda one: one.reference is None and one.family != "more_sft")
+    others = table[~table["on_front"] & alike & (table["seeds"] >= FEWEST_SEEDS)]
+    if others.empty:
+        return [f"no method beside the front has {count(FEWEST_SEEDS, 'seed')}"]
+    out = others[others["verdict"] == "outside"]
+    named = [
+        f"{profile.label(row.method)} {interval_text(row.excess, row.low, row.high)}"
+        for row in out.itertuples()
+    ]
+    which = " and ".join(named).replace(", 95 % [", " [") or "none"
+    chance = f"{count(len(others), 'method')} ({0.025 * len(others):.1f} by chance)"
+    lines = [f"Outside the front, in shares of its range, of {chance}: {which}"]
+    own = table.loc[table["on_front"], "excess"].max()
+    return lines if np.isnan(own) else [*lines, f"GRPO's own points reach {own:+.3f}"]
 
 
 def limits(profile: Profile, compared: pd.DataFrame) -> list[str]:
