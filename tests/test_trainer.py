@@ -802,6 +802,40 @@ def test_a_resume_in_a_later_epoch_goes_on_with_its_prompts(make, tmp_path, step
     assert torch.equal(end, again)
 
 
+@pytest.mark.parametrize("step", [2, 6, 8])
+def test_a_resume_between_draws_of_several_updates_is_bit_for_bit(make, tmp_path, step):
+    """Four draws an epoch, two updates each; among the updates of one there is no such resume,
+    and training.rl saves no checkpoint there."""
+    apart = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
+    settings = saved(tmp_path, max_steps=10, save_steps=1, **apart)
+    whole = trained(make(None, **settings))
+    for start, same in ((step, True), (step + 1, False)):
+        again = make(None, **settings)
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{start}"))
+        assert (losses(whole)[start:] == losses(again)[start:]) == same
+        assert torch.equal(weights(whole), weights(again)) == same
+
+
+@pytest.mark.parametrize(
+    ("settings", "every"),
+    [
+        ({"save_steps": 6}, 6),
+        ({"save_steps": 6, "steps_per_generation": 4}, 8),
+        ({"save_steps": 6, "steps_per_generation": 4, "gradient_accumulation_steps": 4}, 6),
+        ({"save_steps": 6, "steps_per_generation": 3, "gradient_accumulation_steps": 2}, 6),
+        ({"save_steps": 5, "gradient_accumulation_steps": 2, "num_iterations": 3}, 6),
+        ({"save_steps": 0.25, "steps_per_generation": 4}, 0.25),
+        ({"steps_per_generation": 4}, None),
+    ],
+)
+def test_checkpoints_of_a_run_fall_between_draws(settings, every):
+    from sage_lib.training.rl import between_draws
+
+    found = between_draws(settings)
+    assert found.get("save_steps") == every
+    assert {**found, "save_steps": 1} == {**settings, "save_steps": 1}
+
+
 def test_the_order_of_the_prompts_is_that_of_trl(make):
     stock, ours = (make(guide)._get_train_sampler() for guide in ("stock", None))
     assert len(ours) == len(stock)

@@ -2,6 +2,7 @@
 SageTrainer."""
 
 import dataclasses
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -120,9 +121,24 @@ def trainer_of(
         merge_adapter=profile.compute.merge_adapter,
         reference_reset=chosen.reference_reset,
         train_dataset=Dataset.from_list(rows(asked)),
-        args=arguments(GRPOConfig, {"report_to": "none", **settings}, **fixed),
+        args=arguments(GRPOConfig, {"report_to": "none", **between_draws(settings)}, **fixed),
     )
     return trainer, tokenizer, asked
+
+
+def between_draws(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of RL with ``save_steps`` raised to the next step after which completions are drawn.
+
+    No checkpoint holds completions that are still to be learned from: a run that is resumed among
+    the updates of one draw would draw them again, from a policy that has learned from them.
+    """
+    batches = settings.get("gradient_accumulation_steps") or 1
+    of_draw = settings.get("steps_per_generation") or batches
+    of_draw *= settings.get("num_iterations") or 1
+    updates, every = of_draw // math.gcd(of_draw, batches), settings.get("save_steps")
+    if not isinstance(every, int):  # a share of all steps, or TRL's own
+        return settings
+    return {**settings, "save_steps": -(-every // updates) * updates}
 
 
 def run_to_end(trainer: SageTrainer, checkpoints: Path) -> dict[str, Any] | None:
