@@ -189,13 +189,15 @@ def test_the_arguments_that_a_page_names_are_the_trainers():
 def test_the_times_that_a_page_names_are_those_of_the_benchmarks():
     words = " ".join(PAGES["own_code.md"].split())
     of = pd.read_csv(paths.BENCHMARKS / "trainer.csv").set_index("trainer")
-    branch, forward = of.loc["Branch"], of.loc["exact forward KL"]
+    branch, ratio = of.loc["Branch"], of["ratio"]
     low, high, steps = branch[["ratio 10 %", "ratio 90 %", "steps"]]
     assert (
         f"A Branch step takes {branch['ratio']:.2f} of a stock one (median of {steps:.0f} "
-        f"paired steps, 80 % of them within {low:.2f} and {high:.2f}), the exact forward KL "
-        f"{forward['ratio']:.2f}:"
+        f"paired steps, 95 % interval {branch['low']:.3f} to {branch['high']:.3f}; 80 % of the "
+        f"steps lie within {low:.2f} and {high:.2f}), Random {ratio['Random']:.2f}, "
+        f"Token {ratio['Token']:.2f}, the exact forward KL {ratio['exact forward KL']:.2f}:"
     ) in words
+    assert f"stock's bit for bit, takes {ratio['SageTrainer, no guide']:.2f}." in words
     others = [
         "position advantage",
         "entropy advantage",
