@@ -263,6 +263,17 @@ class Profile:
         merged["sft"] = {**self.sft, **self.rft.get("sft", {}), **own.get("sft", {})}
         return Rft(**fields_of(Rft, merged, f"{self.name}: methods.{method}.rft"))
 
+    def configured(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """What TRL's and PEFT's configurations are made from: the configuration's name, the place
+        in the profile, and the settings, those of each method with its changes."""
+        yield "SFTConfig", "sft", self.sft
+        for place, section in (("sft_lora", self.sft_lora), ("rl_lora", self.rl_lora)):
+            yield "LoraConfig", place, section or {}
+        for key, method in self.methods.items():
+            yield "GRPOConfig", "rl", {**self.rl, **method.rl}
+            if method.rft:
+                yield "SFTConfig", "rft.sft", self.rft_of(key).sft
+
     @property
     def tasks(self) -> frozenset[str]:
         """Names of the tasks that are evaluated."""

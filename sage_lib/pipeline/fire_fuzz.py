@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from tqdm import tqdm
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import counts
@@ -104,7 +105,8 @@ def profiles(names: Sequence[str], each: int | None, seed: int, sections: Check)
         settings, path = load_profile(name).settings, Path(f"{name}.yaml")
         found: dict[str, Counter] = {}
         examples: dict[str, str] = {}
-        for place, change, value in profile_cases(settings, each, rng):
+        cases = list(profile_cases(settings, each, rng))
+        for place, change, value in tqdm(cases, name, leave=False, disable=None):
             new = changed(settings, place, change, value)
             kind, said = outcome(functools.partial(_look, new, path, sections))
             own = place[:-1] in OWN_NAMES

@@ -31,15 +31,9 @@ LORA = (
 
 def check(profile: Profile) -> None:
     """SageError for a setting of a section that its configuration does not know."""
-    sections = [
-        (SFT, "sft", profile.sft),
-        (LORA, "sft_lora", profile.sft_lora),
-        (LORA, "rl_lora", profile.rl_lora),
-        *((GRPO, "rl", {**profile.rl, **method.rl}) for method in profile.methods.values()),
-        *((SFT, "rft.sft", profile.rft_of(k).sft) for k, m in profile.methods.items() if m.rft),
-    ]
-    for classes, place, section in sections:
-        refuse_unknown(place, section or {}, names(classes), classes[0][2])
+    by_name = {classes[0][2]: classes for classes in (SFT, GRPO, LORA)}
+    for name, place, section in profile.configured():
+        refuse_unknown(place, section, names(by_name[name]), name)
 
 
 @functools.cache

@@ -72,7 +72,7 @@ _MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d"]
 #: The markers as letters, for what no figure draws.
 GLYPHS = {
     **{"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "<": "◀", ">": "▶"},
-    **{"p": "⬟", "*": "★", "h": "⬢", "H": "⬣", "d": "⬧"},
+    **{"p": "⬟", "*": "★", "h": "⬢", "H": "⬣", "d": "♦"},
 }
 #: The methods that come with the companion.
 _SHIPPED: dict[str, tuple[str, Any, str]] = {

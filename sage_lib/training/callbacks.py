@@ -46,19 +46,11 @@ def check_sections(profile: Profile) -> None:
 
     from peft import LoraConfig
 
-    for cls, place, section in (
-        (SFTConfig, "sft", profile.sft),
-        (LoraConfig, "sft_lora", profile.sft_lora),
-        (LoraConfig, "rl_lora", profile.rl_lora),
-        *((GRPOConfig, "rl", {**profile.rl, **m.rl}) for m in profile.methods.values()),
-        *(
-            (SFTConfig, "rft.sft", profile.rft_of(k).sft)
-            for k, m in profile.methods.items()
-            if m.rft
-        ),
-    ):
-        refuse_unknown(place, section or {}, _settings(cls), cls.__name__)
-        _typed(cls, section or {})
+    by_name = {"SFTConfig": SFTConfig, "GRPOConfig": GRPOConfig, "LoraConfig": LoraConfig}
+    for name, place, section in profile.configured():
+        cls = by_name[name]
+        refuse_unknown(place, section, _settings(cls), name)
+        _typed(cls, section)
         # What is known may still not go together, or be no name of theirs. (On another machine than
         # theirs, profiles for a GPU would be refused for that alone.)
         if section and cls is not LoraConfig and not profile.compute.requires_gpu:
