@@ -72,6 +72,8 @@ def test_a_step_is_measured_with_each_trainer():
             "step", [{"arm": arm, "tokens": 8, "vocabulary": 200, "batch": 2}]
         )
         assert found["CPU seconds"] > 0 and found["parameters"] > 2 * 200 * growth.WIDTH
+    (found,) = growth.measure("paired", [{**growth._TINY, "steps": 2}])
+    assert {arm: len(seconds) for arm, seconds in found.items()} == dict.fromkeys(growth.ARMS, 2)
 
 
 def test_every_curve_is_drawn_and_every_drawn_curve_is_measured():
@@ -86,4 +88,5 @@ def test_the_published_tables_are_of_these_sizes():
         assert grows == "width" or found == list(sizes)
         assert len(found) == len(sizes)
     kept = measured.benchmark("vocabulary")
-    assert list(zip(kept["tokens"], kept["vocabulary"], strict=True))[::3] == growth.SIZES
+    sizes = zip(kept["tokens"], kept["vocabulary"], kept["steps"], strict=True)
+    assert [*sizes][::3] == growth.SIZES

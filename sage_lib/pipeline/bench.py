@@ -13,10 +13,8 @@ import dataclasses
 import functools
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,11 +35,12 @@ from sage_lib.experiment import records
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import write_json, write_text
 from sage_lib.pipeline import draw, growth
+from sage_lib.pipeline.turns import Turns, ratios
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transformers import PreTrainedModel, TrainerCallback
+    from transformers import PreTrainedModel
 
 #: Threads of torch in every benchmark.
 THREADS = 2
@@ -156,12 +155,10 @@ def trainer() -> pd.DataFrame:
     GRPOTrainer, taking turns.
 
     Seconds are of the processor: other work on the machine stretches the clock, not these. The
-    learning rate is 0, so that all of them draw the very same completions in the same step. "low"
-    and "high" are a 95 % interval of the median ratio (by the binomial distribution: no shape is
-    taken for granted, steps are taken as independent), the others hold 80 % of the steps.
+    learning rate is 0, so that all of them draw the very same completions in the same step. The
+    columns are those of :func:`turns.ratios`.
     """
     import torch
-    from scipy.stats import quantile_test
 
     torch.set_num_threads(1)  # threads that wait for one another spend processor time, too
     cases: dict[str, dict[str, Any]] = {
@@ -180,90 +177,23 @@ def trainer() -> pd.DataFrame:
         "pass@4 training": {"advantage": {"name": "pass_at_k", "k": 4}},
         "Clip-Cov": {"advantage": {"name": "clip_cov", "share": 0.02}},
     }  # without KL-Cov, which takes several updates a batch and reads the tokens of Clip-Cov
-    turns = _Turns(list(cases))
+    turns = Turns(list(cases))
     # One after the other: loading a model is not safe beside another's.
     trainers = [_make_trainer(name, extra, turns) for name, extra in cases.items()]
     turns.run(trainers)
 
-    stock = turns.seconds[STOCK][WARM_UP:]
-    rows = []
-    for name, all_times in turns.seconds.items():
-        times = all_times[WARM_UP:]
-        ratios = sorted(ours / theirs for ours, theirs in zip(times, stock, strict=True))
-        low, high = quantile_test(ratios, q=1, p=0.5).confidence_interval(0.95)
-        rows.append(
-            {
-                "trainer": name,
-                "CPU seconds": statistics.median(times),
-                "ratio": statistics.median(ratios),
-                "low": low,
-                "high": high,
-                "ratio 10 %": ratios[len(ratios) // 10],
-                "ratio 90 %": ratios[-len(ratios) // 10],
-                "steps": len(ratios),
-            }
-        )
-    return pd.DataFrame(rows)
+    times = {name: seconds[WARM_UP:] for name, seconds in turns.seconds.items()}
+    return pd.DataFrame(
+        {
+            "trainer": name,
+            "CPU seconds": statistics.median(seconds),
+            **ratios(seconds, times[STOCK]),
+        }
+        for name, seconds in times.items()
+    )
 
 
-class _Turns:
-    """Several trainers in threads of one process, a step each in turn; notes the processor time of
-    each step, in which the others wait."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.order = names
-        self.turn = names[0]
-        self.seconds: dict[str, list[float]] = {name: [] for name in names}
-        self.condition = threading.Condition()
-        self.error: Exception | None = None
-
-    def run(self, trainers: Sequence[Any]) -> None:
-        """Train them all, a step each in turn. What the first one raises ends the others, who would
-        wait for its turn to pass without end."""
-        with ThreadPoolExecutor(len(trainers)) as pool:
-            for one in trainers:
-                pool.submit(self._train, one)
-        if self.error is not None:
-            raise self.error
-
-    def _train(self, one: Any) -> None:
-        try:
-            one.train()
-        except Exception as error:
-            with self.condition:
-                self.error = self.error or error
-                self.condition.notify_all()
-
-    def callback(self, name: str) -> TrainerCallback:
-        """What makes the trainer ``name`` wait for its turn, and pass it on after its step."""
-        import torch
-        from transformers import TrainerCallback
-
-        turns = self
-
-        class Turn(TrainerCallback):
-            def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                with turns.condition:
-                    turns.condition.wait_for(lambda: turns.turn == name or turns.error is not None)
-                    if turns.error is not None:
-                        raise turns.error
-                torch.manual_seed(state.global_step)  # every trainer draws the same rollouts
-                self.started = time.process_time()
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                turns.seconds[name].append(time.process_time() - self.started)
-                turns.pass_on(name)
-
-        return Turn()
-
-    def pass_on(self, name: str) -> None:
-        with self.condition:
-            after = self.order.index(name) + 1
-            self.turn = self.order[after % len(self.order)]
-            self.condition.notify_all()
-
-
-def _make_trainer(name: str, extra: dict[str, Any], turns: _Turns) -> Any:
+def _make_trainer(name: str, extra: dict[str, Any], turns: Turns) -> Any:
     """One of the trainers, with a model of its own; all models have the same weights."""
     from sage_lib.algorithm.backend import GRPOConfig, GRPOTrainer  # first
 

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,9 +30,10 @@ import pandas as pd
 
 from sage_lib import paths
 from sage_lib.errors import SageError
+from sage_lib.pipeline.turns import Turns, ratios
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, TrainerCallback
 
 #: Steps that are measured, after one that warms up; the fastest counts.
 STEPS = 2
@@ -40,7 +42,7 @@ ENOUGH = 1.0
 #: The model of a step, where a curve does not say otherwise.
 WIDTH, LAYERS = 64, 2
 PROMPT = "reach 24 from 1 2 3 4"
-STOCK, BRANCH, FORWARD = "stock GRPOTrainer", "Branch", "exact forward KL"
+STOCK, BRANCH, FORWARD = ARMS = "stock GRPOTrainer", "Branch", "exact forward KL"
 #: How a line of a measuring process begins.
 _FOUND = "found: "
 
@@ -56,12 +58,55 @@ def _step(
     width: int = WIDTH,
     layers: int = LAYERS,
     generates: bool = False,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """One RL step of a random model with LoRA adapters on q and v, beta 0.05, in float32.
 
     Completions are ``tokens`` long. With ``generates`` the model draws them, within the step;
     without they are random ids, and of stock one generation is timed besides.
     """
+    import torch
+
+    drawing: list[float] = []
+    clock = _clock()
+    model = {"tokens": tokens, "vocabulary": vocabulary, "width": width, "layers": layers}
+    trainer = _trainer(arm, model, batch, STEPS + 1, clock, drawing, generates)
+    before = _memory_anew()
+    trainer.train()
+    peak = _peak() - before
+    seconds, fastest = min(zip(clock.seconds[1:], range(1, STEPS + 1), strict=True))
+    found = {
+        "parameters": sum(p.numel() for p in trainer.model.get_base_model().parameters()),
+        "CPU seconds": seconds - drawing[fastest],
+        "peak MB": peak,
+        "generation": drawing[fastest],
+    }
+    if not generates and arm == STOCK:
+        started = time.process_time()
+        asked = torch.tensor([trainer.processing_class(PROMPT)["input_ids"]] * batch)
+        _generated(trainer.model, asked, tokens)
+        found["generation"] = time.process_time() - started
+    return found
+
+
+def _paired(tokens: int, vocabulary: int, batch: int, steps: int) -> dict[str, Any]:
+    """Seconds of so many steps of each of ARMS, which take turns, after one that warms up."""
+    turns = Turns(ARMS)
+    model = {"tokens": tokens, "vocabulary": vocabulary, "width": WIDTH, "layers": LAYERS}
+    trainers = [_trainer(arm, model, batch, steps + 1, turns.callback(arm), []) for arm in ARMS]
+    turns.run(trainers)
+    return {arm: seconds[1:] for arm, seconds in turns.seconds.items()}
+
+
+def _trainer(
+    arm: str,
+    size: dict[str, int],
+    batch: int,
+    steps: int,
+    callback: TrainerCallback,
+    drawing: list[float],
+    generates: bool = False,
+) -> Any:
+    """A trainer of random weights; the seconds of each of its draws are added to ``drawing``."""
     from sage_lib.algorithm.backend import GRPOConfig, GRPOTrainer  # first
 
     # isort: split
@@ -76,10 +121,9 @@ def _step(
 
     _one_thread()
     torch.manual_seed(0)
+    tokens = size["tokens"]
     tokenizer = tiny_qwen.tokenizer(99, tokens + 64)
-    model = _random_model(vocabulary, width, layers, tokens + 64)
-    parameters = sum(p.numel() for p in model.parameters())
-    drawing: list[float] = []
+    model = _random_model(size["vocabulary"], size["width"], size["layers"], tokens + 64)
 
     def drawn(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """TRL's rollout_func."""
@@ -93,24 +137,23 @@ def _step(
         logps = [[0.0] * tokens for _ in ids]
         return {"prompt_ids": asked, "completion_ids": ids, "logprobs": logps}
 
-    clock = _clock()
     added: dict[str, dict[str, Any]] = {
         STOCK: {},
         BRANCH: {"guide": BranchGuide()},
         FORWARD: {"anchor": "forward_kl"},
     }
     lora = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    trainer = (GRPOTrainer if arm == STOCK else SageTrainer)(
+    return (GRPOTrainer if arm == STOCK else SageTrainer)(
         model=get_peft_model(model, lora),
         processing_class=tokenizer,
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
-        train_dataset=Dataset.from_list([{"prompt": PROMPT}] * (STEPS + 1)),
+        train_dataset=Dataset.from_list([{"prompt": PROMPT}] * steps),
         args=GRPOConfig(
             output_dir=str(paths.build("benchmarks") / "growth"),
             per_device_train_batch_size=batch,
             num_generations=batch,
             max_completion_length=tokens,
-            max_steps=STEPS + 1,
+            max_steps=steps,
             beta=0.05,
             loss_type="grpo",
             use_bias_correction_kl=False,
@@ -123,26 +166,10 @@ def _step(
             logging_strategy="no",
             seed=0,
         ),
-        callbacks=[clock],
+        callbacks=[callback],
         rollout_func=drawn,
         **added[arm],
     )
-    before = _memory_anew()
-    trainer.train()
-    peak = _peak() - before
-    seconds, fastest = min(zip(clock.seconds[1:], range(1, STEPS + 1), strict=True))
-    found = {
-        "parameters": parameters,
-        "CPU seconds": seconds - drawing[fastest],
-        "peak MB": peak,
-        "generation": drawing[fastest],
-    }
-    if not generates and arm == STOCK:
-        started = time.process_time()
-        asked = torch.tensor([tokenizer(PROMPT)["input_ids"]] * batch)
-        _generated(trainer.model, asked, tokens)
-        found["generation"] = time.process_time() - started
-    return found
 
 
 def _random_model(vocabulary: int, width: int, layers: int, positions: int) -> PreTrainedModel:
@@ -301,8 +328,9 @@ def _timed(evaluate: Callable[[], object]) -> dict[str, float]:
     return {"CPU seconds": min(seconds), "peak MB": _peak() - before}
 
 
-MEASURED: dict[str, Callable[..., dict[str, float]]] = {
+MEASURED: dict[str, Callable[..., dict[str, Any]]] = {
     "step": _step,
+    "paired": _paired,
     "exact": _exact,
     "metrics": _metrics,
     "grid": _grid,
@@ -338,9 +366,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def measure(what: str, cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """What one of MEASURED finds for each of ``cases``, its arguments: all in one process."""
-    command = [sys.executable, "-m", __name__, what, json.dumps(cases)]
+def measure(
+    what: str, cases: Sequence[dict[str, Any]], before: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """What one of MEASURED finds for each of ``cases``, its arguments: all in one process, which
+    does ``before`` first (None: the first case)."""
+    command = [sys.executable, "-m", __name__, what, json.dumps([before or cases[0], *cases])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SageError(f"{what} of {cases} could not be measured: {done.stderr[-500:]}")
@@ -350,40 +381,48 @@ def measure(what: str, cases: Sequence[dict[str, Any]]) -> list[dict[str, float]
 
 # --- vocabulary ----------------------------------------------------------------------------------
 
-#: Tokens of a completion, and the vocabulary: the last is Qwen2.5-Math-7B's.
-SIZES = [(512, 1_024), (512, 10_240), (512, 50_176), (512, 152_064), (2048, 152_064)]
+#: Tokens of a completion, the vocabulary (the last is Qwen2.5-Math-7B's), and how many steps.
+SIZES = [
+    *((512, 1_024, 60), (512, 10_240, 60), (512, 50_176, 30)),
+    *((512, 152_064, 11), (2048, 152_064, 7)),
+]
+#: What a process does before a peak is measured in it, which is that of the first step of a size.
+_TINY = {"tokens": 8, "vocabulary": 128, "batch": 2}
 
 
 def vocabulary() -> pd.DataFrame:
     """A step of SageTrainer against stock GRPOTrainer's at growing vocabulary and length: two
-    completions, a model of two layers of width 64. A process for each trainer.
+    completions, a model of two layers of width 64.
 
     "CPU seconds": scoring, loss, gradient and update, without generation, which is the same in all
-    of them; "ratio" of these to stock's, "whole ratio" with the generation that stock was timed at.
-    "peak MB": above what the process held before the first step of that size.
+    of them, the median of steps in which the trainers take turns in one process; "ratio", "low",
+    "high" and the others as :func:`turns.ratios` has them. "whole ratio", with its bounds, counts
+    the generation that stock was timed at once. "peak MB": above what a process held before it
+    trained two steps and one more of that size, a process for each size and trainer.
     """
     _one_thread()
-    cases = [{"tokens": tokens, "vocabulary": words, "batch": 2} for tokens, words in SIZES]
-    arms = (STOCK, BRANCH, FORWARD)
-    found = {arm: measure("step", [{"arm": arm, **case} for case in cases]) for arm in arms}
     rows = []
-    for i, case in enumerate(cases):
-        stock = found[STOCK][i]
-        generation = stock["generation"]
-        for arm in arms:
-            one = found[arm][i]
-            whole = (one["CPU seconds"] + generation) / (stock["CPU seconds"] + generation)
+    for tokens, words, steps in SIZES:
+        case = {"tokens": tokens, "vocabulary": words, "batch": 2}
+        [seconds] = measure("paired", [{**case, "steps": steps}], _TINY | {"steps": 1})
+        alone = {
+            arm: measure("step", [{"arm": arm, **case}], {"arm": arm, **_TINY}) for arm in ARMS
+        }
+        generation = alone[STOCK][0]["generation"]
+        for arm in ARMS:
+            whole = ratios(*([one + generation for one in seconds[of]] for of in (arm, STOCK)))
+            peak = alone[arm][0]["peak MB"]
             rows.append(
                 {
                     "trainer": arm,
-                    "tokens": case["tokens"],
-                    "vocabulary": case["vocabulary"],
-                    "CPU seconds": one["CPU seconds"],
-                    "ratio": one["CPU seconds"] / stock["CPU seconds"],
+                    "tokens": tokens,
+                    "vocabulary": words,
+                    "CPU seconds": statistics.median(seconds[arm]),
+                    **ratios(seconds[arm], seconds[STOCK]),
                     "generation": generation,
-                    "whole ratio": whole,
-                    "peak MB": one["peak MB"],
-                    "peak ratio": one["peak MB"] / stock["peak MB"],
+                    **{f"whole {name}": whole[name] for name in ("ratio", "low", "high")},
+                    "peak MB": peak,
+                    "peak ratio": peak / alone[STOCK][0]["peak MB"],
                 }
             )
     return pd.DataFrame(rows)
@@ -445,10 +484,10 @@ def with_powers(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(argv: Sequence[str]) -> None:
-    """What :func:`measure` starts: its measurements, a line each. The first case is done once more
-    before them: what a process loads when it does something for the first time is no case's."""
-    what, cases = argv[0], json.loads(argv[1])
-    MEASURED[what](**cases[0])
+    """What :func:`measure` starts: its measurements, a line each, but of the first case: what a
+    process loads when it does something for the first time is no case's."""
+    what, (before, *cases) = argv[0], json.loads(argv[1])
+    MEASURED[what](**before)
     for case in cases:
         print(f"{_FOUND}{json.dumps(MEASURED[what](**case))}", flush=True)
 
