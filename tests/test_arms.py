@@ -444,14 +444,20 @@ def test_a_row_far_off_is_a_number_at_the_edge_and_does_not_squeeze_the_others()
     assert panels.keep_near(axis, rows, ("mean", "low", "high")) == 1
     low, high = axis.get_xlim()
     assert -0.04 < low < -0.03 and 0.02 < high < 0.03, "all others fill the panel"
-    assert [text.get_text() for text in axis.texts] == ["-0.80"]
+    assert [text.get_text() for text in axis.texts] == ["-0.8 [-0.9, -0.7]"]
     wide = pd.DataFrame({"mean": [-0.06], "low": [-0.5], "high": [0.4]})
     axis = plt.figure().add_subplot()
     assert panels.keep_near(axis, pd.concat([rows, rows[:3], wide]), ("mean", "low", "high")) == 2
     said = [text.get_text() for text in axis.texts]
-    assert said == ["-0.80", "-0.06"], "a row whose bar alone reaches far is beyond, too"
+    assert said == ["-0.8 [-0.9, -0.7]", "-0.06 [-0.5, +0.4]"]  # its bar alone reaches far
+    out = pd.DataFrame({"mean": [0.01], "low": [0.0], "high": [0.5]})
+    named = pd.concat([rows, rows[:3], out]).assign(method="grpo")
+    axis = plt.figure().add_subplot()
+    panels.keep_near(axis, named, ("mean", "low", "high"))
+    [arrow] = axis.lines
+    assert (arrow.get_marker(), arrow.get_xydata().tolist()) == (">", [[axis.get_xlim()[1], 7]])
     assert panels.at_the_edge(axis, [0.0, np.nan, 0.9], 0.3, "x {}") == 1
-    assert axis.texts[-1].get_text() == "x +0.90" and axis.texts[-1].xy[1] == 2.3
+    assert axis.texts[-1].get_text() == "x +0.9" and axis.texts[-1].xy[1] == 2.3
     unknown = pd.DataFrame({"mean": [0.0], "low": [np.nan], "high": [np.nan]})
     axis = plt.figure().add_subplot()
     panels.keep_near(axis, pd.concat([rows, unknown]), ("mean", "low", "high"))

@@ -62,7 +62,9 @@ def test_trainers_take_turns_step_by_step_in_an_order_of_each_round():
         places[drawn.waiting[0], len(drawn.waiting)] += 1
         drawn.pass_on()
     assert len(places) == len(NAMES) ** 2 and min(places.values()) > 150, "each in each place"
-    assert {name: len(times) for name, times in turns.seconds.items()} == dict.fromkeys(NAMES, STEPS)
+    assert {name: len(times) for name, times in turns.seconds.items()} == dict.fromkeys(
+        NAMES, STEPS
+    )
 
 
 @pytest.mark.parametrize("fails", NAMES)

@@ -36,6 +36,11 @@ def test_a_curve_is_linear_up_to_its_first_steeper_doubling(table):
     found = growth_figures.last_powers(growth.with_powers(table))
     assert found["linear"].tolist() == [2, 40] and found["largest"].tolist() == [8, 40]
     assert found["power"].tolist() == pytest.approx([2, 0])
+    assert found["memory power"].tolist() == pytest.approx([1, np.nan], nan_ok=True)
+    bent = curve("bent", [1, 2, 4, 8], [1.0, 2.0, 4.0, 4.0], [5, 9, 7, 12])
+    found = growth_figures.last_powers(growth.with_powers(bent)).loc["bent"]
+    assert found["power"] == pytest.approx(0.5), "over three sizes, not the last two"
+    assert np.isnan(found["memory power"]), "a peak that falls on the way grows with no power"
 
 
 def test_a_process_measures_its_cases_and_a_failure_says_what():

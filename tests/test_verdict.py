@@ -163,8 +163,8 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     first, second, strong, last, rest, beyond = verdict.summary(profile)
     assert re.fullmatch(
         r"Outside the front, in shares of its range, of 1 method \(0\.0 by chance\): "
-        r"GRPO \+ Branch \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]; "
-        r"GRPO's own points reach [+-]\d\.\d{3}\.",
+        r"GRPO \+ Branch by \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]; "
+        r"GRPO's own points by up to [+-]\d\.\d{3}\.",
         beyond,
     ), beyond
     assert "from beta 1 down to 0: exact pass@1 0.310 to 0.320 (largest 0.320, base 0.300)" in first

@@ -78,8 +78,9 @@ def differences(profile: Profile, table: pd.DataFrame) -> Figure:
             + ", ".join(parts)
             if len(told)
             else f"Minus GRPO with its beta and updates: fewer than {needed} decide nothing",
-            f"{profile.name}. Paired, bars: 95 %{alone}",
-            "numbers: differences beyond the panel" if off else "",
+            f"{profile.name}. Paired, bars: 95 % over seeds and problems{alone}",
+            "of entropy over seeds",
+            "numbers: differences beyond the panel; arrows: bars that leave it" if off else "",
             "diamonds, a little lower: the second base alone" if second in table else "",
         )
     return figure

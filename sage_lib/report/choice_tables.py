@@ -18,7 +18,7 @@ RATE = "learning_rate"
 TABLE = [
     *("family", "learning rate", "chosen", "method", "seeds", "interval over"),
     *("reward", "pass@1", "pass@1 low", "pass@1 high"),
-    *("pass@256", "pass@256 low", "pass@256 high"),
+    *("pass@256", "pass@256 low", "pass@256 high", "excess"),
 ]
 
 
@@ -46,6 +46,7 @@ def table(profile: Profile, family: str) -> pd.DataFrame:
 
     ``reward`` is the mean over the last fifth of the steps, what a user without exact pass@k would
     choose by; pass@k is exact, of valid work, with 95 % intervals over what "interval over" says.
+    ``excess``: of a rate that was not taken, over the front (:func:`front_tables.outside`).
     """
     found = candidates(declared(profile), family)
     there = {rate: key for rate, key in found.items() if key in profile.evaluated}
@@ -62,6 +63,8 @@ def table(profile: Profile, family: str) -> pd.DataFrame:
         row |= {"chosen": "" if profile.methods[key].family in front_tables.TRIED else "chosen"}
         row |= {name: at.loc[key, name] for name in TABLE if name in at}
         row |= {"reward": reward[key].mean(), "interval over": arm_tables.covers(row["seeds"])}
+        if profile.methods[key].family in front_tables.TRIED:
+            row["excess"] = front_tables.excess_of(profile, key)
         rows.append(row)
     return pd.DataFrame(rows, columns=TABLE)
 

@@ -25,11 +25,15 @@ NAMED, NAMED_BELOW = 2, 8
 NEAR = 0.5
 #: A front that takes less than this share of a panel has no room for the names of its points.
 SQUEEZED = 0.3
-#: A beta beside its point, to be read on lines and markers.
+#: A beta beside its point, to be read on lines: above it on the right, or below it on the left.
 BESIDE: dict[str, Any] = {
-    **{"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6, "zorder": 5},
-    "path_effects": [withStroke(linewidth=1.5, foreground="white")],
+    **{"textcoords": "offset points", "fontsize": 6, "zorder": 5, "annotation_clip": True},
+    "path_effects": [withStroke(linewidth=1.2, foreground="white")],
 }
+ABOVE = {"xytext": (4, 4)}
+BELOW = {"xytext": (-4, -4), "ha": "right", "va": "top"}
+#: What a beta's name takes, points.
+NAME_SIZE = (18, 8)
 #: Looks of the fronts of the anchors, in the order of their names here.
 FRONTS = {"k3": "grpo", "k3_corrected": "corrected", "sequence": "sequence"}
 
@@ -68,11 +72,10 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
         )[1]
         figure = axes[0].figure
         for axis in axes:
-            named_points = axis is axes[-1] or not squeezed
             for anchor, keys in fronts.items():
                 of_front = [*(exact[key] for key in keys), exact[BASE]]
-                alone = anchor == own_front  # the numbers and seeds of several fronts hide them
-                _draw_front(axis, profile, anchor, of_front, alone and named_points, alone)
+                # The numbers and seeds of several fronts would hide them.
+                _draw_front(axis, profile, anchor, of_front, seeds=anchor == own_front)
             for key in beside:
                 row = table.loc[key]
                 name = f"{profile.label(key)} ({_seeds_of(row)})"
@@ -82,6 +85,8 @@ def front(profile: Profile, methods: Sequence[str] | None = None) -> Figure:
             beyond = _draw_paired(axes[1], profile, table.loc[beside], line)
             axes[0].set_title("all" if squeezed else "the whole front")
             axes[1].set_title("around the points")
+        for axis in axes[1:] if squeezed else axes:
+            _name_betas(axis, profile, line, below=squeezed)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
         problems = count(int(table["problems"].iloc[0]), "problem")
@@ -249,20 +254,15 @@ def _draw_front(
     profile: Profile,
     anchor: str,
     of_front: list[exact_tables.Exact],
-    betas: bool,
     seeds: bool,
 ) -> None:
-    """A front, with its ``betas`` beside its points, and thin lines for the ``seeds`` that all its
-    points have."""
+    """A front, with thin lines for the ``seeds`` that all its points have."""
     chosen = look(FRONTS[anchor])
     means = [metrics.mean_over_sets(one.values.mean(axis=0), one.sets) for one in of_front]
     line = np.array(means)
     name = "GRPO" if anchor == "k3" else f"GRPO, {anchor.replace('_', ' ')}"
     number = counts((len(one.seeds) for one in of_front if one.method != BASE), "seed")
     axis.plot(line[:, 0], line[:, 1], label=f"{name}, front over beta ({number})", **chosen)
-    for one, (x, y) in zip(of_front, line, strict=True) if betas else ():
-        name = "base" if one.method == BASE else f"{front_tables.beta_of(profile, one.method):g}"
-        axis.annotate(name, (x, y), annotation_clip=True, **BESIDE)
     values, common = common_seeds([(one.values, one.seeds) for one in of_front])
     for i in range(len(common)) if seeds and len(common) > 1 else ():
         of_seed = [
@@ -272,6 +272,19 @@ def _draw_front(
         path = np.array(of_seed)
         thin = {**chosen, "marker": "", "linewidth": 0.5, "alpha": 0.5}
         axis.plot(path[:, 0], path[:, 1], **thin)
+
+
+def _name_betas(axis: Axes, profile: Profile, line: pd.DataFrame, below: bool = False) -> None:
+    """The betas of a front beside its points, whose two columns are those of the axes: above them,
+    or ``below``; of two close to each other on different sides. Once the axes have their limits."""
+    axis.autoscale_view()  # what is drawn counts, not the limits of empty axes
+    dots, before, side = axis.figure.dpi / 72, None, below
+    for key, place in line.iterrows():
+        name = "base" if key == BASE else f"{front_tables.beta_of(profile, str(key)):g}"
+        at = axis.transData.transform(place.to_numpy(dtype=float)) / dots
+        close = before is not None and (np.abs(at - before) < NAME_SIZE).all()
+        side, before = (not side if close else below), at
+        axis.annotate(name, tuple(place), **BESIDE, **(BELOW if side else ABOVE))
 
 
 def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
@@ -286,10 +299,6 @@ def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(NARROW + 0.9, 3))
         axis.plot(line["pass@1"], line[f"pass@{k}"], **look("grpo"))
-        for key, row in line.iterrows():
-            name = "base" if key == BASE else f"{row['beta']:g}"
-            place = (row["pass@1"], row[f"pass@{k}"])
-            axis.annotate(name, place, **BESIDE)
         beside = list(beside_front(profile, table))
         beyond: list[str] = []
         for key in beside:
@@ -307,6 +316,7 @@ def pass_at(profile: Profile, table: pd.DataFrame, k: int) -> Figure:
             ylabel=f"exact pass@{k}",
             title=f"{profile.name}: {problems}; line: GRPO's front over beta",
         )
+        _name_betas(axis, profile, line[names])
         if beyond:
             labels = "; ".join(map(profile.label, beyond))
             axis.annotate(
@@ -353,7 +363,7 @@ def excess(profile: Profile, anchor: str = "k3", family: str | None = None) -> F
             "below the line GRPO's own points, each against the front without it",
             others,
             _alone(table["seeds"]),
-            "numbers: those beyond the panel" if off else "",
+            "numbers: those beyond the panel; arrows: bars that leave it" if off else "",
         )
     return figure
 
@@ -384,7 +394,7 @@ def against(profile: Profile, reference: str, methods: Sequence[str]) -> Figure:
             figure,
             f"Minus {label}, intervals clear of 0: {', '.join(parts)}",
             f"{profile.name}. Exact, paired by seed and problem, bars: 95 %, {shown}",
-            "numbers: those beyond the panel" if off else "",
+            "numbers: those beyond the panel; arrows: bars that leave it" if off else "",
             "no bar: all differences are the same" if table["low"].isna().any() else "",
         )
     return figure

@@ -156,6 +156,19 @@ def outside(profile: Profile, anchor: str = "k3") -> pd.DataFrame:
     return pd.DataFrame(rows, columns=OUTSIDE)
 
 
+def excess_of(profile: Profile, method: str, anchor: str = "k3") -> float:
+    """The excess of one method over GRPO's front, as :func:`outside` has it, at the seeds that they
+    share; NaN without such seeds, or without a front."""
+    exact = exact_tables.by_method(profile, AXES)
+    front = [exact[one] for one in front_methods(profile, anchor) if one in exact]
+    if method not in exact or len(front) < 2:
+        return float("nan")
+    line = [*front, exact[BASE]]
+    if not common_seeds_or_none([exact[method], *line]):
+        return float("nan")
+    return float(_against(profile, exact[method], line)["excess"])
+
+
 def common_seeds_or_none(found: list[exact_tables.Exact]) -> bool:
     """Whether there is a seed that all trained methods have."""
     trained = [set(one.seeds) for one in found if one.seeds != [None]]

@@ -16,23 +16,33 @@ PANELS = {
     "runs and processes": ("runs in a grid", "processes, verifier"),
 }
 QUANTITIES = {"CPU seconds": "seconds of the processor", "peak MB": "peak above the start, MB"}
+#: Over so many sizes of a curve, its last, its power is taken.
+SIZES = 3
 #: A larger power is more than linear.
 LINEAR = 1.15
 
 
+def _slope(ends: pd.DataFrame, quantity: str) -> float:
+    """The power of the size that a quantity grows with from the first row to the last."""
+    first, last = ends.iloc[0], ends.iloc[-1]
+    return math.log(last[quantity] / first[quantity]) / math.log(last["size"] / first["size"])
+
+
 def last_powers(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each curve the powers of its last step, its "largest" size, and "linear": the size after
-    which every step of the seconds was more than linear, or the largest where the last was not."""
+    """Of each curve the powers over its last :data:`SIZES`, its "largest" size, and "linear": the
+    size after which every step of the seconds was more than linear, or the largest where the last
+    was not. No power of a memory that did not grow with each of these sizes."""
     rows = []
     for curve, group in table.groupby("curve", sort=False):
-        last = group.iloc[-1]
+        last, ends = group.iloc[-1], group[["size", "CPU seconds", "peak MB"]].iloc[-SIZES:]
+        memory = group["memory power"].iloc[1 - SIZES :]
         others = group[~(group["power"] > LINEAR)]  # the first size has no step before it
         linear = others.iloc[-1]
         rows.append(
             {
                 "curve": curve,
-                "power": last["power"],
-                "memory power": last["memory power"],
+                "power": _slope(ends, "CPU seconds"),
+                "memory power": _slope(ends, "peak MB") if (memory > 0).all() else math.nan,
                 "linear": linear["size"],
                 "largest": last["size"],
             }
@@ -86,7 +96,7 @@ def growth() -> Figure:
         describe(
             figure,
             "How time and memory grow with each size",
-            "behind each curve the power of its last step, of time and of memory",
+            f"behind each curve its power over the last {SIZES} sizes, of time and of memory",
             "one thread of a processor, the fastest of several; peaks below 1 MB are drawn at 1",
             "benchmarks/growth.csv",
         )

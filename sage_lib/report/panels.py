@@ -164,8 +164,9 @@ REACH = 3.0
 
 def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) -> int:
     """Let a few rows far off not squeeze all others: where one lies beyond :data:`REACH` times what
-    three quarters of the rows reach, the panel of :func:`intervals` ends at those within it, and
-    every row beyond has its number at the edge. Returns how many there are."""
+    three quarters of the rows reach, the panel of :func:`intervals` ends at those within it; every
+    row beyond has its numbers at the edge, and a bar that leaves the panel an arrow. Returns how
+    many rows lie beyond."""
     mean, low, high = (frame[column].to_numpy(dtype=float) for column in columns)
     reached = np.nanmax(np.abs([mean, low, high]), axis=0)
     limit = REACH * np.nanquantile(reached, 0.75) if np.isfinite(reached).any() else 0.0
@@ -175,20 +176,34 @@ def keep_near(axis: Axes, frame: pd.DataFrame, columns: tuple[str, str, str]) ->
     known = np.concatenate([mean[near], low[near], high[near]])  # a row may lack its interval
     least, most = min(0.0, np.nanmin(known)), max(0.0, np.nanmax(known))
     room = 0.1 * (most - least)
-    axis.set_xlim(least - room, most + room)
-    return at_the_edge(axis, mean)
+    left, right = least - room, most + room
+    axis.set_xlim(left, right)
+    for row, key in enumerate(frame.get("method", ())):
+        for ends, edge, mark in ((low[row] < left, left, "<"), (high[row] > right, right, ">")):
+            if ends and left <= mean[row] <= right:
+                colour = look(key)["color"]
+                axis.plot(edge, row, mark, color=colour, markersize=5, clip_on=False, zorder=4)
+    bounds = [f" [{a:+.2g}, {b:+.2g}]" if a < b else "" for a, b in zip(low, high, strict=True)]
+    return at_the_edge(axis, mean, more=bounds)
 
 
-def at_the_edge(axis: Axes, values: ArrayLike, lower: float = 0.0, form: str = "{}") -> int:
+def at_the_edge(
+    axis: Axes,
+    values: ArrayLike,
+    lower: float = 0.0,
+    form: str = "{}",
+    more: Sequence[str] | None = None,
+) -> int:
     """The numbers of the rows' ``values`` that lie beyond a panel, at its edges, ``lower`` below
-    the rows' own places and in a format; returns how many there are."""
+    the rows' own places, in a format, and with what ``more`` says of the row; returns how many
+    there are."""
     left, right = axis.get_xlim()
     beyond = [(row, one) for row, one in enumerate(np.asarray(values)) if not left <= one <= right]
     known = [(row, one) for row, one in beyond if np.isfinite(one)]
     for row, one in known:
         before = one < left
         axis.annotate(
-            form.format(f"{one:+.2f}"),
+            form.format(f"{one:+.2g}") + (more[row] if more else ""),
             (left if before else right, row + lower),
             xytext=(2 if before else -2, 0),
             textcoords="offset points",

@@ -105,9 +105,9 @@ _SHIPPED: dict[str, tuple[str, Any, str]] = {
 }
 _WIDE_DASH, _DENSE, _DOTTED = (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))
 #: Looks of the grid's rivals and shapers, many of which stand in one figure. A rival's colour says
-#: what its anchor is (orange none, brown none and 4 updates a batch, green beta 1, black with a
-#: guide), its marker the method; GRPO at other betas is blue. Any other key has the look that it
-#: had without these.
+#: what its anchor is (orange and hollow none, brown none and 4 updates a batch, green beta 1, black
+#: with a guide), its marker the method; GRPO at other betas is blue. Any other key has the look
+#: that it had without these.
 _OF_THE_GRID: dict[str, tuple[str, Any, str]] = {
     "grpo_updates": ("brown", "-", "s"),
     "clip_higher": ("brown", "--", "^"),
@@ -184,7 +184,10 @@ def look(method: str) -> dict[str, Any]:
         number = int.from_bytes(hashlib.sha256(method.encode()).digest()[-8:])
         colour, marker = free[number % len(free)]
         dash = _DASHES[number // len(free) % len(_DASHES)]
-    return {"color": COLOURS[colour], "linestyle": dash, "marker": marker}
+    found = {"color": COLOURS[colour], "linestyle": dash, "marker": marker}
+    # In grey, too, a rival without an anchor is told from the same with one.
+    hollow = method in _OF_THE_GRID and method.endswith("_beta0.0")
+    return {**found, "markerfacecolor": "white"} if hollow else found
 
 
 def series(i: int) -> dict[str, Any]:

@@ -289,13 +289,13 @@ def guide_effects(profile: Profile) -> Figure:
             clear = (min(ends) > 0 or max(ends) < 0) and abs(row["along"]) >= ROUNDED
             sure += [ANCHORS.get(row["anchor"], row["anchor"])] if clear else []
         axis.axhline(0, color="0.3", linewidth=0.8)
-        drawn = f"{count(size['prompts'], 'prompt')} x {size['batches']} x "
+        drawn = f"{count(size['prompts'], 'prompt')}, of each {size['batches']} times "
         drawn += count(size["completions"], "completion")
         axis.set(
             xticks=range(len(frame)),
             xticklabels=[ANCHORS.get(anchor, anchor) for anchor in frame["anchor"]],
             xlim=(-0.5, len(frame) - 0.5),
-            ylabel="change of the KL pull\nby the branch guide",
+            ylabel="change of the KL pull by\nthe branch guide (share of it)",
         )
         described = [
             f"{ANCHORS.get(row['anchor'], row['anchor'])} "

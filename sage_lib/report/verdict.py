@@ -187,15 +187,17 @@ def summary(profile: Profile) -> list[str]:
     sentences.append(_against(profile, table, guided, f"SAGE ({profile.label(guided.method)})"))
     if not table.index.intersection([AUTHORS_BETA.method]).empty:
         sentences.append(_against(profile, table, AUTHORS_BETA, "SAGE", "the authors' code's"))
-    name = f"{measured.declared(profile).label(strong.method)} (on a fifth of the tokens)"
+    name = measured.declared(profile).label(strong.method) + _acting(profile, strong.method)
     sentences.append(_against(profile, table, strong, name))
     found = claims(profile)
     own = found["source"].str.startswith(OURS)
     theirs = found["claim"].str.endswith(AT_THEIRS)
-    gain = line.loc[profile.reference, "pass@1"] - base["pass@1"]
+    gains = line.assign(gain=line["pass@1"] - base["pass@1"])
+    ours, most = gains.loc[profile.reference], gains.loc[gains["gain"].idxmax()]
     least = (
-        "disagrees: one comparison or more rules out the least that "
-        f"matters, {MARGINS['pass@1']:g} of pass@k; GRPO's own gain at pass@1 is {gain:.3f}"
+        "disagrees: one comparison or more rules out the least that matters, "
+        f"{MARGINS['pass@1']:g} of pass@k; GRPO's own gain at pass@1 is {ours['gain']:.3f} at "
+        f"beta {ours['beta']:g}, {most['gain']:.3f} at beta {most['beta']:g}"
     )
     of_paper = _counted(found[~own & ~theirs], "claim of the paper", "claims of the paper")
     again = _counted(found[theirs], "of them", "of them").replace(AT_THEIRS, "")
@@ -211,23 +213,30 @@ def beyond(profile: Profile, table: pd.DataFrame) -> list[str]:
     above 0 by chance, and how far out GRPO's own points lie, in sentences.
 
     ``table``: :func:`front_tables.outside`. Counted are methods of :data:`FEWEST_SEEDS` seeds or
-    more, without those that have another reference, or demonstrations, than the front's.
+    more; apart from the others, those that have another reference, or demonstrations, than the
+    front.
     """
-    of_table = table["method"].map(profile.methods)
-    alike = of_table.map(lambda one: one.reference is None and one.family != "more_sft")
-    others = table[~table["on_front"] & alike & (table["seeds"] >= FEWEST_SEEDS)]
-    if others.empty:
+    table = table[table["on_front"] | (table["seeds"] >= FEWEST_SEEDS)]
+    own, others = table[table["on_front"]], table[~table["on_front"]]
+    of_others = others["method"].map(profile.methods)
+    alike = of_others.map(lambda one: one.reference is None and one.family != "more_sft")
+    alike, apart = others[alike.astype(bool)], others[~alike.astype(bool)]
+    if alike.empty:
         return [f"no method beside the front has {count(FEWEST_SEEDS, 'seed')}"]
-    out = others[others["verdict"] == "outside"]
     named = [
-        f"{profile.label(row.method)} {interval_text(row.excess, row.low, row.high)}"
-        for row in out.itertuples()
+        f"{profile.label(row.method)} by {interval_text(row.excess, row.low, row.high)}"
+        for row in alike[alike["verdict"] == "outside"].itertuples()
     ]
     which = " and ".join(named).replace(", 95 % [", " [") or "none"
-    chance = f"{count(len(others), 'method')} ({0.025 * len(others):.1f} by chance)"
+    chance = f"{count(len(alike), 'method')} ({0.025 * len(alike):.1f} by chance)"
     lines = [f"Outside the front, in shares of its range, of {chance}: {which}"]
-    own = table.loc[table["on_front"], "excess"].max()
-    return lines if np.isnan(own) else [*lines, f"GRPO's own points reach {own:+.3f}"]
+    if len(own):
+        lines.append(f"GRPO's own points by up to {own['excess'].max():+.3f}")
+    out = apart.loc[apart["verdict"] == "outside", "excess"]
+    if len(out):
+        ends = f"{out.min():+.2f} to {out.max():+.2f}" if len(out) > 1 else f"{out.item():+.2f}"
+        lines.append(f"of {len(apart)} with another reference or data {len(out)}, by {ends}")
+    return lines
 
 
 def limits(profile: Profile, compared: pd.DataFrame) -> list[str]:
@@ -241,7 +250,8 @@ def limits(profile: Profile, compared: pd.DataFrame) -> list[str]:
     sizes = [margin_of(metric.removesuffix(", ood")) for metric in known["metric"]]
     weak = int((known["detectable"] > np.array(sizes)).sum())
     return [
-        f"{profile.label(profile.reference)} minus the base, all there is to change: {parts}",
+        f"{profile.label(profile.reference)} at beta "
+        f"{level.loc[profile.reference, 'beta']:g} minus the base: {parts}",
         f"of {count(len(known), 'comparison')} {weak} would find only more than the least that "
         "matters: much of what cannot be told is too few seeds",
     ]
@@ -249,6 +259,14 @@ def limits(profile: Profile, compared: pd.DataFrame) -> list[str]:
 
 def _named(name: str) -> Claim:
     return next(claim for claim in CLAIMS if claim.name == name)
+
+
+def _acting(profile: Profile, method: str) -> str:
+    """On how many of the tokens a method's guide is not 1, for a sentence; "" where nothing was
+    logged."""
+    log = measured.training(profile).reindex(columns=["method", "guide/acting"])
+    share = log.loc[log["method"] == method, "guide/acting"].mean()
+    return "" if np.isnan(share) else f" (on {share:.0%} of the tokens)".replace("%", " %")
 
 
 def _counted(found: pd.DataFrame, one: str, several: str) -> str:
