@@ -116,7 +116,7 @@ test-site: $(VENV)/site
 	$(RUN) -m pytest -m site -rs
 
 lab: $(VENV)/installed
-	$(VENV)/bin/jupyter lab --notebook-dir=notebooks
+	$(VENV)/bin/jupyter lab --notebook-dir=notebooks $(FLAGS)
 
 lock: $(VENV)/site
 	@$(PIP) --quiet $(call extra,lock)

@@ -356,8 +356,20 @@ def test_an_interval_belongs_to_the_value_before_it():
     assert bounds == {"rare_share": ("rare_low", "rare_high"), "both": ("both_low", "both_high")}
     assert inner == {"rare_low", "rare_high", "both_low", "both_high"}
     assert compare.intervals(["early", "early_std", "mid", "mid_std"]) == ({}, set())
+    names = ["method", "pass@1", "pass@1 low", "pass@1 high", "rare", "low over seeds"]
+    bounds, inner = compare.intervals([*names, "high over seeds", "seconds"])
+    assert bounds == {"pass@1": ("pass@1 low", "pass@1 high")}
+    assert inner == {"pass@1 low", "pass@1 high", "low over seeds", "high over seeds"}
     empty = TABLE.assign(low=np.nan, high=np.nan)  # all differences agree: there is no interval
     assert compare.compare_tables(empty.assign(mean=[0.3, 0.5]), empty)[0] == "differs"
+
+
+def test_values_in_their_published_intervals_are_counted_and_seconds_are_a_machines_own():
+    assert compare.inside(TABLE.assign(mean=[0.31, 0.46]), TABLE) == (1, 2)
+    assert compare.inside(TABLE.assign(mean=[0.31, np.nan], low=9.0), TABLE) == (1, 2)
+    assert compare.inside(TABLE.head(1), TABLE) == (0, 0)
+    timed = TABLE.assign(seconds=[1.0, 2.0])
+    assert compare.compare_tables(timed.assign(seconds=7.0), timed)[0] == "identical"
 
 
 def test_a_run_is_compared_table_by_table_and_the_comparison_kept(own, capsys):
@@ -377,6 +389,8 @@ def test_a_run_is_compared_table_by_table_and_the_comparison_kept(own, capsys):
     cli.main(["compare", "--profile", SPEC])
     printed = capsys.readouterr().out
     assert "-0.2" in printed and "mean of base, pass@1" in printed
+    assert "of 4 values with a published interval 3 lie within it" in printed
+    assert "your models were trained on" in printed and "identical: weights, same" in printed
     kept = pd.read_csv(paths.results() / "compared" / f"{own.name}.csv")
     assert list(kept["table"]) == list(found.index)
 

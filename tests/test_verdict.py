@@ -160,9 +160,14 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
             "grpo_branch": (0.33, 0.85),
         }
     )
-    first, second, strong, last, rest, beyond = verdict.summary(profile)
+    claim, first, second, strong, last, rest, beyond = verdict.summary(profile)
+    assert claim == (
+        "The paper's claim, pass@1 and pass@256 both rise over GRPO: agrees at beta 1, not run at "
+        "the authors' beta 0.05. (Disagrees: of one, no gain of 0.005 is left; GRPO's own at "
+        "pass@1 is 0.010 there, 0.020 at beta 0.)"
+    )
     assert re.fullmatch(
-        r"Outside the front, in shares of its range, of 1 method \(0\.0 by chance\): "
+        r"Outside the front, in shares of its range, of all 1 method \(0\.0 by chance\): "
         r"GRPO \+ Branch by \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]; "
         r"GRPO's own points by up to [+-]\d\.\d{3}\.",
         beyond,
@@ -180,7 +185,7 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
     assert "disagrees in part 1 (both rise, strong guide)" in said[-2]
     assert "disagrees 3 (both rise; overfits without KL; out of distribution)" in said[-3]
     few = countdown({BASE: (0.3, 0.9), "grpo_no_kl": (0.32, 0.7), "grpo": (0.31, 0.8)}, seeds=(1,))
-    assert verdict.summary(few)[1] == "Too few seeds yet to compare grpo_branch with grpo."
+    assert verdict.summary(few)[2] == "Too few seeds yet to compare grpo_branch with grpo."
     assert last.startswith("Of 13 claims of the paper: agrees ") and "(both rise; " in last
     assert rest.startswith("At the authors' beta, 6 of them: not run ")
     assert ". Of 8 expectations of ours: " in rest and len(CLAIMS) == 13 + 6 + 8

@@ -91,6 +91,7 @@ def check(profile: Profile, name: str) -> None:
     for section, (given, needs) in sections.items():
         for key in needs if given else ():
             require(key in given, f"the section {section} lacks the key {key!r}")
+        _check_rate(section, given, require)
     of_methods = [seed for method in profile.methods for seed in profile.seeds_of(method)]
     seeds = [*profile.seeds, *of_methods, profile.model.seed, profile.evaluation.seed]
     for seed in [*seeds, *(given["seed"] for given, _ in sections.values() if given)]:
@@ -141,9 +142,16 @@ def _check_rl(where: str, given: dict[str, Any], require: Require) -> None:
             value = given[key]
             whole = _is_whole(value) and value >= least
             require(whole, f"{where}.{key} is a whole number of {least} or more, not {value!r}")
+    _check_rate(where, given, require)
     optim = given.get("optim", "")
     require(isinstance(optim, str), f"{where}.optim is the name of an optimiser, not {optim!r}")
     _check_drawing(where, given, require)
+
+
+def _check_rate(where: str, given: Mapping[str, Any] | None, require: Require) -> None:
+    rate = (given or {}).get("learning_rate", 0)
+    fits = _is_number(rate) and rate >= 0
+    require(fits, f"{where}.learning_rate is a number of 0 or more, not {rate!r}")
 
 
 def _check_drawing(where: str, given: Mapping[str, Any], require: Require) -> None:

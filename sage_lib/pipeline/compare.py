@@ -5,6 +5,8 @@ interval, or by how much they differ.
 """
 
 import argparse
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +25,16 @@ MISSING = "not made"
 COLUMNS = ["table", "verdict", "largest difference", "where"]
 #: Numbers that agree to this relative difference are the same (tables keep 10 digits).
 SAME = 1e-8
+#: The column of a lower bound: what is before "low", and behind it.
+_LOW = re.compile(r"(|.*[_ ])low(| over seeds)")
 
 
 def compare(profile: Profile) -> pd.DataFrame:
     """Columns :data:`COLUMNS`, a row for each published table, and first one for the weights.
 
     A cell is within its interval where the own value lies between the low and the high that the
-    published table gives for it. Words, and numbers without an interval, must be the same. The
+    published table gives for it. Words, and numbers without an interval, must be the same; seconds
+    are a machine's own and are left out. The
     largest difference is own minus published, of the cells that are not within their interval where
     there are such. Raises SageError where nothing is published for the profile, or what is belongs
     to other settings, and where nothing of one's own was made yet.
@@ -38,7 +43,9 @@ def compare(profile: Profile) -> pd.DataFrame:
     if profile.name not in names:
         known = ", ".join(names) or "nothing yet"
         raise SageError(
-            f"nothing is published for {profile.name} to compare with: there is {known}"
+            f"nothing is published for {profile.name} to compare with: there is {known}. Your "
+            f"tables of it are in {_place(paths.measured(profile.name))}; a notebook shows them "
+            f'with results = "own" and profile = "{profile.spec}" in its first cell'
         )
     theirs = load_profile(profile.spec, "published")
     runs.require_current(theirs)
@@ -95,6 +102,8 @@ def compare_tables(own: pd.DataFrame, published: pd.DataFrame) -> tuple[str, flo
     inside: list[tuple[float, int, str]] = []
     outside: list[tuple[float, int, str]] = []
     for name in numeric:
+        if "seconds" in name:
+            continue
         one, other = (frame[name].to_numpy(dtype=float) for frame in (own, published))
         same = np.isclose(one, other, rtol=SAME, atol=1e-12, equal_nan=True)
         identical &= bool(same.all())
@@ -125,8 +134,9 @@ def _size(difference: float) -> float:
 def intervals(columns: list[str]) -> tuple[dict[str, tuple[str, str]], set[str]]:
     """Value -> its columns low and high; and the columns that only describe another one's spread.
 
-    ``low`` and ``high``, or ``x_low`` and ``x_high``, belong to the nearest column before them that
-    is no standard deviation.
+    ``low`` and ``high``, or ``x_low`` and ``x_high``, or ``x low`` and ``x high``, belong to the
+    nearest column before them that is no standard deviation; with ``over seeds`` behind them they
+    are a second interval of the same value.
     """
     bounds: dict[str, tuple[str, str]] = {}
     inner: set[str] = set()
@@ -135,13 +145,62 @@ def intervals(columns: list[str]) -> tuple[dict[str, tuple[str, str]], set[str]]
     for name in columns:
         if name == "std" or name.endswith("_std"):
             spread.append(name)
-        elif name == "low" or name.endswith("_low"):
-            high = f"{name.removesuffix('low')}high"
-            bounds[value] = name, high
+        elif found := _LOW.fullmatch(name):
+            high = f"{found[1]}high{found[2]}"
+            if not found[2]:
+                bounds[value] = name, high
             inner |= {name, high, *spread}
         elif name not in inner:
             value, spread = name, []
     return bounds, inner
+
+
+def inside(own: pd.DataFrame, published: pd.DataFrame) -> tuple[int, int]:
+    """How many values of a table lie in the interval that the published one gives for them, and how
+    many have one there; (0, 0) of tables with other rows or columns."""
+    if list(own) != list(published) or len(own) != len(published):
+        return 0, 0
+    within = known = 0
+    for name, ends in intervals(list(published))[0].items():
+        columns = [published[end] for end in ends] + [own[name]] if name in own else []
+        if not columns or not all(map(pd.api.types.is_numeric_dtype, columns)):
+            continue
+        low, high, values = columns
+        known += int((low.notna() & high.notna()).sum())
+        within += int(((low <= values) & (values <= high)).sum())
+    return within, known
+
+
+def sentences(profile: Profile, found: pd.DataFrame) -> Iterator[str]:
+    """What a comparison comes to: on which processors the models were trained, how many values lie
+    in the published intervals, and which tables are the same."""
+    theirs = load_profile(profile.spec, "published")
+    mine, other = (
+        sorted({records.load(one.record)["machine"]["processor"] for one in those})
+        for those in (
+            [one for one in runs.policy_runs(profile) if one.record.is_file()],
+            [one for one in runs.policy_runs(theirs) if one.record.is_file()],
+        )
+    )
+    if mine and other:
+        processors = f"trained on {', '.join(mine)}, the published ones on {', '.join(other)}"
+        if found["verdict"].iloc[0] == DIFFERS and mine != other:
+            processors += (
+                ": another processor rounds otherwise, and other weights make other samples and "
+                "tables. That is expected"
+            )
+        yield f"your models were {processors}"
+    own, published = paths.measured(profile.name), paths.measured(profile.name, published=True)
+    pairs = [
+        inside(pd.read_csv(own / path.name), pd.read_csv(path))
+        for path in sorted(published.glob("*.csv"))
+        if (own / path.name).is_file()
+    ]
+    within, known = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (0, 0)
+    if known:
+        yield f"of {known} values with a published interval {within} lie within it"
+    same = found.loc[found["verdict"] == IDENTICAL, "table"]
+    yield f"identical: {', '.join(same) or 'no table'}"
 
 
 def show(profile: Profile) -> None:
@@ -152,6 +211,8 @@ def show(profile: Profile) -> None:
     shown = found.assign(**{COLUMNS[2]: [_number(value) for value in found[COLUMNS[2]]]})
     print(f"\nown results of {profile.name} beside the published ones", flush=True)
     print(f"{plan.text(shown)}\nkept as {_place(path)}", flush=True)
+    for sentence in sentences(profile, found):
+        print(sentence, flush=True)
 
 
 def _number(value: float) -> str:

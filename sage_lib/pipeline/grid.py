@@ -282,7 +282,7 @@ class Runner:
         if task.key not in self.made:
             stage, run = stages.STAGES[task.stage], task.run()
             label = f"{task.profile.name}/{run.place}"
-            self.made[task.key] = stages.Job(stage, run, label, stage.steps(task.profile))
+            self.made[task.key] = stages.Job(stage, run, label, stage.steps(task.profile, run))
         return self.made[task.key]
 
     def find_done(self) -> None:

@@ -23,7 +23,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import put_aside
 from sage_lib.files import disk_errors, is_locked, write_text
-from sage_lib.pipeline import compare, notebooks, plan, processes, stages
+from sage_lib.pipeline import compare, known_settings, notebooks, plan, processes, stages
 from sage_lib.pipeline.notebooks import Notebook
 
 #: The kernel of the interpreter that runs this: ipykernel brings it, and jupyter_client starts it
@@ -109,8 +109,8 @@ def run_notebook(
             cwd=str(path.parent),
             progress_bar=bar,
             stdout_file=Told(tells),
-            # A kernel on this machine alone, whose warning of that nobody can act on.
-            extra_arguments=["--IPKernelApp.log_level=40"],
+            # A kernel's warnings, and its word of the interrupt that ends it, help nobody.
+            extra_arguments=["--IPKernelApp.log_level=50"],
         )
     except papermill.PapermillExecutionError as error:
         raise SageError(
@@ -163,6 +163,7 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     """Run the notebooks, print the closing table, and where something is published the comparison
     with it; True when all are ok. Stops at the first that fails."""
     chosen = select(only)
+    known_settings.check(profile)  # before the notebooks, not in one of them
     stages.check_machine(profile)
     started = time.perf_counter()
     if not resume and not only:

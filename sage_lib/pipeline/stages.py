@@ -44,6 +44,8 @@ from sage_lib.pipeline import known_settings, processes
 SHOW_EVERY = 8
 #: Of more runs than this that are kept, one line speaks for all.
 FEW = 3
+#: What is said of a base that another profile made from the same settings.
+TAKEN = "already there, taken and not trained"
 #: Status with which a run's own process ends where another one makes the run, or made it just now.
 BUSY = os.EX_TEMPFAIL
 #: What a run's own process is started as.
@@ -62,7 +64,7 @@ class Stage:
     about: str
     runs: Callable[[Profile], list[Run]]
     work: str  # "module:function", called with (profile, run)
-    steps: Callable[[Profile], int]  # that one run will log
+    steps: Callable[[Profile, Run], int]  # that one run will log
     #: Runs by itself, with the threads of all processes that may run beside each other.
     alone: bool = False
 
@@ -80,7 +82,7 @@ def _rl_runs(profile: Profile) -> list[Run]:
     return [run for _, _, run in runs.rl_runs(profile)]
 
 
-def _samples(profile: Profile) -> int:
+def _samples(profile: Profile, run: Run) -> int:
     """As the profile asks for; an optional data set that does not load is counted as well."""
     return profile.evaluation.asked * profile.evaluation.samples
 
@@ -94,7 +96,7 @@ STAGES = {
             "the base policy",
             lambda profile: [runs.sft_run(profile)],
             "sage_lib.training.sft:train",
-            lambda profile: profile.sft.get("max_steps", 0),
+            lambda profile, _: profile.sft.get("max_steps", 0),
             alone=True,
         ),
         Stage(
@@ -102,7 +104,7 @@ STAGES = {
             "the base's token entropies",
             _of_rl(runs.entropy_run),
             "sage_lib.evaluation.entropies:measure",
-            lambda profile: 1,
+            lambda *_: 1,
             alone=True,
         ),
         Stage(
@@ -110,14 +112,14 @@ STAGES = {
             "every method and seed",
             _rl_runs,
             "sage_lib.training.rl:train",
-            lambda profile: profile.rl["max_steps"],
+            lambda profile, run: profile.steps_of(run.method),
         ),
         Stage(
             "trace",
             "the guides on completions of the reference method's policy",
             _of_rl(runs.trace_run),
             "sage_lib.evaluation.guide_traces:measure",
-            lambda profile: 1,
+            lambda *_: 1,
             alone=True,
         ),
         Stage(
@@ -125,7 +127,7 @@ STAGES = {
             "what the branch guide adds to each anchor's expected gradient",
             _of_rl(runs.effects_run),
             "sage_lib.evaluation.expected_gradients:measure",
-            lambda profile: 12,
+            lambda *_: 12,
             alone=True,
         ),
         Stage(
@@ -133,21 +135,21 @@ STAGES = {
             "base against trained policies, token by token on the same completions",
             lambda profile: runs.dynamics_runs(profile) if profile.rl else [],
             "sage_lib.evaluation.dynamics:measure",
-            lambda profile: 1,
+            lambda *_: 1,
         ),
         Stage(
             "replay",
             "the reference method's runs again, every update watched token by token",
             lambda profile: runs.replay_runs(profile) if profile.rl else [],
             "sage_lib.training.replay:measure",
-            lambda profile: profile.rl["max_steps"],
+            lambda profile, run: profile.steps_of(run.method),
         ),
         Stage(
             "impact",
             "tokens replaced by their runner-up and rolled out again",
             lambda profile: runs.impact_runs(profile) if profile.rl else [],
             "sage_lib.evaluation.token_impact:measure",
-            lambda profile: 1,
+            lambda *_: 1,
         ),
         Stage(
             "evaluate",
@@ -182,8 +184,10 @@ def run(profile: Profile, *names: str) -> dict[str, dict[str, Any]]:
         return _published(profile, chosen)
     found: dict[str, dict[str, Any]] = {}
     for stage in chosen:
-        steps = stage.steps(profile)
-        jobs = [Job(stage, one, _label(profile, stage, one), steps) for one in stage.runs(profile)]
+        jobs = [
+            Job(stage, one, _label(profile, stage, one), stage.steps(profile, one))
+            for one in stage.runs(profile)
+        ]
         _require_policies(profile, jobs)
         start(profile, jobs)
         found |= {job.run.name: records.load(job.run.record) for job in jobs}
@@ -307,6 +311,8 @@ def start(profile: Profile, jobs: list[Job]) -> None:
                     print(failed[name], flush=True)
                 elif collapse := records.collapse(job.run.record):
                     _say(job, collapse)
+                elif TAKEN in job.run.log.read_text(errors="replace"):
+                    _say(job, TAKEN)
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted: what was made is kept; the same once more goes on"
@@ -516,7 +522,7 @@ def _make(profile: Profile, stage: Stage, one: Run) -> None:
     if stage.name == "sft" and (found := runs.base_below(profile)) is not None:
         whose, base = found
         one.take(base)
-        print(f"sft: made from the same settings by {whose.name} already, taken from there")
+        print(f"sft: made from the same settings by {whose.name}, {TAKEN}")
         return
     _work(profile, stage, one)
 

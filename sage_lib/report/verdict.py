@@ -182,7 +182,8 @@ def summary(profile: Profile) -> list[str]:
         for k in AXES
     )
     size = f"{int(base['problems'])} problems, {counts(line['seeds'], 'seed')} a beta"
-    sentences = [f"GRPO {betas}: exact {ranges}; {size}."]
+    sentences = [_main_claim(profile, line, base)]
+    sentences.append(f"GRPO {betas}: exact {ranges}; {size}.")
     guided, strong = (_named(name).comparisons[0] for name in ("both rise", STRONG))
     sentences.append(_against(profile, table, guided, f"SAGE ({profile.label(guided.method)})"))
     if not table.index.intersection([AUTHORS_BETA.method]).empty:
@@ -192,20 +193,31 @@ def summary(profile: Profile) -> list[str]:
     found = claims(profile)
     own = found["source"].str.startswith(OURS)
     theirs = found["claim"].str.endswith(AT_THEIRS)
-    gains = line.assign(gain=line["pass@1"] - base["pass@1"])
-    ours, most = gains.loc[profile.reference], gains.loc[gains["gain"].idxmax()]
-    least = (
-        "disagrees: one comparison or more rules out the least that matters, "
-        f"{MARGINS['pass@1']:g} of pass@k; GRPO's own gain at pass@1 is {ours['gain']:.3f} at "
-        f"beta {ours['beta']:g}, {most['gain']:.3f} at beta {most['beta']:g}"
-    )
     of_paper = _counted(found[~own & ~theirs], "claim of the paper", "claims of the paper")
     again = _counted(found[theirs], "of them", "of them").replace(AT_THEIRS, "")
-    of_ours = _counted(found[own], "expectation of ours", "expectations of ours")
-    sentences.append(f"Of {of_paper} (notebook 13; {least}).")
+    said = found["claim"].where(~found["claim"].str.startswith("P"), found["statement"])
+    of_ours = _counted(found.assign(claim=said)[own], "expectation of ours", "expectations of ours")
+    sentences.append(f"Of {of_paper} (notebook 13, by the same rule).")
     sentences.append(f"At the authors' beta, {again}. Of {of_ours}.")
     sentences.append(f"{'; '.join(beyond(profile, outside(profile)))}.")
     return sentences
+
+
+def _main_claim(profile: Profile, line: pd.DataFrame, base: pd.Series) -> str:
+    """What comes of the paper's first claim, at both betas, and what that means; ``line``: GRPO's
+    points (front_tables.points), ``base``: the base's."""
+    names = ("both rise", f"both rise{AT_THEIRS}")
+    outcomes = claims(profile, [_named(name) for name in names])["outcome"]
+    ours = line.loc[profile.reference]
+    gains = line["pass@1"] - base["pass@1"]
+    most = gains.idxmax()
+    return (
+        f"The paper's claim, pass@1 and pass@256 both rise over GRPO: {outcomes.iloc[0]} at beta "
+        f"{ours['beta']:g}, {outcomes.iloc[1]} at the authors'{AT_THEIRS.replace(',', '')}. "
+        f"(Disagrees: of one, no gain of {MARGINS['pass@1']:g} is left; GRPO's own at pass@1 is "
+        f"{gains[profile.reference]:.3f} there, {gains[most]:.3f} at beta "
+        f"{line.loc[most, 'beta']:g}.)"
+    )
 
 
 def beyond(profile: Profile, table: pd.DataFrame) -> list[str]:
@@ -229,7 +241,7 @@ def beyond(profile: Profile, table: pd.DataFrame) -> list[str]:
     ]
     which = " and ".join(named).replace(", 95 % [", " [") or "none"
     chance = f"{count(len(alike), 'method')} ({0.025 * len(alike):.1f} by chance)"
-    lines = [f"Outside the front, in shares of its range, of {chance}: {which}"]
+    lines = [f"Outside the front, in shares of its range, of all {chance}: {which}"]
     if len(own):
         lines.append(f"GRPO's own points by up to {own['excess'].max():+.3f}")
     out = apart.loc[apart["verdict"] == "outside", "excess"]

@@ -597,13 +597,22 @@ def shared() -> Verifier:
 
 
 def accuracy_reward(
-    completions: Sequence, answer: Sequence[str | int], boxed: bool = False, **kwargs: Any
+    completions: Sequence,
+    answer: Sequence[str | int] | None = None,
+    boxed: bool = False,
+    **kwargs: Any,
 ) -> list[float]:
     """TRL reward function: 1.0 where the last answer equals the gold, else 0.0.
 
     ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold
-    answers; ``boxed`` as in :func:`last_answer`.
+    answers, without which there is a SageError; ``boxed`` as in :func:`last_answer`: an answer
+    outside the solution markers, or of ``boxed`` outside of \\boxed{}, counts as none.
     """
+    if answer is None:
+        raise SageError(
+            "accuracy_reward compares with the data set's column answer, which it does not have: "
+            "add one with the right answers"
+        )
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     answers = [last_answer(text, boxed) for text in texts]
     return [float(verdict.correct) for verdict in shared().verify_answers(answer, answers)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from tqdm import tqdm
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -19,6 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import PrinterCallback
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
@@ -269,6 +271,25 @@ def last_checkpoint(folder: Path) -> str | None:
     return str(whole[-1]) if whole else None
 
 
+class Bar(TrainerCallback):
+    """A progress bar where a user looks on: on a terminal, in place of every logged row."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", disable=None)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.bar.update()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.bar.close()
+
+
 def train_on(trainer: Any, checkpoints: Path) -> None:
     """Train from the last whole checkpoint, if there is one; from that of the last step, take its
     weights and train nothing (``trainer`` has a :class:`StepLog`).
@@ -276,6 +297,8 @@ def train_on(trainer: Any, checkpoints: Path) -> None:
     What a checkpoint holds beside weights is read by torch's unpickler for tensors and plain values
     alone: SageError where there is anything else.
     """
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Bar())
     found = last_checkpoint(checkpoints)
     if found and hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = _tokens_until(Path(found))

@@ -142,7 +142,8 @@ def train(profile: Profile, run: Run) -> dict:
     if not reference.done():
         raise SageError(
             f"RFT starts from the SFT model of profile {profile.name}, which is not there: "
-            f"sage-companion stage sft --profile {profile.spec} makes it"
+            f"sage-companion stage sft --profile {profile.spec} makes it, or takes it from a "
+            "profile with the same base"
         )
     chosen, rft = profile.methods[run.method], profile.rft_of(run.method)
     seed = profile.seeds[0] if run.seed is None else run.seed

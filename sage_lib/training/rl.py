@@ -48,7 +48,8 @@ def train(profile: Profile, run: Run) -> dict:
         if not runs.sft_run(whose).done():
             raise SageError(
                 f"RL {made} the SFT model of profile {whose.name}, which is not there: "
-                f"sage-companion stage sft --profile {whose.spec} makes it"
+                f"sage-companion stage sft --profile {whose.spec} makes it, or takes it from a "
+                "profile with the same base"
             )
     chosen, settings = profile.methods[run.method], settings_of(profile, run)
     if chosen.rft is not None:
