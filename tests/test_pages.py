@@ -223,7 +223,7 @@ def test_what_a_page_says_of_large_vocabularies_is_measured():
     )
     assert (
         f"a Branch step takes {branch['whole ratio']:.2f} of a stock one (95 % interval "
-        f"{branch['whole low']:.2f} to {branch['whole high']:.2f}, {branch['steps']} paired steps) "
+        f"{branch['whole low']:.2f} to {branch['whole high']:.2f}, {branch['steps']:.0f} paired steps) "
         f"and {branch['peak ratio']:.2f} of its memory, one of the exact forward KL "
         f"{forward['whole ratio']:.2f} ({forward['whole low']:.2f} to "
         f"{forward['whole high']:.2f}) and {forward['peak ratio']:.2f}; without generation, which "
