@@ -197,7 +197,7 @@ def test_the_times_that_a_page_names_are_those_of_the_benchmarks():
         f"steps lie within {low:.2f} and {high:.2f}), Random {ratio['Random']:.2f}, "
         f"Token {ratio['Token']:.2f}, the exact forward KL {ratio['exact forward KL']:.2f}:"
     ) in words
-    assert f"stock's bit for bit, takes {ratio['SageTrainer, no guide']:.2f}." in words
+    assert f"stock's bit for bit, takes {ratio['SageTrainer, no guide']:.2f} there" in words
     others = [
         "position advantage",
         "entropy advantage",
@@ -223,8 +223,9 @@ def test_what_a_page_says_of_large_vocabularies_is_measured():
     )
     assert (
         f"a Branch step takes {branch['whole ratio']:.2f} of a stock one (95 % interval "
-        f"{branch['whole low']:.2f} to {branch['whole high']:.2f}, {branch['steps']:.0f} paired steps) "
-        f"and {branch['peak ratio']:.2f} of its memory, one of the exact forward KL "
+        f"{branch['whole low']:.2f} to {branch['whole high']:.2f}, "
+        f"{branch['steps']:.0f} paired steps) and {branch['peak ratio']:.2f} of its memory, "
+        f"one of the exact forward KL "
         f"{forward['whole ratio']:.2f} ({forward['whole low']:.2f} to "
         f"{forward['whole high']:.2f}) and {forward['peak ratio']:.2f}; without generation, which "
         f"is the same in all of them, {branch['ratio']:.2f} and {forward['ratio']:.2f} of the time"
