@@ -195,7 +195,7 @@ def summary(profile: Profile) -> list[str]:
     theirs = found["claim"].str.endswith(AT_THEIRS)
     of_paper = _counted(found[~own & ~theirs], "claim of the paper", "claims of the paper")
     again = _counted(found[theirs], "of them", "of them").replace(AT_THEIRS, "")
-    said = found["claim"].where(~found["claim"].str.startswith("P"), found["statement"])
+    said = found["claim"].mask(found["claim"].str.fullmatch(r"P\d"), found["statement"])
     of_ours = _counted(found.assign(claim=said)[own], "expectation of ours", "expectations of ours")
     sentences.append(f"Of {of_paper} (notebook 13, by the same rule).")
     sentences.append(f"At the authors' beta, {again}. Of {of_ours}.")
