@@ -159,6 +159,8 @@ def variant(tmp_path):
         ("evaluation: {ks: 32}", "evaluation: ks must be a list, not 32"),
         ("evaluation: {samples: 16}", "pass@32 needs"),
         ("evaluation: {samples: many}", "samples must be a whole number, not 'many'"),
+        ("rl: {learning_rate: -1}", "rl.learning_rate must be 0 or more, not -1"),
+        ("sft: {learning_rate: -0.1}", "sft.learning_rate must be 0 or more, not -0.1"),
         ("evaluation: {ks: [2, 1, 4]}", "start at 1 and grow"),
         ("evaluation: {ks: []}", "start at 1 and grow"),
         ("evaluation: {data: []}", "names no data set"),

@@ -150,8 +150,8 @@ def _check_rl(where: str, given: dict[str, Any], require: Require) -> None:
 
 def _check_rate(where: str, given: Mapping[str, Any] | None, require: Require) -> None:
     rate = (given or {}).get("learning_rate", 0)
-    fits = _is_number(rate) and rate >= 0
-    require(fits, f"{where}.learning_rate is a number of 0 or more, not {rate!r}")
+    if _is_number(rate):  # other values are the trainers' own to refuse
+        require(rate >= 0, f"{where}.learning_rate must be 0 or more, not {rate}")
 
 
 def _check_drawing(where: str, given: Mapping[str, Any], require: Require) -> None:

@@ -82,7 +82,7 @@ def _rl_runs(profile: Profile) -> list[Run]:
     return [run for _, _, run in runs.rl_runs(profile)]
 
 
-def _samples(profile: Profile, run: Run) -> int:
+def _samples(profile: Profile) -> int:
     """As the profile asks for; an optional data set that does not load is counted as well."""
     return profile.evaluation.asked * profile.evaluation.samples
 
@@ -156,7 +156,7 @@ STAGES = {
             "samples of the base and of every policy that is evaluated",
             _evaluation_runs,
             "sage_lib.evaluation.evaluate:evaluate",
-            _samples,
+            lambda profile, _: _samples(profile),
         ),
     )
 }
