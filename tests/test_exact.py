@@ -112,9 +112,9 @@ def test_a_part_of_the_problems_is_sampled_and_all_are_exact():
     # What is planned, and what progress counts to, are samples that are drawn.
     plans = plan.planned_runs(profile).set_index("stage")["size"]
     assert set(plans["evaluate"]) == {"8 problems x 32 samples"}
-    assert stages.STAGES["evaluate"].steps(profile) == 8 * 32
+    assert stages.STAGES["evaluate"].steps(profile, None) == 8 * 32
     everything = load_profile("smoke+evaluation.sampled=null")
-    assert stages.STAGES["evaluate"].steps(everything) == sum(sizes) * 32
+    assert stages.STAGES["evaluate"].steps(everything, None) == sum(sizes) * 32
 
 
 @pytest.mark.parametrize("name", ["smoke", "laptop"])

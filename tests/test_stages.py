@@ -220,6 +220,14 @@ def test_a_build_folder_in_use_is_not_put_aside(fake, tmp_path, monkeypatch):
     assert (tmp_path / "build" / "smoke" / "sft").is_dir()
 
 
+def test_progress_counts_to_the_steps_of_each_method():
+    profile = load_profile("countdown")
+    rl = stages.STAGES["rl"]
+    found = {run.method: rl.steps(profile, run) for run in rl.runs(profile)}
+    assert (found["grpo"], found["clip_higher"], found["rft"]) == (300, 1200, 300)
+    assert stages.STAGES["sft"].steps(profile, None) == profile.sft["max_steps"]
+
+
 def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
     """The first fails, the second is killed, the third collapses, the fourth goes on."""
     methods = ["grpo", "grpo_no_kl", "grpo_random", "grpo_token"]
