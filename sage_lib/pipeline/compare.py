@@ -44,8 +44,8 @@ def compare(profile: Profile) -> pd.DataFrame:
         known = ", ".join(names) or "nothing yet"
         raise SageError(
             f"nothing is published for {profile.name} to compare with: there is {known}. Your "
-            f"tables of it are in {_place(paths.measured(profile.name))}; a notebook shows them "
-            f'with results = "own" and profile = "{profile.spec}" in its first cell'
+            f"tables of it, once made, are in {_place(paths.measured(profile.name))}; a notebook "
+            f'shows them with results = "own" and profile = "{profile.spec}" in its first cell'
         )
     theirs = load_profile(profile.spec, "published")
     runs.require_current(theirs)
