@@ -3,6 +3,7 @@ resumption."""
 
 import dataclasses
 import os
+import sys
 import time
 import typing
 from collections.abc import Sequence
@@ -277,7 +278,9 @@ class Bar(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", disable=None)
+        steps = {"total": state.max_steps, "initial": state.global_step, "unit": "step"}
+        # Not sys.stderr: Unsloth puts a filter in its place, which shows no bar.
+        self.bar = tqdm(**steps, file=sys.__stderr__, disable=None)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
