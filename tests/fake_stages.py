@@ -16,7 +16,9 @@ import types
 # torch takes seconds to import, and fake work has no use for it.
 sys.modules["torch"] = types.SimpleNamespace(
     set_num_threads=lambda threads: None,
+    seed=lambda: None,
     cuda=types.SimpleNamespace(is_available=lambda: False),
+    accelerator=types.SimpleNamespace(is_available=lambda: False),
 )
 
 import dataclasses  # noqa: E402
@@ -61,7 +63,15 @@ def work(profile, run):
     note(profile, run, "end")
 
 
-if __name__ == "__main__":
+def load(names):
+    """Nothing: what sleeps needs no library."""
+
+
+def main(argv=None):
     for name, stage in stages.STAGES.items():
-        stages.STAGES[name] = dataclasses.replace(stage, work="__main__:work")
-    stages.main()
+        stages.STAGES[name] = dataclasses.replace(stage, work="fake_stages:work")
+    stages.main(argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
-from test_stages import FAKE_STAGES, calls, fake, is_alive, starts, wait_for
+from test_stages import calls, fake, is_alive, starts, wait_for
 
 from sage_lib import paths
 from sage_lib.errors import SageError
@@ -50,7 +50,7 @@ def trial(fake, tmp_path):
 def runner(trial, *words):
     """A process of the grid runner."""
     source = "import sys; from sage_lib.pipeline import cli, stages; "
-    source += f"stages.COMMAND = (sys.executable, {str(FAKE_STAGES)!r}); cli.main()"
+    source += "stages.PROGRAM = 'fake_stages'; cli.main()"
     return subprocess.Popen(
         [sys.executable, "-uc", source, "grid", str(trial), *words],
         env=stages.environment(),

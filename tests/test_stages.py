@@ -17,14 +17,15 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines
 from sage_lib.pipeline import reproduce, stages
+from sage_lib.pipeline.loaded import Loader, is_useful
 
 FAKE_STAGES = Path(__file__).parent / "fake_stages.py"
 #: A process that runs a stage as a notebook's kernel does.
-PARENT = f"""
+PARENT = """
 import sys
 from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import stages
-stages.COMMAND = (sys.executable, {str(FAKE_STAGES)!r})
+stages.PROGRAM = "fake_stages"
 stages.run(load_profile("smoke"), "sft")
 """
 
@@ -34,7 +35,8 @@ def fake(tmp_path, monkeypatch):
     """Fake stages in folders of their own; a function that says what they do."""
     monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-    monkeypatch.setattr(stages, "COMMAND", (sys.executable, str(FAKE_STAGES)))
+    monkeypatch.setattr(stages, "PROGRAM", "fake_stages")
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_STAGES.parent))
 
     def told(**fate):
         monkeypatch.setenv("FAKE", json.dumps(fate))
@@ -263,3 +265,33 @@ def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
     assert found[third]["collapsed"] == {"step": 4, "reason": "told to"}
     assert len(starts(tmp_path)) == 7, "what is done, the collapsed run too, is kept"
     assert "kept; collapsed at step 4: told to" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not is_useful(2, False), reason="nothing is forked here")
+def test_runs_of_a_stage_are_forked_and_what_they_are_forked_from_ends(fake, tmp_path, monkeypatch):
+    forked = []
+    made = Loader.start
+
+    def noted(loader, *given):
+        forked.append(made(loader, *given))
+        return forked[-1]
+
+    monkeypatch.setattr(Loader, "start", noted)
+    fake(seconds=0.2)
+    profile = load_profile("smoke+train=[grpo, grpo_branch, identity]")
+    stages.run(profile, "sft")
+    assert not forked, "a single run gains nothing by it"
+    runs = stages.run(profile, "rl")
+    assert {one.pid for one in forked} <= {call["pid"] for call in starts(tmp_path)}
+    assert len(forked) == len(runs) == 3 and len(calls(tmp_path)) == 2 * 4
+    assert not any(is_alive(pid) for pid in {forked[0].loader.process.pid, forked[0].pid})
+
+
+def test_a_stage_goes_on_without_the_process_that_loads(fake, tmp_path, monkeypatch):
+    def nothing(*given):
+        raise ChildProcessError
+
+    monkeypatch.setattr(Loader, "start", nothing)
+    fake(seconds=0.2)
+    found = stages.run(load_profile("smoke+train=[grpo, grpo_branch, identity]"), "sft", "rl")
+    assert len(starts(tmp_path)) == len(found) == 4

@@ -11,19 +11,36 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
+from typing import Protocol
 
 #: Seconds that a process has to end by itself before it is killed.
 GRACE = 10
 
 
-def start(words: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+class Process(Protocol):
+    """A process that leads a group: of subprocess.Popen, what those need who wait for its end."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """None while it goes on, then its status; below 0 the signal that ended it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its status once it has ended; subprocess.TimeoutExpired after so many seconds."""
+
+
+def start(
+    words: list[str], log: Path, environment: Mapping[str, str], keep: Sequence[int] = ()
+) -> subprocess.Popen:
     """Start a command whose program calls :func:`end_with_parent`; its output is added to ``log``.
 
-    It leads a process group of its own: its workers end with it, and an interrupt from the keyboard
-    reaches the parent alone, which then calls :func:`end`.
+    ``keep``: files of this process that stay open in it. It leads a process group of its own: its
+    workers end with it, and an interrupt from the keyboard reaches the parent alone, which then
+    calls :func:`end`.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
@@ -34,6 +51,7 @@ def start(words: list[str], log: Path, environment: Mapping[str, str]) -> subpro
             stderr=subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
+            pass_fds=keep,
         )
 
 
@@ -64,8 +82,8 @@ def end_with_pool() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def end(processes: Collection[subprocess.Popen]) -> None:
-    """End processes of :func:`start` with all that they started, and wait until they are gone."""
+def end(processes: Collection[Process]) -> None:
+    """End processes, each with all that it started, and wait until they are gone."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         _signal(process, signal.SIGTERM)
@@ -77,6 +95,6 @@ def end(processes: Collection[subprocess.Popen]) -> None:
             process.wait()
 
 
-def _signal(process: subprocess.Popen, number: signal.Signals) -> None:
+def _signal(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

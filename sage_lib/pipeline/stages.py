@@ -10,15 +10,16 @@ their progress and raises when one fails. A run that is finished from the same s
 """
 
 import argparse
+import contextlib
 import importlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from tqdm import tqdm
@@ -39,17 +40,20 @@ from sage_lib.files import (
     require_space,
 )
 from sage_lib.pipeline import known_settings, processes
+from sage_lib.pipeline.loaded import Loader, is_useful
 
 #: Seconds between two lines of progress of one run.
 SHOW_EVERY = 8
+#: Seconds between two looks at what runs.
+EVERY = 0.1
 #: Of more runs than this that are kept, one line speaks for all.
 FEW = 3
 #: What is said of a base that another profile made from the same settings.
 TAKEN = "already there, taken and not trained"
 #: Status with which a run's own process ends where another one makes the run, or made it just now.
 BUSY = os.EX_TEMPFAIL
-#: What a run's own process is started as.
-COMMAND = (sys.executable, "-m", "sage_lib.pipeline.stages")
+#: The module whose main a run's own process is.
+PROGRAM = "sage_lib.pipeline.stages"
 
 
 class Interrupted(SageError, KeyboardInterrupt):
@@ -280,8 +284,9 @@ def start(profile: Profile, jobs: list[Job]) -> None:
     if len(kept) > FEW:
         words = f"{len(kept)} of {len(jobs)} runs already made from the same settings, kept"
         print(f"{jobs[0].stage.name}: {words}", flush=True)
-    running: dict[str, tuple[Job, subprocess.Popen, Progress]] = {}
+    running: dict[str, tuple[Job, processes.Process, Progress]] = {}
     seen_elsewhere: set[str] = set()
+    loader = _loader(profile, waiting)
     try:
         while waiting or running:
             for job in list(waiting):
@@ -296,18 +301,19 @@ def start(profile: Profile, jobs: list[Job]) -> None:
                 if job.run.done():
                     _say(job, "made by another process, kept", records.collapse(job.run.record))
                 else:
-                    running[job.run.name] = job, launch(profile, job), Progress(job)
-            time.sleep(0.5)
+                    progress = Progress(job)
+                    running[job.run.name] = job, launch(profile, job, loader), progress
+            time.sleep(EVERY)
             for name, (job, process, progress) in list(running.items()):
-                ended = process.poll() is not None
-                progress.show(last=ended)
-                if not ended:
+                status = process.poll()
+                progress.show(last=status is not None)
+                if status is None:
                     continue
                 del running[name]
-                if process.returncode == BUSY:
+                if status == BUSY:
                     waiting.insert(0, job)
-                elif process.returncode or not job.run.done():
-                    failed[name] = f"{job.label} failed: {reason(job, process.returncode)}"
+                elif status or not job.run.done():
+                    failed[name] = f"{job.label} failed: {reason(job, status)}"
                     print(failed[name], flush=True)
                 elif collapse := records.collapse(job.run.record):
                     _say(job, collapse)
@@ -319,6 +325,8 @@ def start(profile: Profile, jobs: list[Job]) -> None:
         ) from None
     finally:  # an interrupted notebook leaves no process behind
         processes.end([process for _, process, _ in running.values()])
+        if loader is not None:
+            loader.end()
     if failed:
         raise SageError(_told(failed, [job for job in jobs if job.run.name in failed]))
 
@@ -334,19 +342,42 @@ def _say(job: Job, *words: str) -> None:
     print(f"{job.label}: {'; '.join(filter(None, words))}", flush=True)
 
 
-def launch(profile: Profile, job: Job) -> subprocess.Popen:
+def _loader(profile: Profile, jobs: Sequence[Job]) -> Loader | None:
+    """What these jobs are forked from, where that is sooner."""
+    if not is_useful(len(jobs), profile.compute.requires_gpu):
+        return None
+    return Loader(PROGRAM, sorted({job.stage.name for job in jobs}), environment())
+
+
+def load(names: Sequence[str]) -> None:
+    """Import what the work of these stages needs."""
+    for name in names:
+        _module(_stage(name))
+
+
+def _module(stage: Stage) -> ModuleType:
+    return importlib.import_module(stage.work.partition(":")[0])
+
+
+def launch(profile: Profile, job: Job, loader: Loader | None = None) -> processes.Process:
     """Start a job's own process, which ends with this one.
 
     It ends with status 0, with :data:`BUSY` where another process does the work, or with the reason
     of its failure as the last line of the log.
     """
+    if loader is not None:
+        with contextlib.suppress(ChildProcessError):  # a process that loads for itself says why
+            return loader.start(_words(profile, job), job.run.log, environment())
     return processes.start(command(profile, job), job.run.log, environment())
 
 
 def command(profile: Profile, job: Job) -> list[str]:
-    """The words of a job's own process."""
-    words = [job.stage.name, "--run", job.run.name, "--profile", profile.spec, "--child"]
-    return [*COMMAND, *words]
+    """What starts a job's own process."""
+    return [sys.executable, "-m", PROGRAM, *_words(profile, job)]
+
+
+def _words(profile: Profile, job: Job) -> list[str]:
+    return [job.stage.name, "--run", job.run.name, "--profile", profile.spec, "--child"]
 
 
 #: Names in a line of progress, and the columns of the step log that they show.
@@ -534,8 +565,7 @@ def _work(profile: Profile, stage: Stage, one: Run) -> None:
 
     beside = profile.compute.parallel if stage.alone else 1
     torch.set_num_threads(profile.compute.threads * beside)
-    module, _, function = stage.work.partition(":")
-    work = getattr(importlib.import_module(module), function)
+    work = getattr(_module(stage), stage.work.partition(":")[2])
     try:
         with disk_errors():
             work(profile, one)

@@ -1,0 +1,178 @@
+"""A process that loads the libraries once, from which the process of every run is forked.
+
+Importing what trains takes 5 to 10 s, longer than a short run. A fork has it all, and is a process
+of its own otherwise: its group, its log, its environment, its random numbers, its end.
+
+    loader = Loader("sage_lib.pipeline.stages", ["rl"], environment)
+    process = loader.start(["rl", "--run", "grpo-s3407", "--child"], log, environment)
+
+Only Linux forks safely what these libraries start (:func:`is_useful`), and what they start on a GPU
+does not outlive a fork: where there is one, every process loads them for itself.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from sage_lib.pipeline import processes
+
+#: The threads of GNU OpenMP are not there in a fork, which waits for them for ever: none is made
+#: while the libraries are loaded. A run sets its own number of threads.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def is_useful(count: int, needs_gpu: bool) -> bool:
+    """Whether ``count`` processes are sooner forked than started one by one."""
+    return count > 1 and not needs_gpu and sys.platform == "linux"
+
+
+class Forked:
+    """A process that a :class:`Loader` forked: what of subprocess.Popen those need who wait."""
+
+    def __init__(self, loader: "Loader", pid: int):
+        self.loader, self.pid = loader, pid
+
+    def poll(self) -> int | None:
+        """None while it goes on, then its status; below 0 the signal that ended it."""
+        self.loader.listen(0)
+        return self.loader.statuses.get(self.pid, -signal.SIGKILL if self.loader.gone else None)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its status once it has ended; subprocess.TimeoutExpired after so many seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            self.loader.listen(left)
+        return status
+
+
+class Loader:
+    """The process that loads: it calls ``load(names)`` of the module ``program``. Its forks run
+    ``main`` of that module with their words, as ``python -m`` would.
+
+    It ends with :meth:`end` or with this process, in whatever way that ends, and all its forks with
+    it. What loading prints is lost: a process that loads for itself says it again.
+    """
+
+    def __init__(self, program: str, names: Sequence[str], environment: Mapping[str, str]):
+        #: Of the forks that have ended.
+        self.statuses: dict[int, int] = {}
+        #: Whether the process that loaded is no more, and so none of its forks.
+        self.gone = False
+        self.connection, theirs = Pipe()
+        words = [sys.executable, "-m", __name__, str(theirs.fileno()), program, *names]
+        with theirs:
+            self.process = processes.start(
+                words, Path(os.devnull), {**environment, **ONE_THREAD}, keep=[theirs.fileno()]
+            )
+
+    def end(self) -> None:
+        processes.end([self.process])
+        self.connection.close()
+
+    def start(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Forked:
+        """Fork a process, once everything is loaded; its output is added to ``log``.
+
+        ChildProcessError where there is nothing to fork from: there is a GPU, or loading failed."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.connection.send((list(words), str(log.absolute()), dict(environment)))
+            while isinstance(told := self.connection.recv(), tuple):
+                self._note(*told)
+        except (EOFError, OSError) as error:
+            self.gone = True
+            raise ChildProcessError("the process that loads the libraries ended") from error
+        self.statuses.pop(told, None)  # of one that ended long ago and had the same number
+        return Forked(self, told)
+
+    def listen(self, seconds: float | None) -> None:
+        """Take note of the forks that have ended; wait at most so long for the first of them."""
+        try:
+            while not self.gone and self.connection.poll(seconds):
+                self._note(*self.connection.recv())
+                seconds = 0
+        except (EOFError, OSError):
+            self.gone = True
+
+    def _note(self, pid: int, status: int) -> None:
+        self.statuses[pid] = status
+
+
+def serve(connection: Connection, program: str, names: Sequence[str]) -> None:
+    """Load, then fork for every message, and send back its number, and its status at its end. With
+    a GPU it only ends."""
+    processes.end_with_parent()
+    import_module(program).load(names)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.accelerator.is_available():
+        return
+    # A fork reads its end as other processes read the end of their parent's pipe.
+    alive, held = os.pipe()
+    running: list[BaseProcess] = []
+    while True:
+        ready = wait([connection, *(process.sentinel for process in running)])
+        for process in [process for process in running if process.sentinel in ready]:
+            process.join()
+            running.remove(process)
+            connection.send((process.pid, process.exitcode))
+        if connection in ready:
+            try:
+                words, log, environment = connection.recv()
+            except EOFError:
+                return
+            files = (alive, held, connection.fileno())
+            running.append(_forked(program, words, log, environment, files))
+            connection.send(running[-1].pid)
+
+
+def _forked(
+    program: str, words: list[str], log: str, environment: dict[str, str], files: tuple[int, ...]
+) -> BaseProcess:
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=_run, args=(program, words, log, environment, files))
+    with warnings.catch_warnings():
+        # From Python 3.12 on it warns where there are other threads: here the one that waits for
+        # the parent's end, and pyarrow's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    assert process.pid is not None
+    os.setpgid(process.pid, process.pid)  # on both sides: whoever is first, the group is there
+    return process
+
+
+def _run(
+    program: str, words: list[str], log: str, environment: dict[str, str], files: tuple[int, ...]
+) -> None:
+    """What a fork does: it becomes a process as :func:`processes.start` makes one, and runs."""
+    os.setpgid(0, 0)
+    alive, *others = files
+    written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for number, source in enumerate((alive, written, written)):
+        os.dup2(source, number)
+    for number in (alive, written, *others):
+        os.close(number)
+    os.environ.clear()
+    os.environ.update(environment)
+    # No two forks draw the same numbers where nothing is seeded. (Python's own see to that.)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+    sys.argv = [program, *words]
+    import_module(program).main(words)
+
+
+if __name__ == "__main__":
+    _, number, program, *names = sys.argv
+    serve(Connection(int(number)), program, names)
