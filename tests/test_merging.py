@@ -1,5 +1,7 @@
 """Merged adapters against the adapted model itself, and the weights against their copies."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -8,6 +10,8 @@ from transformers import AutoModelForCausalLM
 from sage_lib.algorithm.merging import merged_adapters
 
 IDS = torch.arange(24).reshape(2, 12)
+#: Of logits, so that no two have the same gradient.
+WEIGHTS = torch.linspace(-1, 1, 24).reshape(2, 12, 1)
 
 
 def adapted(folder, dtype=torch.float32, second=False, **settings):
@@ -116,3 +120,29 @@ def test_an_error_inside_puts_the_layers_back(tiny_model):
     after = dict(model.named_modules())
     assert list(before) == list(after)
     assert all(before[name] is after[name] for name in before)
+
+
+def test_gradients_arrive_at_the_adapter_as_without_merging_and_nowhere_else(tiny_model):
+    model = adapted(tiny_model, second=True)
+    found = {}
+    for merges in (False, True):
+        model.zero_grad()
+        with merged_adapters(model) if merges else nullcontext():
+            (model(input_ids=IDS).logits * WEIGHTS).sum().backward()
+        found[merges] = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert list(found[True]) == list(found[False]) and len(found[True]) == 6
+    assert all("lora_" in name and ".default." in name for name in found[True])
+    for name, gradient in found[False].items():
+        assert gradient.abs().max() > 1e-3
+        assert torch.allclose(found[True][name], gradient, rtol=1e-4, atol=1e-5), name
+
+
+def test_an_update_after_a_merged_pass_is_in_the_next_one(tiny_model):
+    """What is merged is made anew in each block."""
+    model = adapted(tiny_model)
+    with merged_adapters(model):
+        before = logits(model)
+    with torch.no_grad():
+        next(p for n, p in model.named_parameters() if "lora_B" in n).add_(0.5)
+    with merged_adapters(model):
+        assert (logits(model) - before).abs().max() > 0.01

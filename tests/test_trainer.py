@@ -9,6 +9,7 @@ from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
+from sage_lib.algorithm import padding
 from sage_lib.algorithm.advantages import PassAtK
 from sage_lib.algorithm.anchors import BesideTrl, ForwardKL, Sequence, Shaped, build_anchor
 from sage_lib.algorithm.guides import (
@@ -55,6 +56,7 @@ def make(tiny_model, tmp_path_factory):
         other_reference=False,
         reference=None,
         merge_adapter=False,
+        trim_padding=False,
         advantage=None,
         reference_reset=0,
         **settings,
@@ -112,6 +114,7 @@ def make(tiny_model, tmp_path_factory):
             other_reference=other_reference,
             reference=reference,
             merge_adapter=merge_adapter,
+            trim_padding=trim_padding,
             advantage=advantage,
             reference_reset=reference_reset,
             **arguments,
@@ -863,16 +866,57 @@ def test_a_merged_adapter_learns_the_same(make, settings):
     assert torch.allclose(weights(merged), weights(plain), rtol=1e-4, atol=1e-6)
 
 
-def test_a_merged_adapter_is_in_place_while_sampling_alone(make, monkeypatch):
-    """And in the pass that scores the reference; never in the one that has the gradient."""
-    trainer = make(None, lora=LORA, merge_adapter=True, max_steps=2)
-    seen = []
+@pytest.mark.parametrize(
+    ("again", "half", "in_loss"),
+    [(False, False, False), (True, False, True), (False, True, True)],
+)
+def test_a_merged_adapter_is_in_place_in_every_pass_that_allows_it(
+    make, monkeypatch, again, half, in_loss
+):
+    """While completions are drawn, while the reference is scored, and in the loss: not where layers
+    would run again without it, nor where half precision would round most of it away."""
+    trainer = make(None, lora=LORA, merge_adapter=True, max_steps=2, gradient_checkpointing=again)
+    if half:  # which Unsloth takes back on a processor that does not have it
+        kind = type(trainer.accelerator)
+        monkeypatch.setattr(kind, "mixed_precision", property(lambda self: "bf16"))
+    seen = set()
     model = trainer.model
     model.get_base_model().get_decoder().register_forward_hook(
-        lambda *_: seen.append((torch.is_grad_enabled(), any("lora_A" in n for n in named(model))))
+        lambda *_: seen.add((torch.is_grad_enabled(), any("lora_A" in n for n in named(model))))
     )
     trainer.train()
-    assert set(seen) == {(False, False), (True, True)}
+    assert {adapted for graded, adapted in seen if graded} == {in_loss}
+    assert (False, False) in seen, "none is left while completions are drawn"
+    assert ((False, True) in seen) == half, "the reference is scored likewise"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"guide": BranchGuide(threshold=0.5, ratio=0.3), "beta": 1.0},
+        {"guide": None, "beta": 0.0, "num_iterations": 2},
+        {"guide": None, "advantage": {"name": "perplexity", "alpha": 0.01}},
+        {"guide": TokenGuide(), "lora": False, "loss_type": "dapo", "temperature": 0.7},
+    ],
+)
+def test_trimmed_padding_learns_the_same_from_fewer_columns(make, monkeypatch, settings):
+    guide, others = settings["guide"], {k: v for k, v in settings.items() if k != "guide"}
+    # Rows of this size are worth a pass each, and end where their end token is drawn.
+    monkeypatch.setattr(padding, "WORTH", 0.0)
+    columns = {}
+    for trims in (False, True):
+        trainer = make(guide, trim_padding=trims, max_completion_length=24, **others)
+        seen = columns[trims] = []
+        trainer.model.get_input_embeddings().register_forward_hook(
+            lambda module, inputs, output, seen=seen: seen.append(
+                inputs[0].numel() if torch.is_grad_enabled() else 0
+            )
+        )
+        columns[f"{trims} trained"] = trained(trainer)
+    plain, trimmed = columns["False trained"], columns["True trained"]
+    assert sum(columns[True]) < 0.95 * sum(columns[False])
+    assert losses(trimmed) == pytest.approx(losses(plain), rel=1e-4, abs=1e-6)
+    assert torch.allclose(weights(trimmed), weights(plain), rtol=1e-4, atol=1e-6)
 
 
 def named(model):

@@ -1,9 +1,11 @@
-"""LoRA merged into the layers it adapts while nothing is differentiated, without touching a weight.
+"""LoRA merged into the layers it adapts for the time of a pass, without touching a weight.
 
 Each adapted layer computes x·Wᵀ + s·(x·Aᵀ)·Bᵀ: three products where one with W + s·B·A does. For
-the time of a ``with`` block a plain layer with these weights stands in the adapted layer's place.
-Base and adapter are read, never written, so there is nothing to subtract again: after the block,
-however it ends, they are bit for bit what they were.
+the time of a ``with`` block a plain product with that sum stands in the adapted layer's place. Base
+and adapter are read, never written, so there is nothing to subtract again: after the block, however
+it ends, they are bit for bit what they were. Where gradients are taken, the sum is a step of their
+way, and they arrive at A and B: where tokens are many and layers narrow, one gradient of the size
+of W costs less than those of the four thin products.
 """
 
 from __future__ import annotations
@@ -18,34 +20,56 @@ from torch import nn
 
 @contextmanager
 def merged_adapters(model: nn.Module) -> Iterator[int]:
-    """Let plain layers stand in for the LoRA layers of ``model``, with what is active in each.
+    """Let plain products stand in for the LoRA layers of ``model``, with what is active in each.
 
     A layer for which that would be another function, beyond the rounding of single precision, stays
     as it is, as :func:`_stand_in` has it: the others are merged all the same. It takes the memory
-    of the merged layers' weights once more, for as long as the block lasts. Not for sharded
-    weights.
+    of the merged layers' weights once more, for as long as the block lasts, or what was computed in
+    it with gradients. Not for sharded weights, nor where layers run again after the block
+    (gradient checkpointing).
 
     Yields the number of layers that are merged.
     """
-    found = [(name, layer) for name, layer in model.named_modules() if type(layer) is LoraLinear]
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
-        for name, layer in found:
-            plain = _stand_in(layer)
-            if plain is not None:
-                above, _, own = name.rpartition(".")
-                parent = model.get_submodule(above)
-                replaced.append((parent, own, layer))
-                setattr(parent, own, plain)
+        for parent, name, layer in _lora_layers(model):
+            merged = _stand_in(layer)
+            if merged is not None:
+                replaced.append((parent, name, layer))
+                setattr(parent, name, merged)
         yield len(replaced)
     finally:
-        for parent, own, layer in replaced:
-            setattr(parent, own, layer)
+        for parent, name, layer in replaced:
+            setattr(parent, name, layer)
 
 
-@torch.no_grad()
-def _stand_in(layer: LoraLinear) -> nn.Linear | None:
-    """One layer that computes what ``layer`` does; None where there is none.
+def _lora_layers(model: nn.Module) -> list[tuple[nn.Module, str, LoraLinear]]:
+    """What each stands in, its name there, and the layer. What is in a layer is not looked
+    through: a step merges four times, and most modules of an adapted model are parts of those."""
+    found: list[tuple[nn.Module, str, LoraLinear]] = []
+    for name, module in model.named_children():
+        adapted = type(module) is LoraLinear
+        found += [(model, name, module)] if adapted else _lora_layers(module)
+    return found
+
+
+class _Product(nn.Module):
+    """x·weightᵀ + bias, where the weight may be made of others."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
+        super().__init__()
+        # Past nn.Module, to which they would be parameters of the model: nothing is trained here.
+        self.__dict__.update(weight=weight, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def _stand_in(layer: LoraLinear) -> nn.Module | None:
+    """What computes the same as ``layer`` in one product; None where there is nothing.
 
     There is none for a base of fewer than 32 bits, or of a type of its own (4-bit, sharded, tensor
     parallel): most of a small adapter would be lost in the rounding of the sum. None for what is no
@@ -61,14 +85,10 @@ def _stand_in(layer: LoraLinear) -> nn.Linear | None:
         return None
     if not all(_is_product(layer, adapter) for adapter in active):
         return None
-    weight = base.weight
+    weight: torch.Tensor = base.weight
     for adapter in active:
         weight = weight + layer.get_delta_weight(adapter)
-    # On the device meta nothing is allocated, and nothing drawn from a random stream.
-    merged = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
-    merged.weight = nn.Parameter(weight, requires_grad=False)
-    merged.bias = base.bias
-    return merged
+    return _Product(weight, base.bias)
 
 
 def _is_product(layer: LoraLinear, adapter: str) -> bool:

@@ -50,6 +50,7 @@ from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabula
 from sage_lib.algorithm.batches import Batch, counted_tokens, groups_without_spread, replace_rows
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
 from sage_lib.algorithm.merging import merged_adapters
+from sage_lib.algorithm.padding import by_length
 from sage_lib.algorithm.prompt_order import EpochOrder
 from sage_lib.algorithm.reference_reset import ReferenceReset
 from sage_lib.algorithm.token_probabilities import (
@@ -133,23 +134,26 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             not ask whether it does.
         reference: the policy of the anchor, where it is not the one that training starts from, with
             an adapter too; ``other_reference`` is then understood. None: as in GRPOTrainer.
-        merge_adapter: a LoRA adapter is merged while completions are drawn and the reference is
-            scored, by ``merging.merged_adapters``: the same policy up to the rounding of single
-            precision, in fewer operations. The loss, its gradient and checkpoints are those of the
-            adapter as it is, and no weight is written. It takes the memory of the adapted layers'
-            weights once more. Where it would be another policy, or not reach what samples (half
-            precision, 4 bits, DoRA, dropout, FSDP, ZeRO, vLLM, Unsloth's kernels), nothing is
-            merged.
+        merge_adapter: a LoRA adapter is merged while completions are drawn and scored, by
+            ``merging.merged_adapters``: the same policy, loss and gradient up to the rounding of
+            single precision, in fewer operations. Checkpoints are those of the adapter as it is,
+            and no weight is written. It takes the memory of the adapted layers' weights once more.
+            Where it would be another policy, or not reach what samples (half precision, 4 bits,
+            DoRA, dropout, FSDP, ZeRO, vLLM, Unsloth's kernels), nothing is merged, and with
+            gradient checkpointing nothing in the loss.
+        trim_padding: completions are scored with others of about their length, without most of the
+            padding, by ``padding.by_length``: the same up to rounding, in fewer operations where
+            lengths differ. Not with several processes or the exact forward KL.
         advantage: what completions or tokens count for, a choice of ``advantages.ADVANTAGES`` or an
             AdvantageShaper; None: TRL's own. It shapes training.
         reference_reset: ProRL's: every so many steps the reference becomes the policy as it then
             is, and the optimiser starts anew; 0 is never. For adapters, where TRL has no
             ``sync_ref_model``.
 
-    ``guide=None, anchor=None`` without ``merge_adapter`` is stock GRPOTrainer bit for bit. So is
-    q = 1 with the anchor that ``args`` ask for: "k3" with ``use_bias_correction_kl=False``,
-    "k3_corrected" with True, which is TRL's default. A guide without an anchor changes that setting
-    to False, and says so.
+    ``guide=None, anchor=None`` without ``merge_adapter`` and ``trim_padding`` is stock GRPOTrainer
+    bit for bit. So is q = 1 with the anchor that ``args`` ask for: "k3" with
+    ``use_bias_correction_kl=False``, "k3_corrected" with True, which is TRL's default. A guide
+    without an anchor changes that setting to False, and says so.
 
     It logs, beside TRL's metrics: ``entropy/positive`` and ``entropy/negative``, the mean entropy
     (nats) of tokens of completions above and below their group's mean reward; ``kl_ref``, the mean
@@ -179,6 +183,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         other_reference: bool = False,
         reference: PreTrainedModel | None = None,
         merge_adapter: bool = False,
+        trim_padding: bool = False,
         advantage: str | Mapping[str, Any] | AdvantageShaper | None = None,
         reference_reset: int = 0,
         **kwargs: Any,
@@ -193,6 +198,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self.dynamic_sampling = dynamic_sampling
         self.other_reference = other_reference or reference is not None
         self.merge_adapter = merge_adapter
+        self.trim_padding = trim_padding
         self.reference_reset = reference_reset
         # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no
         # entropies: there the anchor is shaped where the reference is scored, at the price of one
@@ -355,7 +361,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         self._hidden = [] if self._keeps_hidden() else None
         score = partial(super()._get_per_token_logps_and_entropies, *args, **kwargs)
-        with self._merged() if self._scores_reference() else nullcontext():
+        if self.trim_padding and self._hidden is None and self.accelerator.num_processes == 1:
+            score = partial(by_length, super()._get_per_token_logps_and_entropies, *args, **kwargs)
+        with self._merged_to_score():
             logps, entropies, *rest = score()
         passing = self._passing
         if self._losing is not None and entropies is not None:
@@ -781,7 +789,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._generate(prompts)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        with self._merged():
+        with torch.no_grad(), self._merged():
             return super()._generate_single_turn(*args, **kwargs)
 
     def _merged(self) -> AbstractContextManager[Any]:
@@ -792,13 +800,12 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             return nullcontext()
         return merged_adapters(model) if isinstance(model, PeftModel) else nullcontext()
 
-    def _scores_reference(self) -> bool:
-        """Whether TRL now has the policy's model score as the reference, by its copy of the
-        adapter as it was at the start."""
-        if torch.is_grad_enabled() or self.ref_model is not None:
-            return False
-        model = self.accelerator.unwrap_model(self.model)
-        return isinstance(model, PeftModel) and model.active_adapters == ["ref"]
+    def _merged_to_score(self) -> AbstractContextManager[Any]:
+        """The same for a pass over whole completions, with gradients or without. Not where layers
+        run again on the way back, nor where their products are rounded to half precision."""
+        again = self.args.gradient_checkpointing and torch.is_grad_enabled()
+        half = self.accelerator.mixed_precision != "no"
+        return nullcontext() if again or half else self._merged()
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         with self._timed("reward"):

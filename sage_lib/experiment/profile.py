@@ -185,8 +185,10 @@ class Compute:
     threads: int = 1  # of one process
     parallel: int = 1  # processes at a time
     disk_gb: float = 0.2  # that its build may take
-    #: RL: completions are drawn and the reference is scored with the adapter merged (SageTrainer).
+    #: RL, of SageTrainer: completions are drawn and scored with the adapter merged,
     merge_adapter: bool = False
+    #: and scored with others of about their length.
+    trim_padding: bool = False
 
 
 @dataclass(frozen=True)

@@ -259,11 +259,19 @@ def progress_of(profile: Profile) -> Callable[[str], bool]:
     return lambda line: line.startswith(begins)
 
 
+#: glibc gives the memory of a large tensor back to the system, and takes it anew, page by page, for
+#: the next one: a tenth of an RL step of countdown. Tensors of up to 32 MB, the largest limit that
+#: it has everywhere, are kept instead, up to 512 MB of them. Other libraries do not read these.
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**29)}
+
+
 def environment() -> dict[str, str]:
     """What a child process or a kernel starts with: this very sage_lib comes first on its path, so
-    that a second checkout never runs the code of the first."""
+    that a second checkout never runs the code of the first; and it keeps memory for the next
+    tensor, unless somebody set that otherwise."""
     path = [str(paths.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(path)}
+    own = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(path)}
+    return {**KEPT_MEMORY, **os.environ, **own}
 
 
 def start(profile: Profile, jobs: list[Job]) -> None:

@@ -120,6 +120,7 @@ def trainer_of(
         advantage=chosen.advantage,
         dynamic_sampling=chosen.dynamic_sampling,
         merge_adapter=profile.compute.merge_adapter,
+        trim_padding=profile.compute.trim_padding,
         reference_reset=chosen.reference_reset,
         train_dataset=Dataset.from_list(rows(asked)),
         args=arguments(GRPOConfig, {"report_to": "none", **between_draws(settings)}, **fixed),

@@ -1,0 +1,76 @@
+"""Scoring without most of the padding: completions of about the same length together.
+
+A batch is as wide as its longest completion, and the model computes every column of every row. What
+follows a row's end changes nothing before it, so rows that end sooner are scored without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Share of all tokens of a batch, padding included, that one pass more must save: a pass takes some
+#: time whatever its tokens. On a model of 0.4 million parameters and batches of 3,500 tokens shares
+#: from 0.01 to 0.12 made no difference that 27 paired steps could tell.
+WORTH = 0.1
+#: Arguments of TRL's scoring pass that say nothing of single rows, beside those that are None.
+OF_ALL_ROWS = ("batch_size", "compute_entropy")
+
+
+def by_length(
+    score: Callable[..., tuple[torch.Tensor, torch.Tensor | None, Any]],
+    model: torch.nn.Module,
+    ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    keep: int,
+    **asked: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+    """TRL's ``_get_per_token_logps_and_entropies``, once for each group of rows of about a length.
+
+    Args:
+        score: that method. It is called once, with all rows, where ``asked`` holds more of single
+            rows (images), or asks for a mean over them (the router's loss of a mixture of experts).
+        ids: token ids of prompts and completions, padding after the completions, shape
+            (batch, prompt and time); ``attention_mask`` likewise, 0 where a token is padding.
+        keep: tokens that a completion may have, the columns of the result.
+
+    Returns:
+        What ``score`` does, in the order of the rows, up to rounding; 0 for padding that was not
+        scored.
+    """
+    if any(value for name, value in asked.items() if name not in OF_ALL_ROWS):
+        return score(model, ids, attention_mask, keep, **asked)
+    ends = attention_mask[:, -keep:].flip(1).argmax(1)  # of each row the padding after it
+    lengths = torch.where(attention_mask[:, -keep:].any(1), keep - ends, 0)
+    order = lengths.argsort(stable=True)
+    groups = order.split(_sizes(lengths[order].tolist(), ids.shape[1] - keep))
+    logps, entropies = [], []
+    for rows in groups:
+        # TRL's first column is scored whatever there is.
+        left = keep - max(1, int(lengths[rows].max()))
+        columns = slice(ids.shape[1] - left)
+        found, of_states, _ = score(
+            model, ids[rows, columns], attention_mask[rows, columns], keep - left, **asked
+        )
+        logps.append(torch.nn.functional.pad(found, (0, left)))
+        if of_states is not None:
+            entropies.append(torch.nn.functional.pad(of_states, (0, left)))
+    back = order.argsort()
+    return torch.cat(logps)[back], torch.cat(entropies)[back] if entropies else None, None
+
+
+def _sizes(lengths: list[int], prompt: int) -> list[int]:
+    """How many rows each group has, of rows in the order of their lengths: cut in two where that
+    saves most, and the parts again, as long as a cut is worth it."""
+    worth = WORTH * len(lengths) * (prompt + lengths[-1])
+
+    def cut(some: list[int]) -> list[int]:
+        saved = [n * (some[-1] - some[n - 1]) for n in range(1, len(some))]
+        if max(saved, default=0) <= worth:
+            return [len(some)]
+        first = saved.index(max(saved)) + 1
+        return cut(some[:first]) + cut(some[first:])
+
+    return cut(lengths)
