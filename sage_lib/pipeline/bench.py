@@ -165,6 +165,7 @@ def trainer() -> pd.DataFrame:
         STOCK: {},
         "SageTrainer, no guide": {},
         "adapter merged": {"merge_adapter": True},
+        "adapter merged, padding trimmed": {"merge_adapter": True, "trim_padding": True},
         "Branch": {"guide": BranchGuide(0.3, 0.14)},
         "Random": {"guide": RandomGuide()},
         "Token": {"guide": TokenGuide()},
