@@ -1,7 +1,23 @@
 """Shared fixtures: a tiny saved model for trainer tests, a machine without network, and nothing
 that touches the checkout's own data."""
 
+import gc
+import sys
+
 import pytest
+
+#: How many modules there were when the objects there were last set aside.
+_seen = 0
+
+
+def pytest_runtest_setup():
+    """Set what libraries were loaded with aside from the collection of garbage: every training
+    run collects, and would look through a million objects that stay each time."""
+    global _seen
+    if len(sys.modules) > _seen + 100:
+        gc.collect()
+        gc.freeze()
+        _seen = len(sys.modules)
 
 
 @pytest.fixture
