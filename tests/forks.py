@@ -1,0 +1,95 @@
+"""Commands of Python, forked from a process that has loaded the libraries once for all tests here.
+
+Importing them takes 5 to 10 s, longer than what most tests start a process for. That true processes
+start, with their imports in the right order, test_pipeline.py and test_public.py see to.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+from sage_lib.pipeline import processes, stages
+from sage_lib.pipeline.loaded import Loader, is_useful
+
+
+def load(names):
+    """These modules, and the work of every stage, of sft first: Unsloth comes before TRL."""
+    stages.load(["sft", *stages.STAGES])
+    for name in names:
+        importlib.import_module(name)
+    gc.freeze()  # or every run looks through it all when it collects garbage
+
+
+def main(words):
+    """``python -m`` of a module, in a folder."""
+    processes.end_with_parent()
+    folder, module, *given = words
+    os.chdir(folder)
+    sys.argv = [module, *given]
+    sys.modules.pop(module, None)  # it runs as __main__, and whoever imports it loads it anew
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+@cache
+def loader():
+    """The process that loads: it and its forks end with this one."""
+    cache_of_code = tempfile.mkdtemp(prefix="unsloth")
+    path = os.pathsep.join([str(Path(__file__).parent), stages.environment()["PYTHONPATH"]])
+    more = {"PYTHONPATH": path, "UNSLOTH_COMPILE_LOCATION": cache_of_code}
+    return Loader("forks", ["pandas", "sage_lib.pipeline.cli"], stages.environment() | more)
+
+
+class Command:
+    """A process that runs: of subprocess.Popen what tests use, with one output for both pipes."""
+
+    def __init__(self, process, log):
+        self.process, self.log, self.pid = process, log, process.pid
+        self.poll, self.wait = process.poll, process.wait
+
+    @property
+    def returncode(self):
+        return self.poll()
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+    def kill_at(self, there, seconds=0.0):
+        """Kill it so many seconds after ``there()`` holds, before which it does not end."""
+        deadline = time.monotonic() + 300
+        while not there():
+            alive = self.poll() is None and time.monotonic() < deadline
+            assert alive, self.log.read_text()[-3000:]
+            time.sleep(0.002)
+        time.sleep(seconds)
+        self.kill()
+        self.wait()
+
+    def communicate(self, timeout=None):
+        self.wait(timeout)
+        return self.log.read_text(errors="replace")
+
+
+def start(*words, **more):
+    """``python -m`` with these words, here, in this environment and ``more``."""
+    log = Path(tempfile.mkstemp(suffix=".log")[1])
+    environment = {**stages.environment(), **more}
+    if is_useful(2, False):
+        with contextlib.suppress(ChildProcessError):  # there is a GPU
+            return Command(loader().start([os.getcwd(), *words], log, environment), log)
+    return Command(processes.start([sys.executable, "-m", *words], log, environment), log)
+
+
+def finish(*words, timeout=300, **more):
+    """What it prints, once it has ended well."""
+    command = start(*words, **more)
+    output = command.communicate(timeout)
+    assert command.returncode == 0, output[-3000:]
+    return output
