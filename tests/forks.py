@@ -16,7 +16,8 @@ import time
 from functools import cache
 from pathlib import Path
 
-from sage_lib.pipeline import processes, stages
+from sage_lib.experiment.profile import load_profile
+from sage_lib.pipeline import known_settings, processes, stages
 from sage_lib.pipeline.loaded import Loader, is_useful
 
 
@@ -25,6 +26,7 @@ def load(names):
     stages.load(["sft", *stages.STAGES])
     for name in names:
         importlib.import_module(name)
+    known_settings.check(load_profile("smoke"))  # which leaves its files read
     gc.freeze()  # or every run looks through it all when it collects garbage
 
 
@@ -38,13 +40,18 @@ def main(words):
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def environment():
+    """That of every process, in which the modules of this folder are found, too."""
+    own = stages.environment()
+    folders = [str(Path(__file__).parent), own["PYTHONPATH"]]
+    return own | {"PYTHONPATH": os.pathsep.join(folders)}
+
+
 @cache
 def loader():
     """The process that loads: it and its forks end with this one."""
-    cache_of_code = tempfile.mkdtemp(prefix="unsloth")
-    path = os.pathsep.join([str(Path(__file__).parent), stages.environment()["PYTHONPATH"]])
-    more = {"PYTHONPATH": path, "UNSLOTH_COMPILE_LOCATION": cache_of_code}
-    return Loader("forks", ["pandas", "sage_lib.pipeline.cli"], stages.environment() | more)
+    cache_of_code = {"UNSLOTH_COMPILE_LOCATION": tempfile.mkdtemp(prefix="unsloth")}
+    return Loader("forks", ["pandas", "sage_lib.pipeline.cli"], environment() | cache_of_code)
 
 
 class Command:
@@ -79,12 +86,11 @@ class Command:
 
 def start(*words, **more):
     """``python -m`` with these words, here, in this environment and ``more``."""
-    log = Path(tempfile.mkstemp(suffix=".log")[1])
-    environment = {**stages.environment(), **more}
+    log, given = Path(tempfile.mkstemp(suffix=".log")[1]), environment() | more
     if is_useful(2, False):
         with contextlib.suppress(ChildProcessError):  # there is a GPU
-            return Command(loader().start([os.getcwd(), *words], log, environment), log)
-    return Command(processes.start([sys.executable, "-m", *words], log, environment), log)
+            return Command(loader().start([os.getcwd(), *words], log, given), log)
+    return Command(processes.start([sys.executable, "-m", *words], log, given), log)
 
 
 def finish(*words, timeout=300, **more):
