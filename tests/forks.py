@@ -31,13 +31,15 @@ def load(names):
 
 
 def main(words):
-    """``python -m`` of a module, in a folder."""
+    """``python -m`` of a module, or ``python`` of a file, in a folder."""
     processes.end_with_parent()
-    folder, module, *given = words
+    folder, *sys.argv = words
     os.chdir(folder)
-    sys.argv = [module, *given]
-    sys.modules.pop(module, None)  # it runs as __main__, and whoever imports it loads it anew
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if sys.argv[0].endswith(".py"):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    sys.modules.pop(sys.argv[0], None)  # it runs as __main__; whoever imports it loads it anew
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def environment():
@@ -85,12 +87,14 @@ class Command:
 
 
 def start(*words, **more):
-    """``python -m`` with these words, here, in this environment and ``more``."""
+    """``python -m`` of a module, or ``python`` of a file, with these words, here, in this
+    environment and ``more``."""
     log, given = Path(tempfile.mkstemp(suffix=".log")[1]), environment() | more
     if is_useful(2, False):
         with contextlib.suppress(ChildProcessError):  # there is a GPU
             return Command(loader().start([os.getcwd(), *words], log, given), log)
-    return Command(processes.start([sys.executable, "-m", *words], log, given), log)
+    how = [] if words[0].endswith(".py") else ["-m"]
+    return Command(processes.start([sys.executable, *how, *words], log, given), log)
 
 
 def finish(*words, timeout=300, **more):

@@ -66,6 +66,7 @@ from sage_lib import {name}
 @pytest.mark.parametrize("name", ["SageTrainer", "GRPOConfig"])
 def test_a_trainer_imports_unsloth_before_trl(name):
     order = fresh(WATCH.format(name=name))
+    assert "unsloth" in order, "TRL comes first"
     assert order.index("sage_lib.algorithm.backend") < order.index("unsloth") < order.index("trl")
 
 
