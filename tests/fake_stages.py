@@ -25,6 +25,7 @@ import dataclasses  # noqa: E402
 
 from sage_lib import paths  # noqa: E402
 from sage_lib.errors import SageError  # noqa: E402
+from sage_lib.experiment import runs  # noqa: E402
 from sage_lib.experiment.profile import load_profile  # noqa: E402
 from sage_lib.experiment.records import Record  # noqa: E402
 from sage_lib.files import append_line, read_lines  # noqa: E402
@@ -63,8 +64,10 @@ def work(profile, run):
 
 
 def load(names):
-    """No library, which what sleeps does not need; what reading the profile leaves read."""
-    known_settings.check(load_profile("smoke"))
+    """No library, which what sleeps does not need; what finding a run leaves read and drawn."""
+    profile = load_profile("smoke")
+    known_settings.check(profile)
+    runs.every_run(profile)
 
 
 def main(argv=None):
