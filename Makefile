@@ -63,8 +63,10 @@ $(VENV)/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@touch $@
 
 # A worker a core, a thread each, and a file's tests on one worker: they share what is made for them.
+# The order is that of tests/conftest.py.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile \
+		--no-loadscope-reorder
 
 test-gpu: $(VENV)/installed
 	$(RUN) -m pytest -m gpu -rs -s

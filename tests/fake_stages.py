@@ -25,12 +25,11 @@ import dataclasses  # noqa: E402
 
 from sage_lib import paths  # noqa: E402
 from sage_lib.errors import SageError  # noqa: E402
+from sage_lib.experiment import runs  # noqa: E402
+from sage_lib.experiment.profile import load_profile  # noqa: E402
 from sage_lib.experiment.records import Record  # noqa: E402
 from sage_lib.files import append_line, read_lines  # noqa: E402
-from sage_lib.pipeline import stages  # noqa: E402
-
-FAKE = json.loads(os.environ.get("FAKE", "{}"))
-STEPS = FAKE.get("steps", 4)
+from sage_lib.pipeline import known_settings, stages  # noqa: E402
 
 
 def note(profile, run, what):
@@ -44,10 +43,11 @@ def work(profile, run):
     record = Record(run.stage, profile.name, run.fingerprint, 0, {})
     done = len(read_lines(run.live_steps))
     note(profile, run, f"start at {done}")
-    fate = FAKE.get(run.name, "")
-    for step in range(done, STEPS):
-        time.sleep(FAKE.get("seconds", 0.2) / STEPS)
-        while step == STEPS - 1 and "until" in FAKE and not os.path.exists(FAKE["until"]):
+    fake = json.loads(os.environ.get("FAKE", "{}"))
+    fate, steps = fake.get(run.name, ""), fake.get("steps", 4)
+    for step in range(done, steps):
+        time.sleep(fake.get("seconds", 0.2) / steps)
+        while step == steps - 1 and "until" in fake and not os.path.exists(fake["until"]):
             time.sleep(0.05)
         append_line(run.live_steps, {"step": step + 1})
     if fate == "crash":
@@ -58,13 +58,16 @@ def work(profile, run):
         raise SageError("the fake work was told to fail")
     for name in run.makes:
         (run.build / name).mkdir(exist_ok=True)
-    more = {"collapsed": {"step": STEPS, "reason": "told to"}} if fate == "collapse" else {}
+    more = {"collapsed": {"step": steps, "reason": "told to"}} if fate == "collapse" else {}
     run.finish(record, weights="w", **more)
     note(profile, run, "end")
 
 
 def load(names):
-    """Nothing: what sleeps needs no library."""
+    """No library, which what sleeps does not need; what finding a run leaves read and drawn."""
+    profile = load_profile("smoke")
+    known_settings.check(profile)
+    runs.every_run(profile)
 
 
 def main(argv=None):

@@ -64,6 +64,10 @@ def profile(request, tmp_path, monkeypatch):
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
     made = _profile(CASES[request.param])
     _measure(made)
+    for name in ("sft_run", "rl_runs", "evaluations"):  # worked out once, as of published results
+        find = getattr(runs, name)
+        kept = find(made)
+        monkeypatch.setattr(runs, name, lambda p, f=find, k=kept: k if p is made else f(p))
     yield made
     plt.close("all")
 
@@ -165,7 +169,7 @@ def _measure_traces(folder, distribution):
 
 def words(figure: Figure) -> set[str]:
     """Every text of a drawn figure, those of its parts, legends and ticks as well."""
-    figure.canvas.draw()
+    figure.draw_without_rendering()  # all but its pixels
     shown = [text for text in figure.findobj(plt.Text) if text.get_visible()]
     return {text.get_text() for text in shown}
 

@@ -16,6 +16,7 @@ from sage_lib.experiment.grid import load_grid
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines, write_json
 from sage_lib.pipeline import cli, grid, stages
+from sage_lib.pipeline.loaded import Loader
 
 __all__ = ["fake"]  # the fixture
 
@@ -38,26 +39,50 @@ blocks:
 OTHER = "little+model.seed=1"
 
 
+#: What makes a process a quick runner of fake stages.
+QUICK = """
+import submitit
+from sage_lib.pipeline import cli, grid, stages
+grid.EVERY, grid.NICE, submitit.Job._results_timeout_s = 0.1, 0, 1
+stages.PROGRAM = "fake_stages"
+"""
+#: And has it fork them from one process: for tests in which no runner is ended.
+FORKED = """
+from sage_lib.pipeline.loaded import Loader
+loader, launch = Loader(stages.PROGRAM, [], stages.environment()), stages.launch
+stages.launch = lambda profile, job: launch(profile, job, loader)
+"""
+
+
 @pytest.fixture
 def trial(fake, tmp_path):
     """The path of a grid of fake stages."""
     (tmp_path / "little.yaml").write_text(LITTLE)
     (tmp_path / "trial.yaml").write_text(GRID)
-    fake(seconds=0.2)
+    fake(seconds=0.1)
     return tmp_path / "trial.yaml"
 
 
-def runner(trial, *words):
+def runner(trial, *words, forked=False):
     """A process of the grid runner."""
-    source = "import sys; from sage_lib.pipeline import cli, stages; "
-    source += "stages.PROGRAM = 'fake_stages'; cli.main()"
     return subprocess.Popen(
-        [sys.executable, "-uc", source, "grid", str(trial), *words],
+        [sys.executable, "-uc", QUICK + FORKED * forked + "cli.main()", "grid", str(trial), *words],
         env=stages.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+@pytest.fixture
+def quick(fake, monkeypatch):
+    """The same for the runner in this process."""
+    launch, loader = stages.launch, Loader("fake_stages", [], stages.environment())
+    monkeypatch.setattr(stages, "launch", lambda profile, job: launch(profile, job, loader))
+    monkeypatch.setattr(grid, "EVERY", 0.1)
+    monkeypatch.setattr(grid, "NICE", 0)
+    yield
+    loader.end()
 
 
 def done(tmp_path):
@@ -83,8 +108,7 @@ def test_the_base_comes_before_the_runs_and_each_evaluation_after_its_run(trial)
     assert [t.run().name for t in of_block if t.stage == "rl"] == ["grpo-s2", "grpo_token-s2"]
 
 
-def test_a_grid_is_done_in_its_order_and_kept_afterwards(trial, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(grid.os, "nice", lambda change: 0)
+def test_a_grid_is_done_in_its_order_and_kept_afterwards(trial, quick, tmp_path, capsys):
     words = ["grid", str(trial), "--only", "base", "first", "--seeds", "1", "--parallel", "1"]
     cli.main(words)
     assert done(tmp_path) == [
@@ -105,8 +129,8 @@ def test_a_grid_is_done_in_its_order_and_kept_afterwards(trial, tmp_path, monkey
 
 def test_failures_are_tried_twice_and_stop_nothing_else(fake, trial, tmp_path):
     fates = {"grpo-s1": "fail", "grpo_branch-s1": "fail once", "grpo_token-s1": "collapse"}
-    fake(seconds=0.2, **fates)
-    process = runner(trial, "--only", "second", "first", "--seeds", "1")
+    fake(seconds=0.1, **fates)
+    process = runner(trial, "--only", "second", "first", "--seeds", "1", forked=True)
     output = process.communicate()[0]
     assert process.returncode == 1
     lines = output.splitlines()
@@ -149,9 +173,9 @@ def test_a_terminated_runner_ends_its_runs(fake, trial, tmp_path):
 def test_two_runners_share_the_work(fake, trial, tmp_path):
     fake(until=str(tmp_path / "go"))
     words = ["--only", "second", "--seeds", "1", "--parallel", "1"]
-    both = [runner(trial, *words)]
+    both = [runner(trial, *words, forked=True)]
     wait_for(lambda: calls(tmp_path))
-    both.append(runner(trial, *words))
+    both.append(runner(trial, *words, forked=True))
     assert any("what is left waits for runs of other" in line for line in both[1].stdout)
     (tmp_path / "go").touch()
     outputs = [one.communicate()[0] for one in both]
@@ -258,8 +282,7 @@ def test_the_recipe_is_of_the_settings_and_the_fingerprint_of_the_weights_too(tr
     assert evaluations[0].recipe != evaluations[1].recipe
 
 
-def test_dry_run_lists_states_and_times(fake, trial, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(grid.os, "nice", lambda change: 0)
+def test_dry_run_lists_states_and_times(fake, trial, quick, tmp_path, capsys):
     words = ["grid", str(trial), "--only", "second", "--seeds", "1"]
     fake(seconds=0.1, **{"grpo-s1": "collapse", "grpo_token-s1": "fail"})
     with pytest.raises(SystemExit, match="error: little/rl/grpo_token-s1 failed"):

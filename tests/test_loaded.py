@@ -37,6 +37,9 @@ def main(words):
     if what == "draw":
         import numpy
         print(numpy.random.random())
+    if what == "verify":
+        from sage_lib.tasks.verifier import accuracy_reward
+        print(accuracy_reward(["<SOLUTION> 8 - 1 </SOLUTION>"], ["7"]))
     if what == "sleep":
         time.sleep(60)
     if what == "exit":
@@ -100,6 +103,11 @@ def test_forks_draw_other_numbers(loader, place):
     drawn = {ended(loader, place, "draw")[1] for _ in range(3)}
     assert len(drawn) == 3, "a plain fork repeats its parent's stream"
     np.random.random()  # this process's own stream has no part in it
+
+
+def test_a_fork_ends_the_processes_that_it_left_to_its_end(loader, place):
+    """The reward leaves the verifier's pool open, whose processes end with their pool alone."""
+    assert ended(loader, place, "verify") == (0, "[1.0]\n")
 
 
 def test_a_killed_fork_says_so_and_an_ended_one_waits_until_it_is_gone(loader, place):

@@ -47,23 +47,26 @@ def test_reading_results_and_choosing_a_guide_load_no_trainer(code):
     assert not {"torch", "transformers", "trl", "unsloth"} & set(loaded_by(code))
 
 
-#: Prints the modules in the order in which they were first looked for.
+#: Prints the modules in the order in which they were first looked for, up to the first of TRL's.
 WATCH = """
-import json, sys
+import json, os, sys
 order = []
 class Watch:
     @staticmethod
     def find_spec(name, path=None, target=None):
         order.append(name)
+        if name == "trl":
+            print(json.dumps(order), flush=True)
+            os._exit(0)
 sys.meta_path.insert(0, Watch)
 from sage_lib import {name}
-print(json.dumps(order))
 """
 
 
 @pytest.mark.parametrize("name", ["SageTrainer", "GRPOConfig"])
 def test_a_trainer_imports_unsloth_before_trl(name):
     order = fresh(WATCH.format(name=name))
+    assert "unsloth" in order, "TRL comes first"
     assert order.index("sage_lib.algorithm.backend") < order.index("unsloth") < order.index("trl")
 
 

@@ -2,15 +2,11 @@
 that is killed."""
 
 import dataclasses
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 
+import forks
 import numpy as np
 import pandas as pd
 import pytest
@@ -208,21 +204,12 @@ def profile(tmp_path_factory):
         yield load_profile(folder / "tiny.yaml")
 
 
-def start(profile, stage, run):
-    words = [stage, "--run", run, "--profile", profile.spec]
-    return subprocess.Popen(
-        [sys.executable, "-m", "sage_lib.pipeline.stages", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ},
-    )
+def words_of(profile, stage, run):
+    return "sage_lib.pipeline.stages", stage, "--run", run, "--profile", profile.spec
 
 
 def finish(profile, stage, run):
-    process = start(profile, stage, run)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output[-3000:]
+    forks.finish(*words_of(profile, stage, run))
 
 
 @pytest.fixture(scope="module")
@@ -231,25 +218,15 @@ def base(profile):
     return runs.sft_run(profile)
 
 
-def wait_for(there, process):
-    deadline = time.monotonic() + 300
-    while not there():
-        alive = process.poll() is None and time.monotonic() < deadline
-        assert alive, process.communicate()[0][-3000:]
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-
-
 def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_weights(
     profile, base, tmp_path
 ):
     run = runs.rl_run(profile, "rft_entropy", 3407)
     samples = run.build / "round1" / "samples.jsonl"
-    wait_for(samples.is_file, start(profile, "rl", run.name))
+    forks.start(*words_of(profile, "rl", run.name)).kill_at(samples.is_file)
     for step in (4, 9):  # in the middle of each round's training
-        process = start(profile, "rl", run.name)
-        wait_for(lambda at=step: len(files.read_lines(run.live_steps)) >= at, process)
+        process = forks.start(*words_of(profile, "rl", run.name))
+        process.kill_at(lambda at=step: len(files.read_lines(run.live_steps)) >= at)
         assert not run.done()
     finish(profile, "rl", run.name)
     killed = records.load(run.record)

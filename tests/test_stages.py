@@ -118,8 +118,7 @@ def test_an_ended_reproduce_ends_its_kernel_and_the_kernels_stages(fake, tmp_pat
     wait_for(lambda: not any(is_alive(pid) for pid in pids), seconds=20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_ended_reproduce_ends_notebooks_that_ran_beside_each_other(tmp_path, number):
+def test_an_ended_reproduce_ends_notebooks_that_ran_beside_each_other(tmp_path):
     """Those that train nothing: each in a worker of a pool, and in a kernel below that."""
     note = f"open({str(tmp_path)!r} + f'/{{os.getpid()}}.pids', 'w').write(str(os.getppid()))"
     for name in ("98_one", "99_other"):
@@ -139,7 +138,7 @@ def test_an_ended_reproduce_ends_notebooks_that_ran_beside_each_other(tmp_path, 
     assert len(set(kernels.values())) == 2 and parent.pid not in kernels.values()
     pids = [*kernels, *kernels.values()]
     assert all(is_alive(pid) for pid in pids)
-    parent.send_signal(number)
+    parent.kill()
     parent.wait()
     wait_for(lambda: not any(is_alive(pid) for pid in pids), seconds=20)
 

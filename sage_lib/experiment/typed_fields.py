@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -25,8 +26,14 @@ def fields_of(
     for name, f in fields.items():
         if name not in given and default_of(f) is dataclasses.MISSING:
             raise SageError(f"{where}: the key {name!r} is missing")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     return {name: typed(value, hints[name], name, where) for name, value in given.items()}
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Worked out once: a profile has a class of settings for each of its methods and data sets."""
+    return typing.get_type_hints(cls)
 
 
 def refuse_unknown(section: str, given: Iterable[str], known: Iterable[str], cls: str) -> None:

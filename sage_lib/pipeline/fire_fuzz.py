@@ -329,7 +329,7 @@ def answers(number: int, seed: int) -> Iterator[str]:
         yield made if rng.random() < 0.8 else made + rng.choice(makers)()
 
 
-def hostile(number: int, seed: int, time_limit: int = 1) -> pd.DataFrame:
+def hostile(number: int, seed: int, time_limit: float = 1) -> pd.DataFrame:
     """So many hostile answers against :data:`GOLDS`, through the verifier with two workers.
 
     Columns reason (why the verifier said what it said), answers, credited (which is never right),

@@ -10,6 +10,7 @@ Only Linux forks safely what these libraries start (:func:`is_useful`), and what
 does not outlive a fork: where there is one, every process loads them for itself.
 """
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -170,7 +171,13 @@ def _run(
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
     sys.argv = [program, *words]
-    import_module(program).main(words)
+    # What the run leaves to its end is done before multiprocessing waits for the processes that it
+    # started, as those of the verifier; what the loading process leaves to its own end is not.
+    atexit._clear()
+    try:
+        import_module(program).main(words)
+    finally:
+        atexit._run_exitfuncs()
 
 
 if __name__ == "__main__":

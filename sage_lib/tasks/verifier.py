@@ -43,7 +43,7 @@ from sage_lib.errors import SageError
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START
 
-#: Processor time that one pair may take (whole seconds; an ordinary one takes about 0.01).
+#: Processor time that one pair may take (seconds; an ordinary one takes about 0.01).
 TIME_LIMIT = 3
 #: Memory that a worker may take beyond its start.
 MEMORY_LIMIT_BYTES = 2_000_000_000
@@ -157,7 +157,7 @@ def _time_up(number: int, frame: FrameType | None) -> None:
     raise _TimeUp
 
 
-def _set_alarm(seconds: int) -> None:
+def _set_alarm(seconds: float) -> None:
     """Let _TimeUp be raised once this process has used so much more processor time; 0 stops it.
 
     Where that does not help, as in a long computation of one big number, the kernel ends the
@@ -170,7 +170,7 @@ def _set_alarm(seconds: int) -> None:
         if seconds:
             used = int(time.process_time())
             hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            resource.setrlimit(resource.RLIMIT_CPU, (used + 2 + seconds, hard_limit))
+            resource.setrlimit(resource.RLIMIT_CPU, (used + 2 + math.ceil(seconds), hard_limit))
     except (ImportError, AttributeError, OSError, ValueError):
         pass  # no such limits on this platform: the clock's holds
 
@@ -415,7 +415,7 @@ def _sizes(part: Any) -> Iterator[float]:
                 yield size
 
 
-def _verify_chunk(chunk: list[Pair], seconds: int) -> list[bool | str | None]:
+def _verify_chunk(chunk: list[Pair], seconds: float) -> list[bool | str | None]:
     """In the worker: for each pair what :func:`_verify` says, or the reason why it says nothing."""
     found: list[bool | str | None] = []
     for pair in chunk:
@@ -442,10 +442,10 @@ class Verifier:
 
     ``counts`` says what happened to every pair asked about: "asked", "distinct" (new ones) and each
     reason of :class:`Verdict`. Safe to call from threads, notebooks and TRL's reward call.
-    ``time_limit`` is in whole seconds of processor time.
+    ``time_limit`` is in seconds of processor time.
     """
 
-    def __init__(self, workers: int = 1, time_limit: int = TIME_LIMIT) -> None:
+    def __init__(self, workers: int = 1, time_limit: float = TIME_LIMIT) -> None:
         if importlib.util.find_spec("math_verify") is None:  # the workers import it, in a second
             raise SageError(
                 "the package math-verify is missing, and without it every answer would score 0: "
