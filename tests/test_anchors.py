@@ -119,10 +119,13 @@ def test_the_forward_kl_is_added_beside_with_its_gradient(tokens):
     head = torch.nn.Linear(4, 7)
     rng = torch.Generator().manual_seed(3)
     hidden, reference = (torch.randn(2, 3, 4, generator=rng) for _ in range(2))
-    vocabulary = Vocabulary(hidden, reference, head, head, temperature=0.7)
+    drawn = torch.tensor([[0, 6, 2], [3, 3, 1]])
+    vocabulary = Vocabulary(hidden, reference, head, head, 0.7, drawn)
     shaped = anchors.ForwardKL().shape(dataclasses.replace(tokens, vocabulary=vocabulary))
     assert torch.equal(shaped.reference, tokens.logps)
     assert torch.equal(shaped.kl, shaped.beside) and not shaped.kl.requires_grad
+    log_ref = torch.distributions.Categorical(logits=head(reference) / 0.7).log_prob(drawn)
+    torch.testing.assert_close(shaped.scored_reference, log_ref.detach())
     shaped.beside.sum().backward()
     assert head.weight.grad.abs().max() > 0
 
@@ -153,25 +156,93 @@ def test_exact_forward_kl_in_chunks_is_that_of_torch_distributions(
         for i, width in enumerate((6, 6, 1))
     )
     hidden.requires_grad_()
+    drawn = torch.arange(20).view(5, 4) % 11
     made = []
-    found = forward_kl.exact_forward_kl(
+    found, log_ref_drawn = forward_kl.exact_forward_kl(
         hidden,
         reference_hidden,
         lambda h: made.append(h.shape[1]) or head(h),
         reference_head,
         temperature=0.5,
         head_trained=trained,
+        drawn=drawn,
     )
     pi = torch.distributions.Categorical(logits=head(hidden) / 0.5)
     ref = torch.distributions.Categorical(logits=reference_head(reference_hidden).detach() / 0.5)
     expected = torch.distributions.kl_divergence(ref, pi)
     torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(log_ref_drawn, ref.log_prob(drawn))
+    assert not log_ref_drawn.requires_grad
     wanted = [hidden, *head.parameters()] if trained else [hidden]
     theirs = torch.autograd.grad((expected * weights[..., 0]).sum(), wanted)
     ours = torch.autograd.grad((found * weights[..., 0]).sum(), wanted)
     torch.testing.assert_close(ours, theirs)
     assert max(made) == min(tokens_at_a_time, 20), "logits of a chunk at a time"
     assert sum(made) == 1 + 20 * (2 if trained else 1), "twice where the head is trained"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("scale", "apart", "moved"),
+    [(1, 1e-3, 0), (1, 1, 0), (5, 0.1, 0), (10, 3, 0), (1, 0.1, 20), (1, 0, -20)],
+)
+def test_the_exact_forward_kl_and_its_gradient_are_those_of_double_precision(
+    scale, apart, moved, temperature
+):
+    """Policies close and far, flat and peaked, and one whose logits all lie elsewhere: "moved"
+    alone would cost 4e-5, and the sums of softmax over so many words 5e-6."""
+    generator = torch.Generator().manual_seed(0)
+    logits, noise = (torch.randn(1, 4, 150_000, generator=generator) for _ in range(2))
+    reference = scale * logits + apart * noise
+    logits = (scale * logits + moved).requires_grad_()
+    drawn = torch.tensor([[0, 1, 149_999, 7]])
+    found, log_ref_drawn = forward_kl.exact_forward_kl(
+        logits, reference, lambda h: h, torch.clone, temperature, False, drawn=drawn
+    )
+    double = logits.detach().double().requires_grad_()
+    log_pi = (double / temperature).log_softmax(-1)
+    log_ref = (reference.double() / temperature).log_softmax(-1)
+    expected = (log_ref.exp() * (log_ref - log_pi)).sum(-1)
+    assert found.min() > -1.1e-6, "a divergence"
+    exact_drawn = log_ref.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(log_ref_drawn.double(), exact_drawn, rtol=2e-6, atol=1e-5)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=1.5e-6)
+    (slopes,) = torch.autograd.grad(found.sum(), logits)
+    (exact_slopes,) = torch.autograd.grad(expected.sum(), double)
+    torch.testing.assert_close(slopes.double(), exact_slopes, rtol=1e-5, atol=2e-6)
+
+
+def test_the_exact_forward_kl_of_half_precision_is_that_of_its_own_logits():
+    """States and head in bfloat16, and the gradient with them."""
+    head = torch.nn.Linear(6, 11, dtype=torch.bfloat16).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    hidden, reference = (
+        torch.randn(2, 3, 6, generator=generator, dtype=torch.bfloat16) for _ in range(2)
+    )
+    hidden.requires_grad_()
+    drawn = torch.zeros(2, 3, dtype=torch.long)
+    found, _ = forward_kl.exact_forward_kl(
+        hidden, reference, head, head, 0.7, head_trained=False, drawn=drawn
+    )
+    made = head(hidden)
+    pi, ref = (
+        torch.distributions.Categorical(logits=x.float() / 0.7) for x in (made, head(reference))
+    )
+    expected = torch.distributions.kl_divergence(ref, pi)
+    torch.testing.assert_close(found, expected)
+    (slopes,) = torch.autograd.grad(found.sum(), hidden)
+    (theirs,) = torch.autograd.grad(expected.sum(), hidden)
+    assert slopes.dtype == torch.bfloat16
+    torch.testing.assert_close(slopes, theirs, rtol=2e-2, atol=1e-2)
+
+
+def test_the_exact_forward_kl_to_a_policy_without_a_chance_of_a_word_is_infinite():
+    logits, reference = torch.zeros(1, 1, 4), torch.zeros(1, 1, 4)
+    logits[..., 2] = -torch.inf
+    found, _ = forward_kl.exact_forward_kl(
+        logits, reference, lambda h: h, torch.clone, 1.0, False, drawn=torch.tensor([[0]])
+    )
+    assert found.item() == torch.inf
 
 
 def test_reduce_refuses_what_it_does_not_know():

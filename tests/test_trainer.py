@@ -675,6 +675,42 @@ def test_the_forward_kl_below_an_adapter_learns_what_it_does_with_logits_made_tw
     torch.testing.assert_close(weights(once), weights(again), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("lora", [True, False])
+def test_the_forward_kl_scores_the_reference_from_the_states_that_trl_left(make, monkeypatch, lora):
+    """The same as with TRL's scoring of it, whose head sees one token of a completion once the
+    canary has compared the two."""
+    from sage_lib.algorithm.trainer import SageTrainer  # after the backend
+
+    settings = {
+        "lora": lora,
+        "anchor": "forward_kl",
+        "temperature": 0.7,
+        "beta": 1.0,
+        "learning_rate": 0.1 if lora else 0.01,
+        "max_steps": 4,
+    }
+    scored = []
+    original = SageTrainer._get_per_token_logps_and_entropies
+
+    def score(self, *args, **kwargs):
+        logps, *rest = original(self, *args, **kwargs)
+        scored.append(None if torch.is_grad_enabled() else bool(logps.isnan().all()))
+        return logps, *rest
+
+    monkeypatch.setattr(SageTrainer, "_get_per_token_logps_and_entropies", score)
+    ours = trained(make(None, **settings))
+    left = [one for one in scored if one is not None]
+    assert left == [False, True, True, True], "not before the canary has looked"
+    monkeypatch.setattr(ForwardKL, "scores_reference", False)
+    trls = trained(make(None, **settings))
+    found, expected = (
+        [step["kl_ref"] for step in run.state.log_history[:4]] for run in (ours, trls)
+    )
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert expected[3] > 1e-3, "there was something to compare"
+    assert losses(ours) == losses(trls) and torch.equal(weights(ours), weights(trls))
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "cohere", "granite"])
 def test_the_forward_kl_is_that_of_the_logits_that_a_model_scales_or_caps(make, models, kind):
     """Against the model's whole forward, which gives the logits that it samples from."""

@@ -215,5 +215,16 @@ def test_trls_forward_pass_returns_log_probabilities_then_entropies():
     assert ast.unparse(returned).startswith("return (logps, entropies, ")
 
 
+def test_trl_scores_the_last_tokens_asked_for_given_after_model_ids_and_mask():
+    """So the reference's states are had without its head's work on them."""
+    scoring = methods_of(GRPO)["_get_per_token_logps_and_entropies"]
+    names = [argument.arg for argument in scoring.args.args]
+    assert names[:5] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
+    uses = [n for n in ast.walk(scoring) if isinstance(n, ast.Name) and n.id == names[4]]
+    body = ast.unparse(scoring)
+    assert "labels[:, :-logits_to_keep] = -100" in body
+    assert len(uses) == body.count("-logits_to_keep"), "nothing else depends on it"
+
+
 def test_trl_logs_its_kl_under_the_name_that_the_canary_reads():
     assert "self._metrics[mode]['kl'].append(" in ast.unparse(methods_of(GRPO)["_compute_loss"])

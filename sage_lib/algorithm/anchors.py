@@ -53,6 +53,7 @@ class Vocabulary:
     head: Callable[[torch.Tensor], torch.Tensor]
     reference_head: Callable[[torch.Tensor], torch.Tensor]
     temperature: float
+    drawn: torch.Tensor  # ids of the sampled tokens, shape (batch, time)
     head_trained: bool = True  # whether weights of the policy's head take a gradient
 
 
@@ -84,6 +85,8 @@ class Shaped:
     kl: torch.Tensor  # the divergence that the loss has, per token, without a gradient
     advantages: torch.Tensor | None = None  # where they change: shape (batch, time)
     beside: torch.Tensor | None = None  # beta times this is added to TRL's loss, per token
+    # log pi_ref of the sampled tokens, from an anchor that scores the reference.
+    scored_reference: torch.Tensor | None = None
 
 
 # -- the anchors -----------------------------------------------------------------------------------
@@ -99,6 +102,9 @@ class Anchor:
     kl_is_trls: ClassVar[bool] = True
     #: The trainer keeps the last hidden states of policy and reference for :class:`Vocabulary`.
     keeps_hidden: ClassVar[bool] = False
+    #: It keeps hidden states and makes of them log pi_ref of the sampled tokens, too: ``reference``
+    #: of :class:`Tokens` is not a number once the canary has compared the two.
+    scores_reference: ClassVar[bool] = False
     #: It can be shaped before the loss: all that it changes is the reference.
     works_at_scoring: ClassVar[bool] = False
 
@@ -227,6 +233,7 @@ class ForwardKL(BesideTrl):
 
     name = "forward_kl"
     keeps_hidden = True
+    scores_reference = True
 
     def requires(self, setting: Setting) -> Iterator[str]:
         yield from super().requires(setting)
@@ -246,10 +253,21 @@ class ForwardKL(BesideTrl):
 
         v = tokens.vocabulary
         assert v is not None
-        divergence = exact_forward_kl(
-            v.hidden, v.reference_hidden, v.head, v.reference_head, v.temperature, v.head_trained
+        divergence, reference = exact_forward_kl(
+            v.hidden,
+            v.reference_hidden,
+            v.head,
+            v.reference_head,
+            v.temperature,
+            v.head_trained,
+            drawn=v.drawn,
         )
-        return Shaped(reference=tokens.logps, kl=divergence.detach(), beside=divergence)
+        return Shaped(
+            reference=tokens.logps,
+            kl=divergence.detach(),
+            beside=divergence,
+            scored_reference=reference,
+        )
 
 
 #: Every anchor by the name that profiles know.

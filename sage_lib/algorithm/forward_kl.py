@@ -6,13 +6,18 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from sage_lib.algorithm.token_probabilities import log_probabilities
+from sage_lib.algorithm.token_probabilities import (
+    at_temperature,
+    drawn_log_probabilities,
+    log_probabilities,
+)
 
 #: From hidden states of shape (batch, time, width) to logits (batch, time, vocabulary).
 Head = Callable[[torch.Tensor], torch.Tensor]
 #: Logits (tokens x vocabulary) of which a few copies are held at once: 441 tokens of a vocabulary
-#: of 152,064, 268 MB in float32; on a processor 27 tokens, 17 MB, which stay near its caches.
-CHUNK_LOGITS, PROCESSOR_CHUNK_LOGITS = 2**26, 2**22
+#: of 152,064, 268 MB in float32; on a processor 34 tokens, 21 MB: fewer read the output matrix more
+#: often, and three copies of more are over the 64 MB that glibc keeps, to be had anew page by page.
+CHUNK_LOGITS, PROCESSOR_CHUNK_LOGITS = 2**26, 5 * 2**20
 
 
 def exact_forward_kl(
@@ -22,7 +27,9 @@ def exact_forward_kl(
     reference_head: Head,
     temperature: float = 1.0,
     head_trained: bool = True,
-) -> torch.Tensor:
+    *,
+    drawn: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """KL(pi_ref ‖ pi) at every token, with its gradient: a sum over the whole vocabulary, not an
     estimate from the sampled token.
 
@@ -31,33 +38,36 @@ def exact_forward_kl(
     logits are made twice; where it is, they are made once more on the way back. Both are the same
     up to rounding.
 
-    Args: as in ``anchors.Vocabulary``.
+    Args: as in ``anchors.Vocabulary``. The reference's logits are written over.
 
     Returns:
-        float32 of shape (batch, time), nats.
+        float32 of shape (batch, time), nats; and log pi_ref of the ``drawn`` tokens, of that shape.
     """
     with torch.no_grad():
         words = head(hidden[:1, :1]).shape[-1]
     on_processor = hidden.device.type == "cpu"
     size = max(1, (PROCESSOR_CHUNK_LOGITS if on_processor else CHUNK_LOGITS) // words)
     states, references = hidden.flatten(0, 1), reference_hidden.flatten(0, 1)
+    drawn = drawn.flatten()
     if not head_trained:
-        found: torch.Tensor = _WithSlopes.apply(  # type: ignore[no-untyped-call]
-            states, references, head, reference_head, temperature, size
+        found, log_ref_drawn = _WithSlopes.apply(  # type: ignore[no-untyped-call]
+            states, references, drawn, head, reference_head, temperature, size
         )
-        return found.view(hidden.shape[:2])
+        return found.view(hidden.shape[:2]), log_ref_drawn.view(hidden.shape[:2])
 
-    def of_tokens(h: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    def of_tokens(
+        h: torch.Tensor, r: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         log_pi = log_probabilities(_logits(head, h), temperature)
         with torch.no_grad():
             log_ref = log_probabilities(_logits(reference_head, r), temperature)
         terms = torch.nn.functional.kl_div(log_pi, log_ref, reduction="none", log_target=True)
-        return terms.sum(-1)
+        return terms.sum(-1), drawn_log_probabilities(log_ref, tokens)
 
-    parts = []
-    for h, r in zip(states.split(size), references.split(size), strict=True):
-        parts.append(checkpoint(of_tokens, h, r, use_reentrant=False))
-    return torch.cat(parts).view(hidden.shape[:2])
+    chunks = zip(states.split(size), references.split(size), drawn.split(size), strict=True)
+    parts = [checkpoint(of_tokens, *chunk, use_reentrant=False) for chunk in chunks]
+    divergences, log_refs = zip(*parts, strict=True)
+    return torch.cat(divergences).view(hidden.shape[:2]), torch.cat(log_refs).view(hidden.shape[:2])
 
 
 def _logits(head: Head, states: torch.Tensor) -> torch.Tensor:
@@ -75,30 +85,59 @@ class _WithSlopes(torch.autograd.Function):
         ctx: Any,
         states: torch.Tensor,
         references: torch.Tensor,
+        drawn: torch.Tensor,
         head: Head,
         reference_head: Head,
         temperature: float,
         size: int,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         # Made before the chunks: what is kept between large tensors that come and go leaves holes
         # in the heap which the next ones do not fit.
         slopes = torch.empty_like(states)
         divergences = torch.empty(len(states), dtype=torch.float32, device=states.device)
+        log_refs = torch.empty_like(divergences)
         for first in range(0, len(states), size):
             rows = slice(first, first + size)
-            with torch.enable_grad():
-                leaf = states[rows].detach().requires_grad_()
-                logits = _logits(head, leaf)
-            log_pi = log_probabilities(logits.detach(), temperature)
-            log_ref = log_probabilities(_logits(reference_head, references[rows]), temperature)
-            pi_ref = log_ref.exp()
-            divergences[rows] = log_ref.sub_(log_pi).mul_(pi_ref).sum(-1)
-            by_logits = log_pi.exp_().sub_(pi_ref).div_(temperature).to(logits.dtype)
-            (slopes[rows],) = torch.autograd.grad(logits, leaf, by_logits)
+            divergences[rows], log_refs[rows], slopes[rows] = _with_slopes(
+                states[rows], references[rows], drawn[rows], head, reference_head, temperature
+            )
         ctx.save_for_backward(slopes)
-        return divergences
+        ctx.mark_non_differentiable(log_refs)
+        return divergences, log_refs
 
     @staticmethod
     def backward(ctx: Any, *arrived: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
-        return (arrived[0].unsqueeze(-1) * slopes).to(slopes.dtype), *([None] * 5)
+        return (arrived[0].unsqueeze(-1) * slopes).to(slopes.dtype), *([None] * 6)
+
+
+def _with_slopes(
+    states: torch.Tensor,
+    references: torch.Tensor,
+    drawn: torch.Tensor,
+    head: Head,
+    reference_head: Head,
+    temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a chunk. What it made is gone before the next one's logits are: three copies at once."""
+    with torch.enable_grad():
+        leaf = states.detach().requires_grad_()
+        logits = _logits(head, leaf)
+    scores = at_temperature(logits.detach(), temperature)
+    gaps = at_temperature(_logits(reference_head, references), temperature)
+    pi_ref = gaps.softmax(-1)
+    # log pi = score - highest + log pi(highest): one exponential for each logit, where
+    # log-probabilities cost a second one. The highest are taken off before the sum: where all
+    # scores of one side lie elsewhere than the other's, they would cost it digits.
+    top_ref = gaps.amax(-1, keepdim=True)
+    below_ref = drawn_log_probabilities(gaps, drawn) - top_ref.squeeze(-1)
+    shift = top_ref - scores.amax(-1, keepdim=True)
+    expected = gaps.sub_(scores).sub_(shift).mul_(pi_ref).sum(-1)
+    pi = torch.softmax(scores, -1, out=gaps)  # in memory that is at hand
+    # Over a large vocabulary softmax sums to 1 within a few 1e-6, and its sum knows by how much.
+    total_ref = pi_ref.sum(-1)
+    highest_ref, highest = pi_ref.amax(-1) / total_ref, pi.amax(-1) / pi.sum(-1)
+    divergences = expected / total_ref + (highest_ref / highest).log()
+    by_scores = pi.sub_(pi_ref).to(logits.dtype)
+    (slopes,) = torch.autograd.grad(logits, leaf, by_scores)
+    return divergences, below_ref + highest_ref.log(), slopes.div_(temperature)

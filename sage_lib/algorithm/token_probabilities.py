@@ -84,10 +84,18 @@ class _GivenStates:
         return None
 
 
+def at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits in float32, divided by a sampling temperature: ``logits`` itself where both change
+    nothing."""
+    logits = logits.float()
+    # Temperature 1 changes no value and would cost a copy of the largest tensor there is.
+    return logits if temperature == 1 else logits / temperature
+
+
 def log_probabilities(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """log pi (nats) of every token of the vocabulary at a sampling temperature: float32, the shape
     (..., vocabulary) of ``logits``."""
-    return _at_temperature(logits, temperature).log_softmax(-1)
+    return at_temperature(logits, temperature).log_softmax(-1)
 
 
 def drawn_log_probabilities(log_pi: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
@@ -113,7 +121,7 @@ def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     Returns:
         float32 of shape (...).
     """
-    scaled = _at_temperature(logits, temperature)
+    scaled = at_temperature(logits, temperature)
     log_pi = scaled - scaled.logsumexp(-1, keepdim=True)
     pi = log_pi.softmax(-1)
     finite_log_pi = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)
@@ -149,9 +157,3 @@ def _forward(
 def _of_completion(outputs: torch.Tensor, start: int) -> torch.Tensor:
     """The states before each token of the completion: the output at a token predicts the next."""
     return outputs[:, start - 1 : -1].float()
-
-
-def _at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = logits.float()
-    # Temperature 1 changes no value and would cost a copy of the largest tensor there is.
-    return logits if temperature == 1 else logits / temperature

@@ -360,6 +360,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         self._hidden = [] if self._keeps_hidden() else None
+        if self._leaves_reference_to_anchor(*args):
+            return self._reference_states(*args, **kwargs)
         score = partial(super()._get_per_token_logps_and_entropies, *args, **kwargs)
         if self.trim_padding and self._hidden is None and self.accelerator.num_processes == 1:
             score = partial(by_length, super()._get_per_token_logps_and_entropies, *args, **kwargs)
@@ -410,7 +412,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         batch, logps = passing.batch, live_logps.detach()
         mask, reference = counted_tokens(batch), batch["ref_per_token_logps"]
         kl_ref = self._mean(anchors.k3(reference, logps), mask)
-        self._record("kl_ref", kl_ref)
+        self._record("kl_ref", kl_ref)  # not where the anchor scores the reference
         if self.state.global_step == 0 and self._step == 0 and kl_ref > START_KL:
             self._require_start(passing)
         if self.anchor is None:
@@ -430,6 +432,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             vocabulary=vocabulary,
         )
         passing.shaped = shaped = self.anchor.shape(tokens)
+        if shaped.scored_reference is not None and math.isnan(kl_ref):
+            self._record("kl_ref", self._mean(anchors.k3(shaped.scored_reference, logps), mask))
         batch["ref_per_token_logps"] = shaped.reference
         if shaped.advantages is not None:
             batch["advantages"] = shaped.advantages
@@ -495,7 +499,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             self._require_equal("loss", loss.item(), asked)
 
     def _require_equal(self, name: str, found: float, expected: float) -> None:
-        if abs(found - expected) > 1e-5 + 1e-3 * abs(expected):
+        if not abs(found - expected) <= 1e-5 + 1e-3 * abs(expected):  # nor where it is no number
             raise SageError(
                 f"the guide did not reach the loss ({name} {found:.3g} instead of {expected:.3g}): "
                 f"this version of TRL reads the reference elsewhere; use the pinned one"
@@ -595,6 +599,30 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         """Hidden states are of use to training alone."""
         return self.anchor is not None and self.anchor.keeps_hidden and self.model.training
 
+    def _leaves_reference_to_anchor(self, model: torch.nn.Module, *rest: Any) -> bool:
+        """Whether this is the reference's scoring and its log-probabilities are the anchor's to
+        make, from the same states. Not before the canary has compared them with TRL's."""
+        asked = self.anchor is not None and self.anchor.scores_reference and self._keeps_hidden()
+        of_reference = model is self.ref_model or self._scores_reference()
+        return asked and self._guide_checked and of_reference
+
+    def _reference_states(
+        self,
+        model: torch.nn.Module,
+        ids: torch.Tensor,
+        attention: torch.Tensor,
+        time: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """TRL's forward pass of the reference, for its hidden states: the head, whose work grows
+        with the vocabulary, sees one token of each completion."""
+        with self._merged() if self._scores_reference() else nullcontext():
+            logps, *rest = super()._get_per_token_logps_and_entropies(
+                model, ids, attention, 1, *args, **kwargs
+            )
+        return logps.new_full((len(ids), time), torch.nan), *rest
+
     def _plain(self, model: torch.nn.Module) -> Any:
         """The causal language model below wrappers and adapters."""
         model = self.accelerator.unwrap_model(model)
@@ -622,6 +650,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             head=head,
             reference_head=reference_head,
             temperature=self.temperature,
+            drawn=batch["completion_ids"],
             head_trained=any(p.requires_grad for p in policy.get_output_embeddings().parameters()),
         )
 
