@@ -71,6 +71,7 @@ SETTINGS = {
     "disable_dropout",
     "gradient_accumulation_steps",
     "per_device_train_batch_size",
+    "gradient_checkpointing",
     "save_strategy",
     "seed",
     "should_save",

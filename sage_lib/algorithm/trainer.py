@@ -617,7 +617,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> tuple[Any, ...]:
         """TRL's forward pass of the reference, for its hidden states: the head, whose work grows
         with the vocabulary, sees one token of each completion."""
-        with self._merged() if self._scores_reference() else nullcontext():
+        with self._merged_to_score():
             logps, *rest = super()._get_per_token_logps_and_entropies(
                 model, ids, attention, 1, *args, **kwargs
             )
@@ -828,6 +828,14 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         if not self.merge_adapter or elsewhere or self._seam == "scoring":
             return nullcontext()
         return merged_adapters(model) if isinstance(model, PeftModel) else nullcontext()
+
+    def _scores_reference(self) -> bool:
+        """Whether TRL now has the policy's model score as the reference, by its copy of the
+        adapter as it was at the start."""
+        if torch.is_grad_enabled() or self.ref_model is not None:
+            return False
+        model = self.accelerator.unwrap_model(self.model)
+        return isinstance(model, PeftModel) and model.active_adapters == ["ref"]
 
     def _merged_to_score(self) -> AbstractContextManager[Any]:
         """The same for a pass over whole completions, with gradients or without. Not where layers

@@ -11,6 +11,7 @@ does not outlive a fork: where there is one, every process loads them for itself
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import signal
@@ -118,6 +119,8 @@ def serve(connection: Connection, program: str, names: Sequence[str]) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.accelerator.is_available():
         return
+    # No fork looks through all that the libraries made whenever it collects garbage, nor copies it.
+    gc.freeze()
     # A fork reads its end as other processes read the end of their parent's pipe.
     alive, held = os.pipe()
     running: list[BaseProcess] = []
