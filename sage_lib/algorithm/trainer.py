@@ -818,16 +818,26 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._generate(prompts)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad(), self._merged():
+        if not self._merges():
+            return super()._generate_single_turn(*args, **kwargs)
+        # What comes out are lists: no tensor without a gradient's books reaches the loss.
+        with torch.inference_mode(), merged_adapters(self.model):
             return super()._generate_single_turn(*args, **kwargs)
 
-    def _merged(self) -> AbstractContextManager[Any]:
-        """The policy's active adapter merged, where that is asked for and can be."""
+    def _merges(self) -> bool:
+        """Whether the policy's active adapter is to be merged, and may be."""
         elsewhere = self.use_vllm or self.is_fsdp_enabled or self.is_deepspeed_enabled
-        model = self.accelerator.unwrap_model(self.model)
-        if not self.merge_adapter or elsewhere or self._seam == "scoring":
-            return nullcontext()
-        return merged_adapters(model) if isinstance(model, PeftModel) else nullcontext()
+        asked = self.merge_adapter and isinstance(self.model, PeftModel)
+        return asked and not elsewhere and self._seam == "loss"
+
+    def _merged_to_score(self) -> AbstractContextManager[Any]:
+        """Its adapter merged for a pass over whole completions, with gradients or without. Not
+        where layers run again on the way back, nor where their products are rounded to half
+        precision."""
+        again = self.args.gradient_checkpointing and torch.is_grad_enabled()
+        half = self.accelerator.mixed_precision != "no"
+        merges = self._merges() and not again and not half
+        return merged_adapters(self.model) if merges else nullcontext()
 
     def _scores_reference(self) -> bool:
         """Whether TRL now has the policy's model score as the reference, by its copy of the
@@ -836,13 +846,6 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             return False
         model = self.accelerator.unwrap_model(self.model)
         return isinstance(model, PeftModel) and model.active_adapters == ["ref"]
-
-    def _merged_to_score(self) -> AbstractContextManager[Any]:
-        """The same for a pass over whole completions, with gradients or without. Not where layers
-        run again on the way back, nor where their products are rounded to half precision."""
-        again = self.args.gradient_checkpointing and torch.is_grad_enabled()
-        half = self.accelerator.mixed_precision != "no"
-        return nullcontext() if again or half else self._merged()
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         with self._timed("reward"):
