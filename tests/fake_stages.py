@@ -63,7 +63,7 @@ def work(profile, run):
     note(profile, run, "end")
 
 
-def load(names):
+def load(words):
     """No library, which what sleeps does not need; what finding a run leaves read and drawn."""
     profile = load_profile("smoke")
     known_settings.check(profile)

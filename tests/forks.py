@@ -21,10 +21,10 @@ from sage_lib.pipeline import known_settings, processes, stages
 from sage_lib.pipeline.loaded import Loader, is_useful
 
 
-def load(names):
+def load(words):
     """These modules, and the work of every stage, of sft first: Unsloth comes before TRL."""
-    stages.load(["sft", *stages.STAGES])
-    for name in names:
+    stages.load(["smoke", "sft", *stages.STAGES])
+    for name in words:
         importlib.import_module(name)
     known_settings.check(load_profile("smoke"))  # which leaves its files read
     gc.freeze()  # or every run looks through it all when it collects garbage

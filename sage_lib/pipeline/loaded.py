@@ -3,7 +3,7 @@
 Importing what trains takes 5 to 10 s, longer than a short run. A fork has it all, and is a process
 of its own otherwise: its group, its log, its environment, its random numbers, its end.
 
-    loader = Loader("sage_lib.pipeline.stages", ["rl"], environment)
+    loader = Loader("sage_lib.pipeline.stages", ["smoke", "rl"], environment)
     process = loader.start(["rl", "--run", "grpo-s3407", "--child"], log, environment)
 
 Only Linux forks safely what these libraries start (:func:`is_useful`), and what they start on a GPU
@@ -60,23 +60,23 @@ class Forked:
 
 
 class Loader:
-    """The process that loads: it calls ``load(names)`` of the module ``program``. Its forks run
-    ``main`` of that module with their words, as ``python -m`` would.
+    """The process that loads: it calls ``load(words)`` of the module ``program``. Its forks run
+    ``main`` of that module with words of their own, as ``python -m`` would.
 
     It ends with :meth:`end` or with this process, in whatever way that ends, and all its forks with
     it. What loading prints is lost: a process that loads for itself says it again.
     """
 
-    def __init__(self, program: str, names: Sequence[str], environment: Mapping[str, str]):
+    def __init__(self, program: str, words: Sequence[str], environment: Mapping[str, str]):
         #: Of the forks that have ended.
         self.statuses: dict[int, int] = {}
         #: Whether the process that loaded is no more, and so none of its forks.
         self.gone = False
         self.connection, theirs = Pipe()
-        words = [sys.executable, "-m", __name__, str(theirs.fileno()), program, *names]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), program, *words]
         with theirs:
             self.process = processes.start(
-                words, Path(os.devnull), {**environment, **ONE_THREAD}, keep=[theirs.fileno()]
+                command, Path(os.devnull), {**environment, **ONE_THREAD}, keep=[theirs.fileno()]
             )
 
     def end(self) -> None:
@@ -111,11 +111,11 @@ class Loader:
         self.statuses[pid] = status
 
 
-def serve(connection: Connection, program: str, names: Sequence[str]) -> None:
+def serve(connection: Connection, program: str, to_load: Sequence[str]) -> None:
     """Load, then fork for every message, and send back its number, and its status at its end. With
     a GPU it only ends."""
     processes.end_with_parent()
-    import_module(program).load(names)
+    import_module(program).load(to_load)
     torch = sys.modules.get("torch")
     if torch is not None and torch.accelerator.is_available():
         return
@@ -184,5 +184,5 @@ def _run(
 
 
 if __name__ == "__main__":
-    _, number, program, *names = sys.argv
-    serve(Connection(int(number)), program, names)
+    _, number, program, *to_load = sys.argv
+    serve(Connection(int(number)), program, to_load)

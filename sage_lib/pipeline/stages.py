@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import records, runs
+from sage_lib.experiment import problems, records, runs
 from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import (
@@ -354,13 +354,23 @@ def _loader(profile: Profile, jobs: Sequence[Job]) -> Loader | None:
     """What these jobs are forked from, where that is sooner."""
     if not is_useful(len(jobs), profile.compute.requires_gpu):
         return None
-    return Loader(PROGRAM, sorted({job.stage.name for job in jobs}), environment())
+    names = sorted({job.stage.name for job in jobs})
+    return Loader(PROGRAM, [profile.spec, *names], environment())
 
 
-def load(names: Sequence[str]) -> None:
-    """Import what the work of these stages needs."""
-    for name in names:
-        _module(_stage(name))
+def load(words: Sequence[str]) -> None:
+    """Import what the work of some stages of a profile needs, and draw its problems: drawn again
+    in a fork, they take a twentieth of the time.
+
+    Args:
+        words: the profile's ``spec``, and the stages' names.
+    """
+    spec, *names = words
+    for stage in map(_stage, names):
+        _module(stage)
+        stage.runs(load_profile(spec))
+    if "rl" in names:
+        problems.rl_problems(load_profile(spec))
 
 
 def _module(stage: Stage) -> ModuleType:
