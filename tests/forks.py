@@ -4,8 +4,6 @@ Importing them takes 5 to 10 s, longer than what most tests start a process for.
 start, with their imports in the right order, test_pipeline.py and test_public.py see to.
 """
 
-import contextlib
-import gc
 import importlib
 import os
 import runpy
@@ -20,6 +18,9 @@ from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import known_settings, processes, stages
 from sage_lib.pipeline.loaded import Loader, is_useful
 
+#: What the process that loads says.
+LOADED = Path(tempfile.mkdtemp(prefix="forks")) / "loaded.log"
+
 
 def load(words):
     """These modules, and the work of every stage, of sft first: Unsloth comes before TRL."""
@@ -27,7 +28,6 @@ def load(words):
     for name in words:
         importlib.import_module(name)
     known_settings.check(load_profile("smoke"))  # which leaves its files read
-    gc.freeze()  # or every run looks through it all when it collects garbage
 
 
 def main(words):
@@ -52,8 +52,9 @@ def environment():
 @cache
 def loader():
     """The process that loads: it and its forks end with this one."""
-    cache_of_code = {"UNSLOTH_COMPILE_LOCATION": tempfile.mkdtemp(prefix="unsloth")}
-    return Loader("forks", ["pandas", "sage_lib.pipeline.cli"], environment() | cache_of_code)
+    cache_of_code = {"UNSLOTH_COMPILE_LOCATION": str(LOADED.parent)}
+    words = ["pandas", "sage_lib.pipeline.cli"]
+    return Loader("forks", words, LOADED, environment() | cache_of_code)
 
 
 class Command:
@@ -89,10 +90,12 @@ class Command:
 def start(*words, **more):
     """``python -m`` of a module, or ``python`` of a file, with these words, here, in this
     environment and ``more``."""
-    log, given = Path(tempfile.mkstemp(suffix=".log")[1]), environment() | more
+    log, given = Path(tempfile.mkdtemp()) / "command.log", environment() | more
     if is_useful(2, False):
-        with contextlib.suppress(ChildProcessError):  # there is a GPU
+        try:
             return Command(loader().start([os.getcwd(), *words], log, given), log)
+        except ChildProcessError:
+            assert "GPU" in LOADED.read_text(), "the one reason to fork nothing"
     how = [] if words[0].endswith(".py") else ["-m"]
     return Command(processes.start([sys.executable, *how, *words], log, given), log)
 

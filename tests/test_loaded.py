@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ def load(names):
     if "broken" in names:
         raise ImportError("broken")
     if "numpy" in names:
-        import numpy
+        import numpy, tempfile
+        global inherited
+        inherited = tempfile.TemporaryDirectory()
     with open("loads", "a") as file:
         file.write(" ".join(names) + chr(10))
 
@@ -42,6 +46,15 @@ def main(words):
         print(accuracy_reward(["<SOLUTION> 8 - 1 </SOLUTION>"], ["7"]))
     if what == "sleep":
         time.sleep(60)
+    if what == "leave":
+        import tempfile
+        global left
+        left = tempfile.TemporaryDirectory()
+        print(left.name, inherited.name, flush=True)
+    if what == "helper" and os.fork() == 0:
+        os.setsid()
+        time.sleep(8)
+        os._exit(0)
     if what == "exit":
         sys.exit(int(rest[0]) if rest[0].isdigit() else rest[0])
     if what == "fail":
@@ -59,7 +72,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def loader(place):
-    made = Loader("program", ["a", "numpy"], stages.environment())
+    made = Loader("program", ["a", "numpy"], place / "loaded.log", stages.environment())
     yield made
     made.end()
 
@@ -135,7 +148,7 @@ def test_forks_end_with_a_killed_parent(place):
         import pathlib, time
         from sage_lib.pipeline import stages
         from sage_lib.pipeline.loaded import Loader
-        loader = Loader("program", ["a"], stages.environment())
+        loader = Loader("program", ["a"], pathlib.Path("loaded.log"), stages.environment())
         one = loader.start(["sleep"], pathlib.Path("log"), stages.environment())
         pathlib.Path("pids.new").write_text(f"{loader.process.pid} {one.pid}")
         pathlib.Path("pids.new").rename("pids")
@@ -153,9 +166,33 @@ def test_forks_end_with_a_killed_parent(place):
 
 
 def test_where_loading_fails_there_is_nothing_to_fork_from(place):
-    loader = Loader("program", ["broken"], stages.environment())
+    loader = Loader("program", ["broken"], place / "loaded.log", stages.environment())
     try:
         with pytest.raises(ChildProcessError):
             loader.start(["say"], place / "log", stages.environment())
     finally:
         loader.end()
+    assert "ImportError: broken" in (place / "loaded.log").read_text()
+
+
+def test_a_fork_clears_up_what_it_leaves_and_nothing_of_what_it_was_forked_from(loader, place):
+    for _ in range(2):
+        status, said = ended(loader, place, "leave")
+        own, inherited = map(Path, said.split())
+        assert status == 0 and not own.exists() and inherited.is_dir()
+
+
+def test_the_end_of_a_fork_is_seen_while_a_helper_of_it_goes_on(loader, place):
+    started = time.monotonic()
+    fork = loader.start(["helper"], place / "log", stages.environment())
+    assert fork.wait(20) == 0 and time.monotonic() - started < 6, "the helper takes 8 s"
+
+
+def test_the_number_of_a_fork_that_nobody_waited_for_disturbs_no_other(loader, place):
+    first = loader.start(["sleep"], place / "log", stages.environment())
+    # As an interrupt leaves it, between the question and the answer.
+    loader.connection.send((["exit", "0"], str(place / "log"), stages.environment()))
+    wait_for(lambda: loader.connection.poll(0))
+    assert first.poll() is None
+    processes.end([first])
+    assert first.poll() == -signal.SIGTERM

@@ -71,7 +71,14 @@ def test_entropies_are_left_out_where_nobody_asks_for_them():
     assert by_length(Score(), "model", ids, mask, KEEP)[1] is None
 
 
-@pytest.mark.parametrize("asked", [{"compute_aux_loss": True}, {"num_images": [1, 0]}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"compute_aux_loss": True},
+        {"num_images": [1, 0]},
+        {"compute_aux_loss": False, "pixel_values": torch.zeros(4, 3)},
+    ],
+)
 def test_what_is_not_of_single_rows_is_scored_at_once(asked):
     ids, mask, _ = batch([12, 2, 2, 2])
     score = Score()
@@ -95,3 +102,19 @@ def test_a_cut_saves_what_it_must_and_no_cut_that_would_is_left(monkeypatch, wor
             assert max(left, default=0) <= least
         saved = 6 * lengths[-1] - sum(len(group) * group[-1] for group in groups)
         assert saved >= least * (len(groups) - 1)
+
+
+@pytest.mark.parametrize(
+    ("rope", "depends"),
+    [
+        (None, False),
+        ({"rope_type": "default"}, False),
+        ({"rope_type": "dynamic", "factor": 2.0}, True),
+        ({"full": {"rope_type": "yarn"}, "sliding": {"rope_type": "longrope"}}, True),
+    ],
+)
+def test_positions_that_follow_the_longest_row_are_known(rope, depends):
+    class Config:
+        rope_parameters = rope
+
+    assert padding.depends_on_width(Config()) == depends

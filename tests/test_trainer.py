@@ -904,14 +904,22 @@ def test_a_merged_adapter_learns_the_same(make, settings):
 
 @pytest.mark.parametrize(
     ("again", "half", "in_loss"),
-    [(False, False, False), (True, False, True), (False, True, True)],
+    [
+        (None, False, False),
+        ("the settings", False, True),
+        ("the model", False, True),
+        (None, True, True),
+    ],
 )
 def test_a_merged_adapter_is_in_place_in_every_pass_that_allows_it(
     make, monkeypatch, again, half, in_loss
 ):
     """While completions are drawn, while the reference is scored, and in the loss: not where layers
     would run again without it, nor where half precision would round most of it away."""
-    trainer = make(None, lora=LORA, merge_adapter=True, max_steps=2, gradient_checkpointing=again)
+    settings = {"max_steps": 2, "gradient_checkpointing": again == "the settings"}
+    trainer = make(None, lora=LORA, merge_adapter=True, **settings)
+    if again == "the model":
+        trainer.model.gradient_checkpointing_enable()
     if half:  # which Unsloth takes back on a processor that does not have it
         kind = type(trainer.accelerator)
         monkeypatch.setattr(kind, "mixed_precision", property(lambda self: "bf16"))

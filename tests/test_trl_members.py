@@ -60,6 +60,7 @@ ATTRIBUTES = {
     "temperature",
     "top_entropy_quantile",
     "train_dataset",
+    "use_transformers_continuous_batching",
     "use_vllm",
 }
 #: Attributes of theirs that it sets: TRL asks ``ref_model`` for the reference before any adapter.
@@ -71,7 +72,6 @@ SETTINGS = {
     "disable_dropout",
     "gradient_accumulation_steps",
     "per_device_train_batch_size",
-    "gradient_checkpointing",
     "save_strategy",
     "seed",
     "should_save",

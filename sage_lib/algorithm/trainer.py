@@ -50,7 +50,7 @@ from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabula
 from sage_lib.algorithm.batches import Batch, counted_tokens, groups_without_spread, replace_rows
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
 from sage_lib.algorithm.merging import merged_adapters
-from sage_lib.algorithm.padding import by_length
+from sage_lib.algorithm.padding import by_length, depends_on_width
 from sage_lib.algorithm.prompt_order import EpochOrder
 from sage_lib.algorithm.reference_reset import ReferenceReset
 from sage_lib.algorithm.token_probabilities import (
@@ -143,7 +143,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             gradient checkpointing nothing in the loss.
         trim_padding: completions are scored with others of about their length, without most of the
             padding, by ``padding.by_length``: the same up to rounding, in fewer operations where
-            lengths differ. Not with several processes or the exact forward KL.
+            lengths differ. Nothing is trimmed with several processes or the exact forward KL.
         advantage: what completions or tokens count for, a choice of ``advantages.ADVANTAGES`` or an
             AdvantageShaper; None: TRL's own. It shapes training.
         reference_reset: ProRL's: every so many steps the reference becomes the policy as it then
@@ -194,11 +194,11 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         self.advantage = None if advantage is None else build_advantage(advantage)
         super().__init__(*args, **kwargs)
         self.guide = guide
+        self.trim_padding = trim_padding
         self.anchor = anchors.K3() if chosen is None and guide is not None else chosen
         self.dynamic_sampling = dynamic_sampling
         self.other_reference = other_reference or reference is not None
         self.merge_adapter = merge_adapter
-        self.trim_padding = trim_padding
         self.reference_reset = reference_reset
         # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no
         # entropies: there the anchor is shaped where the reference is scored, at the price of one
@@ -253,6 +253,11 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _refusals(self) -> Iterator[str]:
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if self.trim_padding and depends_on_width(self.model.config):
+            yield (
+                "trim_padding needs a model that scores a completion alike in a batch of any "
+                "width: this one's rotary positions follow the longest row"
+            )
         if self.guide is not None and self.beta == 0:
             yield "a guide needs beta > 0: without a KL term there is no anchor to shape"
         if self.args.sync_ref_model and sharded and self.args.save_strategy != "no":
@@ -365,7 +370,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         score = partial(super()._get_per_token_logps_and_entropies, *args, **kwargs)
         if self.trim_padding and self._hidden is None and self.accelerator.num_processes == 1:
             score = partial(by_length, super()._get_per_token_logps_and_entropies, *args, **kwargs)
-        with self._merged_to_score():
+        with self._merged_to_score(*args):
             logps, entropies, *rest = score()
         passing = self._passing
         if self._losing is not None and entropies is not None:
@@ -617,7 +622,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> tuple[Any, ...]:
         """TRL's forward pass of the reference, for its hidden states: the head, whose work grows
         with the vocabulary, sees one token of each completion."""
-        with self._merged_to_score():
+        with self._merged_to_score(model):
             logps, *rest = super()._get_per_token_logps_and_entropies(
                 model, ids, attention, 1, *args, **kwargs
             )
@@ -826,17 +831,20 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _merges(self) -> bool:
         """Whether the policy's active adapter is to be merged, and may be."""
-        elsewhere = self.use_vllm or self.is_fsdp_enabled or self.is_deepspeed_enabled
+        elsewhere = self.use_vllm or self.use_transformers_continuous_batching
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         asked = self.merge_adapter and isinstance(self.model, PeftModel)
-        return asked and not elsewhere and self._seam == "loss"
+        return asked and not elsewhere and not sharded and self._seam == "loss"
 
-    def _merged_to_score(self) -> AbstractContextManager[Any]:
-        """Its adapter merged for a pass over whole completions, with gradients or without. Not
-        where layers run again on the way back, nor where their products are rounded to half
-        precision."""
-        again = self.args.gradient_checkpointing and torch.is_grad_enabled()
+    def _merged_to_score(self, model: torch.nn.Module, *rest: Any) -> AbstractContextManager[Any]:
+        """Its adapter merged for a pass of ``model`` over whole completions, with gradients or
+        without. Not where layers run again on the way back, nor where their products are rounded to
+        half precision."""
+        if not self._merges() or model is self.ref_model:
+            return nullcontext()
+        again = torch.is_grad_enabled() and self.model.is_gradient_checkpointing
         half = self.accelerator.mixed_precision != "no"
-        merges = self._merges() and not again and not half
+        merges = not again and not half
         return merged_adapters(self.model) if merges else nullcontext()
 
     def _scores_reference(self) -> bool:

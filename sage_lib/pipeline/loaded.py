@@ -3,15 +3,16 @@
 Importing what trains takes 5 to 10 s, longer than a short run. A fork has it all, and is a process
 of its own otherwise: its group, its log, its environment, its random numbers, its end.
 
-    loader = Loader("sage_lib.pipeline.stages", ["smoke", "rl"], environment)
+    loader = Loader("sage_lib.pipeline.stages", ["smoke", "rl"], log, environment)
     process = loader.start(["rl", "--run", "grpo-s3407", "--child"], log, environment)
 
 Only Linux forks safely what these libraries start (:func:`is_useful`), and what they start on a GPU
-does not outlive a fork: where there is one, every process loads them for itself.
+does not outlive a fork: there, every process loads them for itself.
 """
 
 import atexit
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
@@ -64,10 +66,12 @@ class Loader:
     ``main`` of that module with words of their own, as ``python -m`` would.
 
     It ends with :meth:`end` or with this process, in whatever way that ends, and all its forks with
-    it. What loading prints is lost: a process that loads for itself says it again.
+    it. What loading prints is added to ``log``.
     """
 
-    def __init__(self, program: str, words: Sequence[str], environment: Mapping[str, str]):
+    def __init__(
+        self, program: str, words: Sequence[str], log: Path, environment: Mapping[str, str]
+    ):
         #: Of the forks that have ended.
         self.statuses: dict[int, int] = {}
         #: Whether the process that loaded is no more, and so none of its forks.
@@ -76,7 +80,7 @@ class Loader:
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), program, *words]
         with theirs:
             self.process = processes.start(
-                command, Path(os.devnull), {**environment, **ONE_THREAD}, keep=[theirs.fileno()]
+                command, log, {**environment, **ONE_THREAD}, keep=[theirs.fileno()]
             )
 
     def end(self) -> None:
@@ -86,7 +90,7 @@ class Loader:
     def start(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Forked:
         """Fork a process, once everything is loaded; its output is added to ``log``.
 
-        ChildProcessError where there is nothing to fork from: there is a GPU, or loading failed."""
+        ChildProcessError where there is nothing to fork from: loading ended, as its log says."""
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.connection.send((list(words), str(log.absolute()), dict(environment)))
@@ -102,7 +106,9 @@ class Loader:
         """Take note of the forks that have ended; wait at most so long for the first of them."""
         try:
             while not self.gone and self.connection.poll(seconds):
-                self._note(*self.connection.recv())
+                told = self.connection.recv()
+                if isinstance(told, tuple):  # or the number of a fork that nobody waited for
+                    self._note(*told)
                 seconds = 0
         except (EOFError, OSError):
             self.gone = True
@@ -112,23 +118,21 @@ class Loader:
 
 
 def serve(connection: Connection, program: str, to_load: Sequence[str]) -> None:
-    """Load, then fork for every message, and send back its number, and its status at its end. With
-    a GPU it only ends."""
+    """Load, then fork for every message, and send back its number, and its status at its end."""
     processes.end_with_parent()
     import_module(program).load(to_load)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.accelerator.is_available():
-        return
     # No fork looks through all that the libraries made whenever it collects garbage, nor copies it.
     gc.freeze()
     # A fork reads its end as other processes read the end of their parent's pipe.
     alive, held = os.pipe()
-    running: list[BaseProcess] = []
+    # By what tells the end of each. (Its sentinel is a pipe, which its own forks hold open, too.)
+    running: dict[int, BaseProcess] = {}
     while True:
-        ready = wait([connection, *(process.sentinel for process in running)])
-        for process in [process for process in running if process.sentinel in ready]:
+        ready = wait([connection, *running])
+        for ended in running.keys() & set(ready):
+            process = running.pop(ended)
+            os.close(ended)
             process.join()
-            running.remove(process)
             connection.send((process.pid, process.exitcode))
         if connection in ready:
             try:
@@ -136,8 +140,10 @@ def serve(connection: Connection, program: str, to_load: Sequence[str]) -> None:
             except EOFError:
                 return
             files = (alive, held, connection.fileno())
-            running.append(_forked(program, words, log, environment, files))
-            connection.send(running[-1].pid)
+            process = _forked(program, words, log, environment, files)
+            assert process.pid is not None
+            running[os.pidfd_open(process.pid)] = process
+            connection.send(process.pid)
 
 
 def _forked(
@@ -148,7 +154,7 @@ def _forked(
     with warnings.catch_warnings():
         # From Python 3.12 on it warns where there are other threads: here the one that waits for
         # the parent's end, and pyarrow's.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
         process.start()
     assert process.pid is not None
     os.setpgid(process.pid, process.pid)  # on both sides: whoever is first, the group is there
@@ -175,8 +181,13 @@ def _run(
         sys.modules["torch"].seed()
     sys.argv = [program, *words]
     # What the run leaves to its end is done before multiprocessing waits for the processes that it
-    # started, as those of the verifier; what the loading process leaves to its own end is not.
+    # started, as those of the verifier; what the loading process leaves to its own end is not, such
+    # as folders that it deletes. Two of these are everybody's, and register once a process.
     atexit._clear()
+    for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
+        inherited.atexit = False
+    atexit.register(logging.shutdown)
+    atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
     try:
         import_module(program).main(words)
     finally:

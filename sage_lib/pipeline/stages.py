@@ -266,9 +266,9 @@ KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": s
 
 
 def environment() -> dict[str, str]:
-    """What a child process or a kernel starts with: this very sage_lib comes first on its path, so
-    that a second checkout never runs the code of the first; and it keeps memory for the next
-    tensor, unless somebody set that otherwise."""
+    """What a child process starts with: this very sage_lib comes first on its path, so that a
+    second checkout never runs the code of the first; and it keeps memory for the next tensor,
+    unless these two variables are set already."""
     path = [str(paths.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(path)}
     return {**KEPT_MEMORY, **os.environ, **own}
@@ -332,9 +332,11 @@ def start(profile: Profile, jobs: list[Job]) -> None:
             "interrupted: what was made is kept; the same once more goes on"
         ) from None
     finally:  # an interrupted notebook leaves no process behind
-        processes.end([process for _, process, _ in running.values()])
-        if loader is not None:
-            loader.end()
+        try:
+            processes.end([process for _, process, _ in running.values()])
+        finally:
+            if loader is not None:
+                loader.end()
     if failed:
         raise SageError(_told(failed, [job for job in jobs if job.run.name in failed]))
 
@@ -355,7 +357,8 @@ def _loader(profile: Profile, jobs: Sequence[Job]) -> Loader | None:
     if not is_useful(len(jobs), profile.compute.requires_gpu):
         return None
     names = sorted({job.stage.name for job in jobs})
-    return Loader(PROGRAM, [profile.spec, *names], environment())
+    log = paths.build(profile.name) / "loaded.log"
+    return Loader(PROGRAM, [profile.spec, *names], log, environment())
 
 
 def load(words: Sequence[str]) -> None:
@@ -365,6 +368,10 @@ def load(words: Sequence[str]) -> None:
     Args:
         words: the profile's ``spec``, and the stages' names.
     """
+    import torch
+
+    if torch.accelerator.is_available():
+        sys.exit("what libraries start on a GPU does not outlive a fork: each run loads them anew")
     spec, *names = words
     for stage in map(_stage, names):
         _module(stage)
