@@ -48,8 +48,10 @@ stages.PROGRAM = "fake_stages"
 """
 #: And has it fork them from one process: for tests in which no runner is ended.
 FORKED = """
+from pathlib import Path
 from sage_lib.pipeline.loaded import Loader
-loader, launch = Loader(stages.PROGRAM, [], stages.environment()), stages.launch
+loader = Loader(stages.PROGRAM, [], Path("/dev/null"), stages.environment())
+launch = stages.launch
 stages.launch = lambda profile, job: launch(profile, job, loader)
 """
 
@@ -75,9 +77,10 @@ def runner(trial, *words, forked=False):
 
 
 @pytest.fixture
-def quick(fake, monkeypatch):
+def quick(fake, tmp_path, monkeypatch):
     """The same for the runner in this process."""
-    launch, loader = stages.launch, Loader("fake_stages", [], stages.environment())
+    log = tmp_path / "loaded.log"
+    launch, loader = stages.launch, Loader("fake_stages", [], log, stages.environment())
     monkeypatch.setattr(stages, "launch", lambda profile, job: launch(profile, job, loader))
     monkeypatch.setattr(grid, "EVERY", 0.1)
     monkeypatch.setattr(grid, "NICE", 0)
