@@ -40,6 +40,30 @@ def test_a_kept_table_has_keys_in_its_file_and_labels_below_the_cell(tmp_path, s
     assert ">5<" not in html, "no row numbers"
 
 
+@pytest.mark.parametrize(
+    ("change", "stays"),
+    [
+        ({"share": [0.12345 * (1 + 3e-10), float("nan")]}, True),
+        ({"share": [0.12345 * (1 + 1e-6), float("nan")]}, False),
+        ({"share": [0.12345, 1e-9]}, False),
+        ({"n": [1, 3]}, False),
+        ({"method": ["base", "grpo_no_kl"]}, False),
+    ],
+)
+def test_a_kept_table_stays_where_only_rounding_differs(tmp_path, shown, change, stays):
+    page = Page(load_profile("smoke"))
+    path = tmp_path / "measured" / "smoke" / "table1.csv"
+    page.keep(FRAME, "table1")
+    before = path.read_text()
+    changed = FRAME.assign(**change)
+    page.keep(changed, "table1")
+    assert (path.read_text() == before) is stays
+    for broken in (before[: len(before) // 2], "", '"'):
+        path.write_text(broken)
+        page.keep(changed, "table1")
+        assert path.read_text() == changed.to_csv(index=False, float_format="%.10g")
+
+
 def test_a_layout_may_be_shown_instead_of_the_table_that_is_kept(tmp_path, shown):
     Page(load_profile("smoke")).keep(FRAME, "table1", shown=FRAME.head(1))
     kept = pd.read_csv(tmp_path / "measured" / "smoke" / "table1.csv")

@@ -18,13 +18,12 @@ from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
 from sage_lib.files import write_text
 from sage_lib.pipeline import plan, stages
+from sage_lib.report.page import SAME, TINY
 
 IDENTICAL, WITHIN, DIFFERS = "identical", "within its interval", "differs"
 MISSING = "not made"
 #: Columns of the comparison.
 COLUMNS = ["table", "verdict", "largest difference", "where"]
-#: Numbers that agree to this relative difference are the same (tables keep 10 digits).
-SAME = 1e-8
 #: The column of a lower bound: what is before "low", and behind it.
 _LOW = re.compile(r"(|.*[_ ])low(| over seeds)")
 
@@ -105,7 +104,7 @@ def compare_tables(own: pd.DataFrame, published: pd.DataFrame) -> tuple[str, flo
         if "seconds" in name:
             continue
         one, other = (frame[name].to_numpy(dtype=float) for frame in (own, published))
-        same = np.isclose(one, other, rtol=SAME, atol=1e-12, equal_nan=True)
+        same = np.isclose(one, other, rtol=SAME, atol=TINY, equal_nan=True)
         identical &= bool(same.all())
         if name in inner:  # the interval itself, and what spreads around its value
             continue

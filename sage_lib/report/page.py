@@ -1,7 +1,9 @@
 """What a notebook makes: figures and tables, saved where they belong and shown below the cell."""
 
 import html
+import io
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -55,6 +57,9 @@ HEADINGS = {
     "step_time": "seconds a step",
     "frac_reward_zero_std": "groups without a spread",
 }
+#: Numbers of a table that agree to this relative difference, or below 1e-12, are the same: the sum
+#: of the same numbers has other last digits on another processor, and more so where it cancels.
+SAME, TINY = 1e-8, 1e-12
 #: Of a table with more rows than this, those of the profile's main methods are displayed (of one
 #: without methods the first :data:`FIRST`), and the others are folded away below them.
 LONG, FIRST = 30, 12
@@ -114,13 +119,14 @@ class Page:
     ) -> None:
         """Write <name>.csv with keys of methods; display it with their labels.
 
-        Floats have 10 significant digits, on which machines agree. ``shown``: display this part or
-        layout of it instead. ``first``: the rows of what is displayed that are never folded away,
+        Floats have 10 significant digits. A table that is there already and differs by rounding
+        alone (:data:`SAME`) stays as it is. ``shown``: display this part or layout of it instead. ``first``: the rows of what is displayed that are never folded away,
         as booleans. ``precision`` and ``formats`` as :meth:`table` has them.
         """
         text = frame.to_csv(index=False, float_format="%.10g")
         path = paths.measured(self.name, self.published) / f"{name}.csv"
-        write_text(path, text)
+        if not _says(path, text):
+            write_text(path, text)
         self._table(frame if shown is None else shown, precision, formats, first)
         self._commands(frame)
 
@@ -185,6 +191,21 @@ class Page:
         if lines:
             text = html.escape("\n".join(lines))
             _display(f"<details><summary>{AGAIN}</summary><pre>{text}</pre></details>")
+
+
+def _says(path: Path, text: str) -> bool:
+    """Whether a table's file has these rows already, but for rounding."""
+    try:
+        stored = pd.read_csv(path)
+    except (OSError, ValueError):  # none, or one that something else cut short: made again
+        return False
+    try:
+        pd.testing.assert_frame_equal(
+            stored, pd.read_csv(io.StringIO(text)), check_exact=False, rtol=SAME, atol=TINY
+        )
+    except AssertionError:
+        return False
+    return True
 
 
 def _methods(frame: pd.DataFrame) -> np.ndarray | None:
