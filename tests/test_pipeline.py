@@ -34,6 +34,7 @@ sft: {max_steps: 6, per_device_train_batch_size: 8}
 sft_lora: {r: 4, lora_alpha: 8, target_modules: [q_proj, v_proj]}
 rl_data: {rows: 64}
 rl: {max_steps: 16, per_device_train_batch_size: 16, max_completion_length: 12, save_steps: 5}
+methods: {grpo: {rl: {max_steps: 60}}}
 guide_defaults:
   branch: {threshold: 1.0, ratio: 0.2, threshold_quantile: null, clamp_quantile: null}
 evaluation:
@@ -151,13 +152,13 @@ def policy(tiny, base):
 
 
 def test_a_run_of_equal_rewards_collapses_and_its_policy_is_evaluated(tiny, policy):
-    """At the 50th of its 100 steps, also when it was killed on the way; the record says so."""
+    """At the 50th of its 60 steps, also when it was killed on the way; the record says so."""
     reason = "every group of the last 50 steps earned one and the same reward"
     record = records.load(policy.record)
     assert policy.done() and record["collapsed"] == {"step": 50, "reason": reason}
     assert records.collapse(policy.record) == f"collapsed at step 50: {reason}"
     steps = [row["step"] for row in files.read_lines(policy.measured / "steps.jsonl")]
-    assert steps == list(range(1, 51)) and tiny.steps_of("grpo") == 100
+    assert steps == list(range(1, 51)) and tiny.steps_of("grpo") == 60
     finish(tiny, "evaluate", f"eval-{policy.name}")
     assert runs.evaluation_run(tiny, policy).done()
 

@@ -2,6 +2,7 @@
 does not stop the others."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.runs import starts_from
 from sage_lib.files import read_lines
 from sage_lib.pipeline import reproduce, stages
 from sage_lib.pipeline.loaded import Loader, is_useful
@@ -100,7 +102,9 @@ def test_an_interrupted_parent_ends_its_stage_before_it_goes_on(fake, tmp_path):
 def test_an_ended_reproduce_ends_its_kernel_and_the_kernels_stages(fake, tmp_path, number):
     fake(seconds=60)
     note = f"open({str(tmp_path / 'kernel')!r}, 'w').write(str(os.getpid()))"
-    cells = ["profile = 'smoke'", f"import os\n{note}", PARENT]
+    # A call that reproduce does not see, and so does not make before the notebook runs.
+    hidden = PARENT.replace("stages.run(", "make = stages.run\nmake(")
+    cells = ["profile = 'smoke'", f"import os\n{note}", hidden]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     notebook.cells[0].metadata["tags"] = ["parameters"]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -294,3 +298,67 @@ def test_a_stage_goes_on_without_the_process_that_loads(fake, tmp_path, monkeypa
     fake(seconds=0.2)
     found = stages.run(load_profile("smoke+train=[grpo, grpo_branch, identity]"), "sft", "rl")
     assert len(starts(tmp_path)) == len(found) == 4
+
+
+def test_stages_come_after_what_their_runs_start_from():
+    """By what each run says that it needs, which is another place than the order of the stages."""
+    turns = stages.in_turn(stages.STAGES)
+    assert [name for turn in turns for name in turn] == list(stages.STAGES)
+    assert turns[:3] == [["sft"], ["entropies"], ["rl"]]
+    place = {name: number for number, turn in enumerate(turns) for name in turn}
+    profile = load_profile("smoke")
+    for name, stage in stages.STAGES.items():
+        for run in stage.runs(profile):
+            assert all(place[one.stage] < place[name] for _, one in starts_from(profile, run))
+    assert stages.in_turn(["impact", "replay", "sft"]) == [["sft"], ["replay", "impact"]]
+
+
+def test_independent_stages_share_the_places_with_what_runs_beside_them(fake, tmp_path):
+    """Two places: one is kept for a run, the other is offered first to what runs beside."""
+    fake(seconds=0.4)
+    profile = load_profile("smoke+train=[grpo]")
+    told = []
+
+    def beside(places, left):
+        told.append((places, left))
+        return int("entropies" in left or "sft" in left)  # one process until these are made
+
+    names = ["sft", "entropies", "rl", "replay", "trace", "impact"]
+    found = stages.run(profile, *names, beside=beside)
+    assert len(found) == len(names)
+    assert told[0] == (1, set(names)), "before the first run is made nothing is"
+    assert {places for places, left in told if "sft" in left} == {1}
+    begun = {call["run"]: call["time"] for call in starts(tmp_path)}
+    ended = {call["run"]: call["time"] for call in calls(tmp_path) if call["what"] == "end"}
+    assert ended["sft"] < begun["entropies"]
+    last = sorted(begun, key=begun.get)[-3:]
+    assert begun[last[1]] < ended[last[0]], "two of the last turn's runs at a time"
+    assert begun[last[2]] > min(ended[one] for one in last[:2]), "and no third"
+
+
+def test_a_notebook_runs_as_soon_as_what_it_asks_for_is_made(fake, tmp_path, monkeypatch, capsys):
+    """sft ends once the first notebook has run, which asks for nothing; the second finds it done;
+    of the third, whose stage fails, that is what is said."""
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
+    ask = "from sage_lib.experiment.profile import load_profile\nfrom sage_lib.pipeline import "
+    ask += 'stages\nprint(stages.run(load_profile(profile), "{}"))'
+    cells = {
+        "96_nothing": f"open({str(tmp_path / 'go')!r}, 'w')",
+        "97_base": ask.format("sft"),
+        "98_entropies": ask.format("entropies"),
+        "99_nothing": "",
+    }
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    for name, source in cells.items():
+        made = [nbformat.v4.new_code_cell(cell) for cell in ("profile = 'smoke'", source)]
+        notebook = nbformat.v4.new_notebook(cells=made)
+        notebook.cells[0].metadata["tags"] = ["parameters"]
+        notebook.metadata |= {"kernelspec": kernel, "sage": {"about": "a trial"}}
+        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
+    fake(until=str(tmp_path / "go"), entropies="fail")
+    assert reproduce.reproduce(load_profile("smoke")) is False
+    assert [call["run"] for call in starts(tmp_path)] == ["sft", "entropies"], "and not once more"
+    printed = capsys.readouterr()
+    states = dict(re.findall(r"^(\d\d_\w+) .*  (ok|failed|not run)$", printed.out, re.M))
+    assert list(states.values()) == ["ok", "ok", "failed", "not run"]
+    assert "error: entropies failed: the fake work was told to fail" in printed.err

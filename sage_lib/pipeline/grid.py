@@ -235,7 +235,7 @@ class Submitit:
         self.executor.update_parameters(
             name=job.run.name,
             timeout_min=round(60 * self.options.hours),
-            cpus_per_task=self.options.cpus or threads(profile, job.stage),
+            cpus_per_task=self.options.cpus or profile.compute.threads,
             gpus_per_node=int(profile.compute.requires_gpu) if gpus is None else gpus,
         )
         work = Work(stages.command(profile, job), str(job.run.log))
@@ -244,11 +244,6 @@ class Submitit:
     def end(self, handles: list[Any]) -> None:
         for handle in handles:
             handle.job.cancel(check=False)
-
-
-def threads(profile: Profile, stage: stages.Stage) -> int:
-    """How many threads a run of the stage has."""
-    return profile.compute.threads * (profile.compute.parallel if stage.alone else 1)
 
 
 # --- the runner -----------------------------------------------------------------------------------
@@ -368,8 +363,8 @@ class Runner:
                 self.done.add(task.key)
                 print(f"{job.label}: made by another process; {self.progress()}", flush=True)
                 continue
-            used = sum(threads(t.profile, j.stage) for t, j, _, _ in self.running.values())
-            if self.running and used + threads(task.profile, job.stage) > self.executor.cores:
+            used = sum(one.profile.compute.threads for one, _, _, _ in self.running.values())
+            if self.running and used + task.profile.compute.threads > self.executor.cores:
                 return
             handle = self.executor.start(task.profile, job)
             self.running[task.key] = task, job, handle, time.monotonic()

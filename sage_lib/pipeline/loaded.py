@@ -29,6 +29,8 @@ from pathlib import Path
 
 from sage_lib.pipeline import processes
 
+#: What the process says when everything is loaded.
+LOADED = "loaded"
 #: The threads of GNU OpenMP are not there in a fork, which waits for them for ever: none is made
 #: while the libraries are loaded. A run sets its own number of threads.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -76,6 +78,7 @@ class Loader:
         self.statuses: dict[int, int] = {}
         #: Whether the process that loaded is no more, and so none of its forks.
         self.gone = False
+        self.loaded = False
         self.connection, theirs = Pipe()
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), program, *words]
         with theirs:
@@ -94,8 +97,8 @@ class Loader:
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.connection.send((list(words), str(log.absolute()), dict(environment)))
-            while isinstance(told := self.connection.recv(), tuple):
-                self._note(*told)
+            while not isinstance(told := self.connection.recv(), int):
+                self._note(told)
         except (EOFError, OSError) as error:
             self.gone = True
             raise ChildProcessError("the process that loads the libraries ended") from error
@@ -106,15 +109,22 @@ class Loader:
         """Take note of the forks that have ended; wait at most so long for the first of them."""
         try:
             while not self.gone and self.connection.poll(seconds):
-                told = self.connection.recv()
-                if isinstance(told, tuple):  # or the number of a fork that nobody waited for
-                    self._note(*told)
+                self._note(self.connection.recv())
                 seconds = 0
         except (EOFError, OSError):
             self.gone = True
 
-    def _note(self, pid: int, status: int) -> None:
-        self.statuses[pid] = status
+    def is_ready(self) -> bool:
+        """Whether :meth:`start` answers at once: everything is loaded, or nothing ever will be."""
+        self.listen(0)
+        return self.loaded or self.gone
+
+    def _note(self, told: str | int | tuple[int, int]) -> None:
+        if isinstance(told, tuple):
+            pid, status = told
+            self.statuses[pid] = status
+        elif told == LOADED:  # or the number of a fork that nobody waited for
+            self.loaded = True
 
 
 def serve(connection: Connection, program: str, to_load: Sequence[str]) -> None:
@@ -123,6 +133,7 @@ def serve(connection: Connection, program: str, to_load: Sequence[str]) -> None:
     import_module(program).load(to_load)
     # No fork looks through all that the libraries made whenever it collects garbage, nor copies it.
     gc.freeze()
+    connection.send(LOADED)
     # A fork reads its end as other processes read the end of their parent's pipe.
     alive, held = os.pipe()
     # By what tells the end of each. (Its sentinel is a pipe, which its own forks hold open, too.)

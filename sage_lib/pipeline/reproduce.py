@@ -5,18 +5,14 @@ sage-companion dry-run --profile paper
 """
 
 import argparse
-import contextlib
 import itertools
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Generator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-
-from tqdm import tqdm
 
 from sage_lib import paths
 from sage_lib.errors import SageError
@@ -52,34 +48,8 @@ class Outcome:
     reason: str = ""
 
 
-@dataclass
-class Told:
-    """Where papermill writes what cells print: of that, the lines that ``passes`` chooses are told.
-
-    A file to papermill; a line may reach it in pieces.
-    """
-
-    passes: Callable[[str], bool]
-    begun: str = field(default="", init=False)
-
-    def write(self, text: str) -> int:
-        *whole, self.begun = (self.begun + text).split("\n")
-        for line in filter(self.passes, whole):
-            tqdm.write(line, file=sys.stdout)
-        return len(text)
-
-    def flush(self) -> None:
-        sys.stdout.flush()
-
-
-def run_notebook(
-    path: Path,
-    output: Path,
-    parameters: dict[str, object],
-    tells: Callable[[str], bool] = lambda line: False,
-) -> float:
-    """Execute one notebook through papermill, a progress bar over its cells on a terminal; returns
-    seconds. Of what its cells print, the lines that ``tells`` chooses are printed here.
+def run_notebook(path: Path, output: Path, parameters: dict[str, object]) -> float:
+    """Execute one notebook through papermill; returns seconds.
 
     Papermill only warns of a parameter that the notebook does not have; here it is an error. A
     failing cell raises SageError with the notebook, the cell and the path of the executed copy,
@@ -96,9 +66,6 @@ def run_notebook(
         raise SageError(f"notebook {name} has no parameter {missing!r}: see its first code cell")
     output.parent.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = stages.environment()["PYTHONPATH"]  # the kernel's sage_lib is ours
-    # Bars of notebooks that run beside each other would be drawn over one another.
-    hidden = not sys.stdout.isatty() or multiprocessing.parent_process() is not None
-    bar = {"desc": name, "leave": False, "file": sys.stdout, "disable": hidden}
     started = time.perf_counter()
     try:
         papermill.execute_notebook(
@@ -107,8 +74,7 @@ def run_notebook(
             parameters=parameters,
             kernel_name=KERNEL,
             cwd=str(path.parent),
-            progress_bar=bar,
-            stdout_file=Told(tells),
+            progress_bar=False,  # those of notebooks beside each other would cover one another
             # A kernel's warnings, and its word of the interrupt that ends it, help nobody.
             extra_arguments=["--IPKernelApp.log_level=50"],
         )
@@ -160,28 +126,16 @@ def _start_afresh(profile: Profile) -> None:
 
 
 def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = False) -> bool:
-    """Run the notebooks, print the closing table, and where something is published the comparison
-    with it; True when all are ok. Stops at the first that fails."""
+    """Make what the notebooks ask for and run them beside that, print the closing table, and where
+    something is published the comparison with it; True when all are ok. Stops at the first that
+    fails."""
     chosen = select(only)
     known_settings.check(profile)  # before the notebooks, not in one of them
     stages.check_machine(profile)
     started = time.perf_counter()
     if not resume and not only:
         _start_afresh(profile)
-    outcomes: list[Outcome] = []
-    with contextlib.closing(_outcomes(chosen, profile)) as following:
-        for notebook, last in zip(chosen, following, strict=True):
-            outcomes.append(last)
-            place = f"{notebook.name} ({len(outcomes)} of {len(chosen)})"
-            if last.state == LEFT_OUT:
-                print(f"{place}: left out, {last.reason}", flush=True)
-                continue
-            if last.reason:
-                print(f"error: {last.reason}", file=sys.stderr, flush=True)
-            made = _made(notebook, profile)
-            print(f"{place}: {last.state}, {last.seconds:.0f} s{made}", flush=True)
-            if last.state != "ok":
-                break
+    outcomes = _outcomes(chosen, profile)
     ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)
     outcomes += [Outcome(notebook.name) for notebook in chosen[len(outcomes) :]]
     _print_closing_table(outcomes, ok, time.perf_counter() - started)
@@ -193,31 +147,101 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
     return ok
 
 
+def _outcomes(chosen: list[Notebook], profile: Profile) -> list[Outcome]:
+    """Make the stages that the notebooks ask for, and run each notebook as soon as what it and
+    those before it ask for is made; the outcomes up to the first that failed."""
+    asked = {one.name: notebooks.stages(one.path) for one in chosen if one.lacks(profile) is None}
+    names = list(dict.fromkeys(itertools.chain(*asked.values())))
+    places = profile.compute.parallel
+    with ProcessPoolExecutor(places, initializer=processes.end_with_pool) as pool:
+        beside = _Beside(pool, chosen, profile, asked)
+        try:
+            reason = _make(profile, names, beside)
+            left = stages.unmade(profile, names) if reason else ()
+            while beside(places, left) or len(beside.outcomes) < len(beside.started):
+                time.sleep(stages.EVERY)
+            if reason:  # the next one cannot be run without what failed
+                lacking = chosen[len(beside.outcomes)]
+                beside.tell(Outcome(lacking.name, state="failed", reason=reason))
+        except _NotebookFailed:
+            pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return beside.outcomes
+
+
+def _make(profile: Profile, names: list[str], beside: stages.Beside) -> str:
+    """Make some stages, all forked from one process; why some of it failed, "" where nothing
+    did."""
+    left = len(stages.unmade(profile, names))
+    loader = stages.load_for(profile, names, left) if left else None
+    try:
+        stages.run(profile, *names, beside=beside, loader=loader)
+    except stages.Interrupted:
+        raise
+    except SageError as error:
+        return str(error)
+    finally:
+        if loader is not None:
+            loader.end()
+    return ""
+
+
+class _NotebookFailed(Exception):
+    """A notebook failed, which was told: nothing more is started."""
+
+
+class _Beside:
+    """The notebooks that run beside the runs of the stages, each in a process of a pool; their
+    outcomes are told in their order."""
+
+    def __init__(
+        self,
+        pool: ProcessPoolExecutor,
+        chosen: list[Notebook],
+        profile: Profile,
+        asked: Mapping[str, Collection[str]],
+    ):
+        self.pool, self.chosen, self.profile, self.asked = pool, chosen, profile, asked
+        self.started: list[Future[Outcome]] = []
+        self.outcomes: list[Outcome] = []
+
+    def __call__(self, places: int, left: Collection[str]) -> int:
+        """Start what may run in so many processes while these stages are not made; how many
+        processes there are. Raises _NotebookFailed once the outcome of one was told that failed."""
+        while len(self.outcomes) < len(self.started) and self.started[len(self.outcomes)].done():
+            self.tell(self.started[len(self.outcomes)].result())
+        going = sum(not one.done() for one in self.started)
+        while going < places and len(self.started) < len(self.chosen):
+            notebook = self.chosen[len(self.started)]
+            if set(self.asked.get(notebook.name, ())) & set(left):
+                break
+            self.started.append(self.pool.submit(_outcome, notebook, self.profile))
+            going += 1
+        return going
+
+    def tell(self, last: Outcome) -> None:
+        """Note the next outcome, and print it; _NotebookFailed where it is a failure."""
+        notebook = self.chosen[len(self.outcomes)]
+        self.outcomes.append(last)
+        place = f"{notebook.name} ({len(self.outcomes)} of {len(self.chosen)})"
+        if last.state == LEFT_OUT:
+            print(f"{place}: left out, {last.reason}", flush=True)
+            return
+        if last.reason:
+            print(f"error: {last.reason}", file=sys.stderr, flush=True)
+        made = _made(notebook, self.profile)
+        print(f"{place}: {last.state}, {last.seconds:.0f} s{made}", flush=True)
+        if last.state != "ok":
+            raise _NotebookFailed
+
+
 def _made(notebook: Notebook, profile: Profile) -> str:
     """The artefacts that are there, a figure once for all its formats."""
     names = [file for file in notebook.artefacts(profile) if file.is_file()]
     figures = dict.fromkeys(file.stem for file in names if file.suffix in DRAWN)
     shown = [*figures, *(file.name for file in names if file.suffix not in DRAWN)]
     return f"; {', '.join(shown)}" if shown else ""
-
-
-def _outcomes(chosen: list[Notebook], profile: Profile) -> Generator[Outcome]:
-    """The outcomes of notebooks in their order. Neighbours that train nothing run beside each
-    other, in as many processes as runs do; what trains has the machine for itself."""
-    at_a_time = profile.compute.parallel
-    with ProcessPoolExecutor(at_a_time, initializer=processes.end_with_pool) as pool:
-        try:
-            for trains, group in itertools.groupby(
-                chosen, lambda one: bool(notebooks.stages(one.path))
-            ):
-                these = list(group)
-                alone = trains or len(these) == 1
-                if not alone:
-                    words = f"{len(these)} notebooks that train nothing, {at_a_time} at a time"
-                    print(f"{these[0].name} to {these[-1].name}: {words}", flush=True)
-                yield from (map if alone else pool.map)(_outcome, these, itertools.repeat(profile))
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
@@ -234,7 +258,7 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     given: dict[str, object] = {name: value for name, value in words.items() if name in parameters}
     state, reason = "ok", ""
     try:
-        run_notebook(notebook.path, output, given, stages.progress_of(profile))
+        run_notebook(notebook.path, output, given)
         write_page(output)
         for file in notebook.artefacts(profile):
             drawn = file.suffix in DRAWN

@@ -12,12 +12,13 @@ their progress and raises when one fails. A run that is finished from the same s
 import argparse
 import contextlib
 import importlib
+import itertools
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ from tqdm import tqdm
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, records, runs
-from sage_lib.experiment.profile import BASE, Profile, load_profile
+from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import (
     FULL,
@@ -69,8 +70,8 @@ class Stage:
     runs: Callable[[Profile], list[Run]]
     work: str  # "module:function", called with (profile, run)
     steps: Callable[[Profile, Run], int]  # that one run will log
-    #: Runs by itself, with the threads of all processes that may run beside each other.
-    alone: bool = False
+    #: The stage that must be made before: what comes after the same one may be made side by side.
+    after: str | None = "rl"
 
 
 def _evaluation_runs(profile: Profile) -> list[Run]:
@@ -91,7 +92,8 @@ def _samples(profile: Profile) -> int:
     return profile.evaluation.asked * profile.evaluation.samples
 
 
-#: Every stage, in the order in which they build on each other.
+#: Every stage, in the order in which they build on each other; of those that do not, the one with
+#: the longest run comes first.
 STAGES = {
     stage.name: stage
     for stage in (
@@ -101,7 +103,7 @@ STAGES = {
             lambda profile: [runs.sft_run(profile)],
             "sage_lib.training.sft:train",
             lambda profile, _: profile.sft.get("max_steps", 0),
-            alone=True,
+            after=None,
         ),
         Stage(
             "entropies",
@@ -109,13 +111,21 @@ STAGES = {
             _of_rl(runs.entropy_run),
             "sage_lib.evaluation.entropies:measure",
             lambda *_: 1,
-            alone=True,
+            after="sft",
         ),
         Stage(
             "rl",
             "every method and seed",
             _rl_runs,
             "sage_lib.training.rl:train",
+            lambda profile, run: profile.steps_of(run.method),
+            after="entropies",
+        ),
+        Stage(
+            "replay",
+            "the reference method's runs again, every update watched token by token",
+            lambda profile: runs.replay_runs(profile) if profile.rl else [],
+            "sage_lib.training.replay:measure",
             lambda profile, run: profile.steps_of(run.method),
         ),
         Stage(
@@ -124,7 +134,6 @@ STAGES = {
             _of_rl(runs.trace_run),
             "sage_lib.evaluation.guide_traces:measure",
             lambda *_: 1,
-            alone=True,
         ),
         Stage(
             "effects",
@@ -132,7 +141,6 @@ STAGES = {
             _of_rl(runs.effects_run),
             "sage_lib.evaluation.expected_gradients:measure",
             lambda *_: 12,
-            alone=True,
         ),
         Stage(
             "dynamics",
@@ -140,13 +148,6 @@ STAGES = {
             lambda profile: runs.dynamics_runs(profile) if profile.rl else [],
             "sage_lib.evaluation.dynamics:measure",
             lambda *_: 1,
-        ),
-        Stage(
-            "replay",
-            "the reference method's runs again, every update watched token by token",
-            lambda profile: runs.replay_runs(profile) if profile.rl else [],
-            "sage_lib.training.replay:measure",
-            lambda profile, run: profile.steps_of(run.method),
         ),
         Stage(
             "impact",
@@ -166,6 +167,18 @@ STAGES = {
 }
 
 
+def in_turn(names: Iterable[str]) -> list[list[str]]:
+    """Stages in the order in which they are made, those together that may be made side by side."""
+
+    def depth(name: str) -> int:
+        before = _stage(name).after
+        return 0 if before is None else 1 + depth(before)
+
+    order = list(STAGES)
+    chosen = sorted(set(names), key=lambda name: (depth(name), order.index(name)))
+    return [list(group) for _, group in itertools.groupby(chosen, depth)]
+
+
 @dataclass(frozen=True)
 class Job:
     """One process: its stage, its run, and how it is called in lines of progress."""
@@ -176,26 +189,50 @@ class Job:
     steps: int
 
 
-def run(profile: Profile, *names: str) -> dict[str, dict[str, Any]]:
-    """Do what is not done of some stages, one after the other, ``compute.parallel`` runs at a time.
+#: What else may run beside the runs: told how many processes it may have and which stages are not
+#: made yet, it says how many it has.
+Beside = Callable[[int, Collection[str]], int]
+
+
+def run(
+    profile: Profile,
+    *names: str,
+    beside: Beside | None = None,
+    loader: Loader | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Do what is not done of some stages, ``compute.parallel`` runs at a time: of stages that build
+    on each other one after the other, the others side by side.
 
     Returns run name -> run record. Raises SageError for an unknown stage, and for the runs of the
-    first stage in which some failed. Of a profile whose published results are read nothing is done:
-    they must be there.
+    first stages in which some failed. Of a profile whose published results are read nothing is
+    done: they must be there. ``beside``, ``loader``: as :func:`start` has them.
     """
-    chosen = [_stage(name) for name in names]
+    turns = in_turn(names)
     if profile.published:
-        return _published(profile, chosen)
+        return _published(profile, [_stage(name) for name in names])
     found: dict[str, dict[str, Any]] = {}
-    for stage in chosen:
-        jobs = [
-            Job(stage, one, _label(profile, stage, one), stage.steps(profile, one))
-            for one in stage.runs(profile)
-        ]
-        _require_policies(profile, jobs)
-        start(profile, jobs)
+    for number, turn in enumerate(turns):
+        jobs: list[Job] = []
+        for stage in map(_stage, turn):
+            these = [
+                Job(stage, one, _label(profile, stage, one), stage.steps(profile, one))
+                for one in stage.runs(profile)
+            ]
+            _require_policies(profile, these)
+            jobs += these
+        later = {name for turn in turns[number + 1 :] for name in turn}
+        start(profile, jobs, beside and _until(beside, later), loader)
         found |= {job.run.name: records.load(job.run.record) for job in jobs}
     return found
+
+
+def _until(beside: Beside, later: Collection[str]) -> Beside:
+    return lambda places, left: beside(places, {*left, *later})
+
+
+def unmade(profile: Profile, names: Iterable[str]) -> set[str]:
+    """Of some stages those that have a run that is not done."""
+    return {name for name in names if not all(one.done() for one in _stage(name).runs(profile))}
 
 
 def _require_policies(profile: Profile, jobs: list[Job]) -> None:
@@ -246,19 +283,6 @@ def _label(profile: Profile, stage: Stage, one: Run) -> str:
     return method if one.seed is None else f"{method}, seed {one.seed}"
 
 
-def progress_of(profile: Profile) -> Callable[[str], bool]:
-    """Tells the lines of progress that :func:`start` prints of a profile's runs from other text:
-    each begins with what its run, or for some runs together their stage, is called."""
-    calls = {stage.name for stage in STAGES.values()}
-    calls |= {
-        f"{profile.label(method)}, seed {seed}"
-        for method in profile.methods
-        for seed in profile.seeds_of(method)
-    }
-    begins = tuple(f"{call}:" for call in {*calls, profile.label(BASE)})
-    return lambda line: line.startswith(begins)
-
-
 #: glibc gives the memory of a large tensor back to the system, and takes it anew, page by page, for
 #: the next one: a tenth of an RL step of countdown. Tensors of up to 32 MB, the largest limit that
 #: it has everywhere, are kept instead, up to 512 MB of them. Other libraries do not read these.
@@ -274,12 +298,19 @@ def environment() -> dict[str, str]:
     return {**KEPT_MEMORY, **os.environ, **own}
 
 
-def start(profile: Profile, jobs: list[Job]) -> None:
+def start(
+    profile: Profile, jobs: list[Job], beside: Beside | None = None, loader: Loader | None = None
+) -> None:
     """Run the jobs that are not done, some at a time, with lines of progress for each.
 
     What another process makes at that time is waited for, and kept. A job that fails stops no other
     one; at the end a SageError names all that failed, and their reasons. A run that collapses does
     not fail.
+
+    Args:
+        beside: what else runs on this machine. It has the places that are left when one less than
+            ``compute.parallel`` runs are there, and the others where nothing waits for them.
+        loader: what runs are forked from; without one, what these jobs need is loaded for them.
     """
     waiting = list(jobs)
     failed: dict[str, str] = {}
@@ -290,27 +321,42 @@ def start(profile: Profile, jobs: list[Job]) -> None:
         if collapse or len(kept) <= FEW:
             _say(job, "already made from the same settings, kept", collapse)
     if len(kept) > FEW:
-        words = f"{len(kept)} of {len(jobs)} runs already made from the same settings, kept"
-        print(f"{jobs[0].stage.name}: {words}", flush=True)
+        for name in dict.fromkeys(job.stage.name for job in kept):
+            count, of = (sum(job.stage.name == name for job in those) for those in (kept, jobs))
+            words = f"{count} of {of} runs already made from the same settings, kept"
+            print(f"{name}: {words}", flush=True)
     running: dict[str, tuple[Job, processes.Process, Progress]] = {}
     seen_elsewhere: set[str] = set()
-    loader = _loader(profile, waiting)
+    own = None
+    if loader is None and waiting:
+        loader = own = load_for(profile, {job.stage.name for job in waiting}, len(waiting))
+
+    def launch_up_to(places: int) -> None:
+        for job in list(waiting):
+            if len(running) >= places or (loader is not None and not loader.is_ready()):
+                return
+            if is_locked(job.run.lock):
+                if job.run.name not in seen_elsewhere:
+                    _say(job, "another process makes it, waiting")
+                seen_elsewhere.add(job.run.name)
+                continue
+            waiting.remove(job)
+            if job.run.done():
+                _say(job, "made by another process, kept", records.collapse(job.run.record))
+            else:
+                progress = Progress(job)
+                running[job.run.name] = job, launch(profile, job, loader), progress
+
+    places = profile.compute.parallel
     try:
         while waiting or running:
-            for job in list(waiting):
-                if len(running) >= profile.compute.parallel:
-                    break
-                if is_locked(job.run.lock):
-                    if job.run.name not in seen_elsewhere:
-                        _say(job, "another process makes it, waiting")
-                    seen_elsewhere.add(job.run.name)
-                    continue
-                waiting.remove(job)
-                if job.run.done():
-                    _say(job, "made by another process, kept", records.collapse(job.run.record))
-                else:
-                    progress = Progress(job)
-                    running[job.run.name] = job, launch(profile, job, loader), progress
+            if beside is None:
+                launch_up_to(places)
+            else:
+                launch_up_to(places - 1)
+                going = [*waiting, *(job for job, _, _ in running.values())]
+                left = {job.stage.name for job in going}
+                launch_up_to(places - beside(places - len(running), left))
             time.sleep(EVERY)
             for name, (job, process, progress) in list(running.items()):
                 status = process.poll()
@@ -335,8 +381,8 @@ def start(profile: Profile, jobs: list[Job]) -> None:
         try:
             processes.end([process for _, process, _ in running.values()])
         finally:
-            if loader is not None:
-                loader.end()
+            if own is not None:
+                own.end()
     if failed:
         raise SageError(_told(failed, [job for job in jobs if job.run.name in failed]))
 
@@ -352,13 +398,12 @@ def _say(job: Job, *words: str) -> None:
     print(f"{job.label}: {'; '.join(filter(None, words))}", flush=True)
 
 
-def _loader(profile: Profile, jobs: Sequence[Job]) -> Loader | None:
-    """What these jobs are forked from, where that is sooner."""
-    if not is_useful(len(jobs), profile.compute.requires_gpu):
+def load_for(profile: Profile, names: Collection[str], count: int) -> Loader | None:
+    """What ``count`` runs of some stages are forked from, where that is sooner."""
+    if not is_useful(count, profile.compute.requires_gpu):
         return None
-    names = sorted({job.stage.name for job in jobs})
     log = paths.build(profile.name) / "loaded.log"
-    return Loader(PROGRAM, [profile.spec, *names], log, environment())
+    return Loader(PROGRAM, [profile.spec, *sorted(names)], log, environment())
 
 
 def load(words: Sequence[str]) -> None:
@@ -373,11 +418,12 @@ def load(words: Sequence[str]) -> None:
     if torch.accelerator.is_available():
         sys.exit("what libraries start on a GPU does not outlive a fork: each run loads them anew")
     spec, *names = words
+    profile = load_profile(spec)
     for stage in map(_stage, names):
         _module(stage)
-        stage.runs(load_profile(spec))
+        stage.runs(profile)
     if "rl" in names:
-        problems.rl_problems(load_profile(spec))
+        problems.rl_problems(profile)
 
 
 def _module(stage: Stage) -> ModuleType:
@@ -588,8 +634,7 @@ def _work(profile: Profile, stage: Stage, one: Run) -> None:
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(one.build / "unsloth_cache")
     import torch
 
-    beside = profile.compute.parallel if stage.alone else 1
-    torch.set_num_threads(profile.compute.threads * beside)
+    torch.set_num_threads(profile.compute.threads)
     work = getattr(_module(stage), stage.work.partition(":")[2])
     try:
         with disk_errors():

@@ -120,7 +120,8 @@ class Page:
         """Write <name>.csv with keys of methods; display it with their labels.
 
         Floats have 10 significant digits. A table that is there already and differs by rounding
-        alone (:data:`SAME`) stays as it is. ``shown``: display this part or layout of it instead. ``first``: the rows of what is displayed that are never folded away,
+        alone (:data:`SAME`) stays as it is. ``shown``: display this part or layout of it instead.
+        ``first``: the rows of what is displayed that are never folded away,
         as booleans. ``precision`` and ``formats`` as :meth:`table` has them.
         """
         text = frame.to_csv(index=False, float_format="%.10g")
