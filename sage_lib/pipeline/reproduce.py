@@ -257,6 +257,8 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
     words = {"profile": profile.spec, "results": "own"}
     given: dict[str, object] = {name: value for name, value in words.items() if name in parameters}
     state, reason = "ok", ""
+    # In this worker of the pool, for its kernels: others, and runs, have the other cores.
+    os.environ["OMP_NUM_THREADS"] = str(profile.compute.threads)
     try:
         run_notebook(notebook.path, output, given)
         write_page(output)
