@@ -18,6 +18,7 @@ from sage_lib.pipeline import plan, stages
 from sage_lib.policy import loading, sampling, scoring, tiny_qwen
 from sage_lib.report import exact_tables
 from sage_lib.tasks import countdown
+from sage_lib.training import callbacks
 from sage_lib.training.callbacks import ExactLog
 
 SETTINGS = countdown.Settings(fewest=3, most=5, limit=50)
@@ -99,6 +100,31 @@ def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mo
         scoring.valid_probabilities(model, tokenizer, asked), ExactLog.KS
     )
     assert read_lines(log.path)[0] == pytest.approx({"step": 0, **direct}, nan_ok=True)
+
+
+def test_what_is_measured_before_the_first_step_is_measured_once(
+    model, tokenizer, tmp_path, monkeypatch
+):
+    """And anew where the file is damaged."""
+    asked, start = countdown.problems(SETTINGS, 3, 1), tmp_path / "start.json"
+    counted = []
+    made = callbacks.valid_probabilities
+    monkeypatch.setattr(
+        callbacks, "valid_probabilities", lambda *given: counted.append(1) or made(*given)
+    )
+
+    def logged(name, start):
+        log = ExactLog(tmp_path / name, tokenizer, asked, 2, start)
+        log.on_train_begin(None, State(0), None, model=model)
+        log.on_step_end(None, State(2), None, model=model)
+        return (tmp_path / name).read_text()
+
+    alone = logged("alone", None)
+    assert alone.count("\n") == 2 and len(counted) == 2
+    assert logged("first", start) == alone and len(counted) == 4
+    assert logged("second", start) == alone and len(counted) == 5, "step 2 alone"
+    start.write_text(start.read_text()[:-9])
+    assert logged("third", start) == alone and len(counted) == 7
 
 
 def test_a_part_of_the_problems_is_sampled_and_all_are_exact():

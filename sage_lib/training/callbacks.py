@@ -24,11 +24,14 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment import problems
+from sage_lib.experiment.profile import Profile, digest
+from sage_lib.experiment.runs import Run, sft_run
 from sage_lib.experiment.typed_fields import kinds_of, refuse_unknown, typed
 from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
 from sage_lib.policy import tiny_qwen
 from sage_lib.policy.scoring import exact_summary, valid_probabilities
+from sage_lib.tasks import judging
 from sage_lib.tasks.problem import Problem
 
 #: A run whose every group earned one and the same reward for this many steps has collapsed: it
@@ -209,6 +212,9 @@ class ExactLog(TrainerCallback):
 
     From the probabilities of all valid completions of ``problems``; nothing is sampled, so no
     random stream moves. After a resume, steps past the checkpoint are taken back first.
+
+    ``start``: a file for the rows of the policy before its first step, which are the same for all
+    that start from it: measured where it is missing, and read by the others.
     """
 
     #: k of the pass@k that are kept.
@@ -220,8 +226,10 @@ class ExactLog(TrainerCallback):
         tokenizer: PreTrainedTokenizerBase,
         problems: Sequence[Problem],
         every: int,
+        start: Path | None = None,
     ):
         self.path, self.tokenizer, self.problems, self.every = path, tokenizer, problems, every
+        self.start = start
 
     def on_train_begin(
         self,
@@ -233,7 +241,7 @@ class ExactLog(TrainerCallback):
         begins = state.global_step == 0  # anew, too, after an end before the first checkpoint
         taken_back(self.path, -1 if begins else state.global_step)
         if begins:
-            self.append(kwargs["model"], 0)
+            self.begin(kwargs["model"])
 
     def on_step_end(
         self,
@@ -245,16 +253,51 @@ class ExactLog(TrainerCallback):
         if state.global_step % self.every == 0:
             self.append(kwargs["model"], state.global_step)
 
+    def begin(self, model: PreTrainedModel) -> None:
+        """The rows of the policy before its first step."""
+        try:
+            rows = None if self.start is None else read_json(self.start)
+        except SageError:  # not measured yet, or damaged
+            rows = None
+        if rows is None:
+            rows = self._measured(model)
+            if self.start is not None:
+                write_json(self.start, rows)
+        self._note(rows, 0)
+
     def append(self, model: PreTrainedModel, step: int) -> None:
         """The rows of one step, of the policy as it stands."""
+        self._note(self._measured(model), step)
+
+    def _measured(self, model: PreTrainedModel) -> list[dict[str, Any]]:
         training = model.training
         model.eval()
         try:
             found = valid_probabilities(model, self.tokenizer, self.problems)
         finally:
             model.train(training)
-        for row in exact_summary(found, self.KS):
+        return exact_summary(found, self.KS)
+
+    def _note(self, rows: Sequence[dict[str, Any]], step: int) -> None:
+        for row in rows:
             append_line(self.path, {"step": step, **row})
+
+
+def exact_log(
+    profile: Profile,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+) -> ExactLog | None:
+    """The log of a run that starts from the profile's base; None where the profile asks for none,
+    or has no problem whose valid completions can be listed."""
+    every = profile.evaluation.every
+    listed = problems.listed_problems(profile, ood=False) if every else []
+    if not listed:
+        return None
+    base = sft_run(profile)
+    measured = (base.weights, judging.digest(listed), ExactLog.KS)
+    start = base.build / f"exact-{digest(measured)}.json"
+    return ExactLog(run.build / "exact.jsonl", tokenizer, listed, every, start)
 
 
 def last_checkpoint(folder: Path) -> str | None:

@@ -41,9 +41,9 @@ from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.verifier import Verifier
 from sage_lib.training.callbacks import (
     WHOLE,
-    ExactLog,
     StepLog,
     arguments,
+    exact_log,
     taken_back,
     train_on,
 )
@@ -194,10 +194,7 @@ class Rounds:
         self.verifier = Verifier(workers=profile.compute.threads)
         require_golds(self.asked, self.verifier)
         self.rounds = run.build / "rounds.jsonl"
-        every = profile.evaluation.every
-        listed = problems.listed_problems(profile, ood=False) if every else []
-        log = run.build / "exact.jsonl"
-        self.exact = ExactLog(log, self.tokenizer, listed, every) if listed else None
+        self.exact = exact_log(profile, run, self.tokenizer)
 
     def folder(self, number: int) -> Path:
         """Where a round keeps its samples, checkpoints and weights."""
@@ -225,7 +222,7 @@ class Rounds:
         for log in (self.rounds, self.run.build / "exact.jsonl"):
             taken_back(log, self.step(whole) if whole else -1)
         if not whole and self.exact:
-            self.exact.append(model, 0)
+            self.exact.begin(model)
 
     def do(self, number: int, model: PreTrainedModel) -> None:
         """One round: draw, select, fine-tune, keep the weights."""

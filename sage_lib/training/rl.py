@@ -33,7 +33,7 @@ from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
 from sage_lib.training import rft
-from sage_lib.training.callbacks import Collapse, ExactLog, StepLog, arguments, train_on
+from sage_lib.training.callbacks import Collapse, StepLog, arguments, exact_log, train_on
 from sage_lib.training.sft import add_lora, load_model, merged
 
 
@@ -63,16 +63,15 @@ def train(profile: Profile, run: Run) -> dict:
     checkpoints = run.build / "checkpoints"
     trainer, tokenizer, asked = trainer_of(profile, run, checkpoints)
     trainer.add_callback(StepLog(run.live_steps))
-    listed = problems.listed_problems(profile, ood=False) if profile.evaluation.every else []
-    log = run.build / "exact.jsonl"
-    if listed:
-        trainer.add_callback(ExactLog(log, tokenizer, listed, profile.evaluation.every))
+    exact = exact_log(profile, run, tokenizer)
+    if exact:
+        trainer.add_callback(exact)
     collapsed = run_to_end(trainer, checkpoints)
     merged(trainer.model).save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
     run.publish_steps()
-    if listed:
-        write_bytes(run.measured / "exact.jsonl", log.read_bytes())
+    if exact:
+        write_bytes(run.measured / "exact.jsonl", exact.path.read_bytes())
     written = run.finish(
         record,
         data=digest(asked),
