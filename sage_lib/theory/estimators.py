@@ -236,10 +236,12 @@ def fixed_point(
 
     near = log_reference.clone()
     for _ in range(150):
-        step = field(near)
         # By the visits: a rare state learns as fast as a common one, which moves no fixed point.
         inertia = (beta * tree.visits(near).clamp(min=1e-12)).clamp(min=1e-9)
-        near = tree.log_policy(near + step / inertia * 0.1)
+        step = field(near) / inertia * 0.1
+        near = tree.log_policy(near + step)
+        if step.abs().max() < 1e-3:  # nats: from here on Powell's steps are the larger ones
+            break
     finite = near.masked_fill(never, 0)
     start = finite - tree.mean_by_state(finite)[tree.state_of]
     found = root(residual, start.numpy(), method="hybr", tol=1e-12)
