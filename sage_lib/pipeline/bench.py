@@ -144,7 +144,7 @@ def _small_model(folder: Path, positions: int | None = None) -> PreTrainedModel:
 
 # --- trainer ------------------------------------------------------------------------------------
 
-TRAINER_STEPS = 122
+TRAINER_STEPS = 62
 #: Steps that warm up and are not counted.
 WARM_UP = 2
 STOCK = "stock GRPOTrainer"

@@ -6,7 +6,7 @@ by right answers with unsound work is not in it; samples say how much that is (`
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.files import read_lines
 from sage_lib.report.countdown_tables import PROBLEM, require_countdown
-from sage_lib.report.measured import by_seed, of_sets, table_of
+from sage_lib.report.measured import by_seed, of_sets, problems_of, table_of
 
 #: k of the exact pass@k in tables; any k costs the same.
 KS = (1, 8, 64, 256, 1024)
@@ -33,17 +33,44 @@ def probabilities(profile: Profile, ood: bool | None = False) -> pd.DataFrame:
     return _probabilities(profile, ood).copy(deep=False)
 
 
+class _Groups:
+    """The completions of each problem and way: grouped once for all policies, whose tables list
+    the same completions in the same order."""
+
+    KEYS: ClassVar = [*PROBLEM, "way"]
+
+    def __init__(self, table: pd.DataFrame):
+        self.keys = table[self.KEYS]
+        grouped = self.keys.groupby(self.KEYS, sort=False)
+        self.number = grouped.ngroup().to_numpy()
+        size = grouped.size()
+        places = pd.Series(range(len(size)), index=size.index).unstack("way", fill_value=-1)
+        self.places = places.reindex(columns=["L", "R"], fill_value=-1)
+
+    def are_of(self, table: pd.DataFrame) -> bool:
+        return self.keys.equals(table[self.KEYS])
+
+    def sums(self, values: np.ndarray) -> pd.DataFrame:
+        """A row per problem: the columns of :data:`PROBLEM`, and by way the sum over its
+        completions, 0 where it has none."""
+        of_group = np.append(np.bincount(self.number, weights=values), 0.0)  # -1: the 0
+        by_way = {way: of_group[self.places[way]] for way in self.places}
+        return pd.DataFrame(by_way, index=self.places.index).reset_index()
+
+
 @runs.once
 def _probabilities(profile: Profile, ood: bool | None) -> pd.DataFrame:
     require_countdown(profile)
     frames = []
+    groups: _Groups | None = None
     for method, seed, run, policy in runs.evaluations(profile):
         table = table_of(profile, run, "support.csv")
         if ood is not None:
             table = of_sets(table, profile, ood)
-        mass = table.assign(p=np.exp(table["logp"])).groupby([*PROBLEM, "way"], sort=False)["p"]
-        by_way = mass.sum().unstack("way", fill_value=0.0).reindex(columns=["L", "R"], fill_value=0)
-        by_way = by_way.rename(columns={"L": "common", "R": "rare"}).reset_index()
+        if groups is None or not groups.are_of(table):
+            groups = _Groups(table)
+        by_way = groups.sums(np.exp(table["logp"].to_numpy(dtype=float)))
+        by_way = by_way.rename(columns={"L": "common", "R": "rare"})
         valid = (by_way["common"] + by_way["rare"]).clip(upper=1.0)
         frames.append(by_way.assign(method=method, seed=seed, run=policy.name, valid=valid))
     columns = ["method", "seed", "run", *PROBLEM, "valid", "common", "rare"]
@@ -102,9 +129,10 @@ def by_method(profile: Profile, ks: Sequence[int] = KS, ood: bool = False) -> di
 @runs.once
 def _by_method(profile: Profile, ks: tuple[int, ...], ood: bool) -> dict[str, Exact]:
     frame = probabilities(profile, ood)
-    found = {}
-    for method in dict.fromkeys(frame["method"]):
-        masses, sets, seeds = by_seed(frame, method, ["valid", "rare"])
+    found, problems = {}, problems_of(frame)
+    for name, of_method in frame.groupby("method", sort=False):
+        method = str(name)
+        masses, sets, seeds = by_seed(of_method, method, ["valid", "rare"], problems)
         values = np.stack([pass_at_k(pd.Series(one[:, 0]), ks) for one in masses])
         found[method] = Exact(method, values, masses[:, :, 1], sets, seeds)
     return found

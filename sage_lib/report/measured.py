@@ -215,21 +215,29 @@ def _require_same_problems(one: pd.DataFrame, other: pd.DataFrame) -> None:
         )
 
 
+def problems_of(frame: pd.DataFrame) -> pd.MultiIndex:
+    """The problems of a frame with the columns dataset and problem, each once, in its order."""
+    return pd.MultiIndex.from_frame(frame[["dataset", "problem"]].drop_duplicates())
+
+
 def by_seed(
-    frame: pd.DataFrame, method: str, columns: Sequence[str]
+    frame: pd.DataFrame,
+    method: str,
+    columns: Sequence[str],
+    problems: pd.MultiIndex | None = None,
 ) -> tuple[np.ndarray, list[str], list[Any]]:
     """A method's values by seed and problem, the data set of each problem, and the seeds.
 
     ``frame`` has the columns method, seed, dataset, problem and ``columns``; several rows of a seed
     and problem are averaged. The values have the shape (seeds, problems, columns): seeds in rising
     order (the base's is None), problems in the order of the frame's first method, so that those of
-    two methods can be paired.
+    two methods can be paired; or in that of ``problems`` (:func:`problems_of` of a larger frame).
     """
     of_method = frame[frame["method"] == method]
     if of_method.empty:
         known = ", ".join(dict.fromkeys(frame["method"]))
         raise SageError(f"there are no counts of {method!r}: choose one of {known}")
-    problems = pd.MultiIndex.from_frame(frame[["dataset", "problem"]].drop_duplicates())
+    problems = problems_of(frame) if problems is None else problems
     values = []
     groups = of_method.groupby("seed", dropna=False)
     for _, of_seed in groups:
