@@ -28,7 +28,8 @@ COPIED = (
     *("README.md", "CITATION.cff", "pyproject.toml"),
 )
 PUBLISHED = "data/published/smoke"
-IGNORED = shutil.ignore_patterns("__pycache__", ".*")
+#: Bytecode comes along: a copy writes none, and would compile the project in each process.
+IGNORED = shutil.ignore_patterns(".*", "*.pyc.*")
 PROFILES = "sage_lib/experiment/profiles/*.yaml"
 #: By row of the table: the files that a change may touch, and how many of each.
 ALLOWED = {

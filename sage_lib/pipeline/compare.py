@@ -16,9 +16,8 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
-from sage_lib.files import write_text
+from sage_lib.files import SAME, TINY, write_text
 from sage_lib.pipeline import plan, stages
-from sage_lib.report.page import SAME, TINY
 
 IDENTICAL, WITHIN, DIFFERS = "identical", "within its interval", "differs"
 MISSING = "not made"

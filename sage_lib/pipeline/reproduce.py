@@ -160,6 +160,8 @@ def _outcomes(chosen: list[Notebook], profile: Profile) -> list[Outcome]:
             left = stages.unmade(profile, names) if reason else ()
             while beside(places, left) or len(beside.outcomes) < len(beside.started):
                 time.sleep(stages.EVERY)
+            if reason and len(beside.outcomes) == len(chosen):
+                raise SageError(reason)  # though no notebook lacks anything
             if reason:  # the next one cannot be run without what failed
                 lacking = chosen[len(beside.outcomes)]
                 beside.tell(Outcome(lacking.name, state="failed", reason=reason))
@@ -200,7 +202,7 @@ class _Beside:
         pool: ProcessPoolExecutor,
         chosen: list[Notebook],
         profile: Profile,
-        asked: Mapping[str, Collection[str]],
+        asked: Mapping[str, Collection[str]],  # by a notebook's name: stages
     ):
         self.pool, self.chosen, self.profile, self.asked = pool, chosen, profile, asked
         self.started: list[Future[Outcome]] = []

@@ -15,7 +15,7 @@ from pandas.io.formats.style import Styler
 from sage_lib import paths
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.files import write_text
+from sage_lib.files import SAME, TINY, write_text
 from sage_lib.report import arm_tables, bases, sliders
 from sage_lib.report.measured import labelled, main_methods
 from sage_lib.report.style import count, described, save_figure
@@ -57,9 +57,6 @@ HEADINGS = {
     "step_time": "seconds a step",
     "frac_reward_zero_std": "groups without a spread",
 }
-#: Numbers of a table that agree to this relative difference, or below 1e-12, are the same: the sum
-#: of the same numbers has other last digits on another processor, and more so where it cancels.
-SAME, TINY = 1e-8, 1e-12
 #: Of a table with more rows than this, those of the profile's main methods are displayed (of one
 #: without methods the first :data:`FIRST`), and the others are folded away below them.
 LONG, FIRST = 30, 12
