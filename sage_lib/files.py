@@ -17,9 +17,9 @@ from sage_lib.errors import SageError
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 #: A disk with fewer bytes free is full: what could not be written is larger.
 _FULL = 1_000_000
-#: Numbers of a table that agree to this relative difference, or below 1e-12, are the same: the sum
-#: of the same numbers has other last digits on another processor, and more so where it cancels.
-SAME, TINY = 1e-8, 1e-12
+#: Numbers of a table that agree to this relative difference are the same: the sum of the same
+#: numbers has other last digits on another processor, and more so where it cancels.
+SAME = 1e-8
 
 
 @contextlib.contextmanager

@@ -205,3 +205,20 @@ def test_exact_probabilities_are_the_frequencies_of_samples(model, tokenizer):
     for way, p in exact.items():
         z = (found[way] - samples * p) / np.sqrt(samples * p * (1 - p))
         assert abs(z) < 4, f"{way}: {found[way] / samples:.4f} of the samples, exactly {p:.4f}"
+
+
+def test_masses_by_problem_and_way_are_those_of_a_plain_grouping():
+    """Of problems without one of the ways, in any order, and of a table that lists others."""
+    rng = np.random.default_rng(0)
+    keys = [("s", f"p{n % 7}", "LR"[n % 2 if n % 7 else 0]) for n in rng.permutation(60)]
+    table = pd.DataFrame(keys, columns=["dataset", "problem", "way"])
+    groups = exact_tables._Groups(table)
+    for _ in range(3):
+        values = rng.random(60)
+        plain = table.assign(p=values).groupby(["dataset", "problem", "way"], sort=False)["p"]
+        expected = plain.sum().unstack("way", fill_value=0.0)[["L", "R"]].reset_index()
+        expected.columns.name = None
+        pd.testing.assert_frame_equal(groups.sums(values), expected)
+    assert (expected["R"] == 0).sum() == 1, "a problem without one of the ways"
+    assert groups.are_of(table.copy()) and not groups.are_of(table.iloc[::-1])
+    assert not groups.are_of(table.head(59))

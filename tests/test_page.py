@@ -46,7 +46,10 @@ def test_a_kept_table_has_keys_in_its_file_and_labels_below_the_cell(tmp_path, s
         ({"share": [0.12345 * (1 + 3e-10), float("nan")]}, True),
         ({"share": [0.12345 * (1 + 1e-6), float("nan")]}, False),
         ({"share": [0.12345, 1e-9]}, False),
+        ({"share": [0.12345, 1e-30]}, False),
         ({"n": [1, 3]}, False),
+        ({"n": [1, 200_000_000]}, False),
+        ({"method": ["base", "NA"]}, False),
         ({"method": ["base", "grpo_no_kl"]}, False),
     ],
 )
@@ -62,6 +65,16 @@ def test_a_kept_table_stays_where_only_rounding_differs(tmp_path, shown, change,
         path.write_text(broken)
         page.keep(changed, "table1")
         assert path.read_text() == changed.to_csv(index=False, float_format="%.10g")
+
+
+def test_a_count_of_many_and_a_number_near_zero_are_not_rounded(tmp_path, shown):
+    page, path = Page(load_profile("smoke")), tmp_path / "measured" / "smoke" / "t.csv"
+    for before, after in ((200_000_000, 200_000_001), (1e-30, 1e-14), ("None", "")):
+        page.keep(pd.DataFrame({"a": [before], "b": ["x"]}), "t")
+        page.keep(pd.DataFrame({"a": [after], "b": ["x"]}), "t")
+        assert path.read_text() == pd.DataFrame({"a": [after], "b": ["x"]}).to_csv(index=False)
+    page.keep(pd.DataFrame([]), "t")
+    assert path.read_text() == "\n"
 
 
 def test_a_layout_may_be_shown_instead_of_the_table_that_is_kept(tmp_path, shown):

@@ -310,6 +310,21 @@ def test_notebooks_that_run_beside_each_other_are_told_in_their_order(sandbox, c
     assert re.search(r"99_rest +0.0 +0  not run", printed.out)
 
 
+def test_a_kernel_that_is_killed_fails_its_notebook(sandbox, capsys):
+    notebook(sandbox, "profile = 'smoke'", "import os; os.kill(os.getpid(), 9)")
+    assert reproduce.reproduce(load_profile("smoke")) is False
+    printed = capsys.readouterr()
+    assert "notebook 99_trial failed (DeadKernelError" in printed.err
+    assert "stopped: what was made is kept; the same command with --resume goes on" in printed.err
+    assert re.search(r"99_trial .*failed", printed.out)
+
+
+def test_a_worker_that_is_killed_fails_its_notebook(sandbox, capsys):
+    notebook(sandbox, "profile = 'smoke'", "import os; os.kill(os.getppid(), 9)")
+    assert reproduce.reproduce(load_profile("smoke")) is False
+    assert "the process of notebook 99_trial was ended; what was made" in capsys.readouterr().err
+
+
 def test_a_reader_who_has_seen_enough_of_a_list_ends_it_without_a_word():
     words = f"{sys.executable} -m sage_lib.pipeline.cli dry-run --profile smoke | head -n 1"
     ended = subprocess.run(

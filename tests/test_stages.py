@@ -326,14 +326,53 @@ def test_independent_stages_share_the_places_with_what_runs_beside_them(fake, tm
     names = ["sft", "entropies", "rl", "replay", "trace", "impact"]
     found = stages.run(profile, *names, beside=beside)
     assert len(found) == len(names)
-    assert told[0] == (1, set(names)), "before the first run is made nothing is"
-    assert {places for places, left in told if "sft" in left} == {1}
+    assert told[1] == (1, set(names)), "before the first run is made nothing is"
+    assert {places for places, left in told if "sft" in left} == {0, 1}
     begun = {call["run"]: call["time"] for call in starts(tmp_path)}
     ended = {call["run"]: call["time"] for call in calls(tmp_path) if call["what"] == "end"}
     assert ended["sft"] < begun["entropies"]
     last = sorted(begun, key=begun.get)[-3:]
     assert begun[last[1]] < ended[last[0]], "two of the last turn's runs at a time"
     assert begun[last[2]] > min(ended[one] for one in last[:2]), "and no third"
+
+
+def test_with_one_place_a_run_waits_for_what_runs_beside_it(fake, tmp_path):
+    told = []
+
+    def beside(places, left):
+        told.append((places, len(starts(tmp_path))))
+        return int(len(told) <= 6)
+
+    stages.run(load_profile("smoke+compute.parallel=1"), "sft", beside=beside)
+    assert [begun for _, begun in told[:6]] == [0] * 6 and len(starts(tmp_path)) == 1
+    assert max(places for places, _ in told) == 1
+
+
+def test_a_stage_that_failed_is_not_taken_for_made(fake, tmp_path):
+    """While others of its turn go on: a notebook that asks for it would try it once more."""
+    fake(seconds=0.5, effects="fail")
+    told = []
+
+    def beside(places, left):
+        told.append(left)
+        return 0
+
+    profile = load_profile("smoke+train=[grpo]")
+    with pytest.raises(SageError, match="effects failed: the fake work was told to fail"):
+        stages.run(profile, "sft", "entropies", "rl", "effects", "impact", beside=beside)
+    assert all("effects" in left for left in told) and stages.unmade(
+        profile, ["rl", "effects", "impact"]
+    ) == {"effects"}
+
+
+def test_an_interrupted_reproduce_says_how_it_goes_on(monkeypatch):
+    def interrupted(*given, **named):
+        raise stages.Interrupted("the same once more goes on")
+
+    monkeypatch.setattr(stages, "run", interrupted)
+    monkeypatch.setattr(stages, "load_for", lambda *given: None)
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted: .* with --resume goes on"):
+        reproduce._make(load_profile("smoke"), ["sft"], lambda places, left: 0)
 
 
 def test_a_notebook_runs_as_soon_as_what_it_asks_for_is_made(fake, tmp_path, monkeypatch, capsys):

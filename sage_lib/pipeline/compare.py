@@ -16,7 +16,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
-from sage_lib.files import SAME, TINY, write_text
+from sage_lib.files import SAME, write_text
 from sage_lib.pipeline import plan, stages
 
 IDENTICAL, WITHIN, DIFFERS = "identical", "within its interval", "differs"
@@ -103,7 +103,7 @@ def compare_tables(own: pd.DataFrame, published: pd.DataFrame) -> tuple[str, flo
         if "seconds" in name:
             continue
         one, other = (frame[name].to_numpy(dtype=float) for frame in (own, published))
-        same = np.isclose(one, other, rtol=SAME, atol=TINY, equal_nan=True)
+        same = np.isclose(one, other, rtol=SAME, atol=1e-12, equal_nan=True)
         identical &= bool(same.all())
         if name in inner:  # the interval itself, and what spreads around its value
             continue

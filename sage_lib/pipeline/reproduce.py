@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ WRAPPED = "<style>.jp-InputArea-editor pre {white-space: pre-wrap; overflow-wrap
 
 #: Endings of the files of a figure.
 DRAWN = (".pdf", ".png", ".svg")
+#: What to do after an end before the end.
+GO_ON = "what was made is kept; the same command with --resume goes on"
 #: State of a notebook that needs what the profile does not have.
 LEFT_OUT = "left out"
 
@@ -160,13 +163,12 @@ def _outcomes(chosen: list[Notebook], profile: Profile) -> list[Outcome]:
             left = stages.unmade(profile, names) if reason else ()
             while beside(places, left) or len(beside.outcomes) < len(beside.started):
                 time.sleep(stages.EVERY)
-            if reason and len(beside.outcomes) == len(chosen):
-                raise SageError(reason)  # though no notebook lacks anything
-            if reason:  # the next one cannot be run without what failed
+            # The next one cannot be run without what failed; unless a second try made it.
+            if len(beside.outcomes) < len(chosen):
                 lacking = chosen[len(beside.outcomes)]
                 beside.tell(Outcome(lacking.name, state="failed", reason=reason))
         except _NotebookFailed:
-            pass
+            print(f"stopped: {GO_ON}", file=sys.stderr, flush=True)
         finally:
             pool.shutdown(cancel_futures=True)
     return beside.outcomes
@@ -180,7 +182,7 @@ def _make(profile: Profile, names: list[str], beside: stages.Beside) -> str:
     try:
         stages.run(profile, *names, beside=beside, loader=loader)
     except stages.Interrupted:
-        raise
+        raise stages.Interrupted(f"interrupted: {GO_ON}") from None
     except SageError as error:
         return str(error)
     finally:
@@ -190,7 +192,7 @@ def _make(profile: Profile, names: list[str], beside: stages.Beside) -> str:
 
 
 class _NotebookFailed(Exception):
-    """A notebook failed, which was told: nothing more is started."""
+    """A notebook failed, which was told: nothing more is started, and runs that go on are ended."""
 
 
 class _Beside:
@@ -212,7 +214,7 @@ class _Beside:
         """Start what may run in so many processes while these stages are not made; how many
         processes there are. Raises _NotebookFailed once the outcome of one was told that failed."""
         while len(self.outcomes) < len(self.started) and self.started[len(self.outcomes)].done():
-            self.tell(self.started[len(self.outcomes)].result())
+            self.tell(self._next())
         going = sum(not one.done() for one in self.started)
         while going < places and len(self.started) < len(self.chosen):
             notebook = self.chosen[len(self.started)]
@@ -221,6 +223,14 @@ class _Beside:
             self.started.append(self.pool.submit(_outcome, notebook, self.profile))
             going += 1
         return going
+
+    def _next(self) -> Outcome:
+        number = len(self.outcomes)
+        try:
+            return self.started[number].result()
+        except BrokenProcessPool:
+            reason = f"the process of notebook {self.chosen[number].name} was ended; {GO_ON}"
+            return Outcome(self.chosen[number].name, state="failed", reason=reason)
 
     def tell(self, last: Outcome) -> None:
         """Note the next outcome, and print it; _NotebookFailed where it is a failure."""
@@ -274,6 +284,9 @@ def _outcome(notebook: Notebook, profile: Profile) -> Outcome:
                 )
     except SageError as error:
         state, reason = "failed", str(error)
+    except Exception as error:  # papermill's and nbconvert's, as of a kernel that was killed
+        state = "failed"
+        reason = f"notebook {notebook.name} failed ({type(error).__name__}: {error}); {GO_ON}"
     made = sum(file.is_file() for file in notebook.artefacts(profile))
     return Outcome(notebook.name, time.perf_counter() - started, made, state, reason)
 

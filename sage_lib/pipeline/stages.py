@@ -308,8 +308,8 @@ def start(
     not fail.
 
     Args:
-        beside: what else runs on this machine. It has the places that are left when one less than
-            ``compute.parallel`` runs are there, and the others where nothing waits for them.
+        beside: what else runs on this machine. While runs wait it is offered one place, before the
+            last of ``compute.parallel`` is given to a run; then all that are free.
         loader: what runs are forked from; without one, what these jobs need is loaded for them.
     """
     waiting = list(jobs)
@@ -353,10 +353,12 @@ def start(
             if beside is None:
                 launch_up_to(places)
             else:
-                launch_up_to(places - 1)
-                going = [*waiting, *(job for job, _, _ in running.values())]
+                ended = [job for job in jobs if job.run.name in failed]  # and not made
+                going = [*waiting, *(job for job, _, _ in running.values()), *ended]
                 left = {job.stage.name for job in going}
-                launch_up_to(places - beside(places - len(running), left))
+                launch_up_to(places - max(1, beside(0, left)))
+                free = places - len(running)
+                launch_up_to(places - beside(min(1, free) if waiting else free, left))
             time.sleep(EVERY)
             for name, (job, process, progress) in list(running.items()):
                 status = process.poll()

@@ -2,6 +2,7 @@
 
 import html
 import io
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pandas.io.formats.style import Styler
 from sage_lib import paths
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.files import SAME, TINY, write_text
+from sage_lib.files import SAME, write_text
 from sage_lib.report import arm_tables, bases, sliders
 from sage_lib.report.measured import labelled, main_methods
 from sage_lib.report.style import count, described, save_figure
@@ -192,18 +193,27 @@ class Page:
 
 
 def _says(path: Path, text: str) -> bool:
-    """Whether a table's file has these rows already, but for rounding."""
+    """Whether a table's file has these cells already, but for the rounding of fractions."""
     try:
-        stored = pd.read_csv(path)
-    except (OSError, ValueError):  # none, or one that something else cut short: made again
-        return False
-    try:
-        pd.testing.assert_frame_equal(
-            stored, pd.read_csv(io.StringIO(text)), check_exact=False, rtol=SAME, atol=TINY
+        stored, new = (
+            pd.read_csv(source, dtype=str, keep_default_na=False)
+            for source in (path, io.StringIO(text))
         )
-    except AssertionError:
+    except (OSError, ValueError):  # no file, or one that something else cut short: made again
         return False
-    return True
+    if list(stored) != list(new) or len(stored) != len(new):
+        return False
+    cells = zip(stored.to_numpy().ravel(), new.to_numpy().ravel(), strict=True)
+    return all(one == other or _rounded(one, other) for one, other in cells)
+
+
+def _rounded(one: str, other: str) -> bool:
+    if not {".", "e"} & {*one, *other}:  # whole numbers are counts
+        return False
+    try:
+        return math.isclose(float(one), float(other), rel_tol=SAME)
+    except ValueError:
+        return False
 
 
 def _methods(frame: pd.DataFrame) -> np.ndarray | None:

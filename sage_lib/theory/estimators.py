@@ -234,13 +234,16 @@ def fixed_point(
         centre = tree.mean_by_state(logits)[tree.state_of]
         return torch.where(pinned, logits - start, at_rest + centre).numpy()
 
-    near = log_reference.clone()
-    for _ in range(150):
+    near, size = log_reference.clone(), float("inf")
+    for number in range(150):
         # By the visits: a rare state learns as fast as a common one, which moves no fixed point.
         inertia = (beta * tree.visits(near).clamp(min=1e-12)).clamp(min=1e-9)
         step = field(near) / inertia * 0.1
         near = tree.log_policy(near + step)
-        if step.abs().max() < 1e-3:  # nats: from here on Powell's steps are the larger ones
+        # In nats: from here on Powell's steps are the larger ones. Steps that grow leave a point
+        # that gradient steps do not come to rest at.
+        before, size = size, float(step.abs().max())
+        if number >= 20 and size < min(1e-3, before):
             break
     finite = near.masked_fill(never, 0)
     start = finite - tree.mean_by_state(finite)[tree.state_of]

@@ -1,6 +1,7 @@
 """What supervised fine-tuning and RL share: resolved settings, a step log that survives a kill,
 resumption."""
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -262,7 +263,8 @@ class ExactLog(TrainerCallback):
         if rows is None:
             rows = self._measured(model)
             if self.start is not None:
-                write_json(self.start, rows)
+                with contextlib.suppress(SageError):  # in another profile's folder, say, read-only
+                    write_json(self.start, rows)
         self._note(rows, 0)
 
     def append(self, model: PreTrainedModel, step: int) -> None:
@@ -295,7 +297,9 @@ def exact_log(
     if not listed:
         return None
     base = sft_run(profile)
-    measured = (base.weights, judging.digest(listed), ExactLog.KS)
+    # How the base is loaded, for an adapter or for all of its weights, decides the last digits.
+    how = (profile.methods[run.method].lora, profile.rl_lora, profile.model)
+    measured = (base.weights, judging.digest(listed), ExactLog.KS, how)
     start = base.build / f"exact-{digest(measured)}.json"
     return ExactLog(run.build / "exact.jsonl", tokenizer, listed, every, start)
 
