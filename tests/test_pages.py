@@ -208,6 +208,8 @@ def test_the_times_that_a_page_names_are_those_of_the_benchmarks():
     least, most = of.loc[others, "ratio"].agg(["min", "max"])
     assert f"takes {of.loc['perplexity advantage', 'ratio']:.2f}" in words
     assert f"the other advantages {least:.2f} to {most:.2f}." in words
+    merged, trimmed = ratio["adapter merged"], ratio["adapter merged, padding trimmed"]
+    assert f"takes {merged:.2f} of a stock one, with `trim_padding`, too, {trimmed:.2f}." in words
     faster = pd.read_csv(paths.BENCHMARKS / "verifier.csv").set_index("answers")
     whole, formulas = faster.loc[["whole numbers", "formulas"], "times faster"].round().astype(int)
     assert f"{whole} times (whole numbers) and {formulas} times (formulas) faster" in words
