@@ -2,6 +2,7 @@
 does not stop the others."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -401,3 +402,46 @@ def test_a_notebook_runs_as_soon_as_what_it_asks_for_is_made(fake, tmp_path, mon
     states = dict(re.findall(r"^(\d\d_\w+) .*  (ok|failed|not run)$", printed.out, re.M))
     assert list(states.values()) == ["ok", "ok", "failed", "not run"]
     assert "error: entropies failed: the fake work was told to fail" in printed.err
+
+
+def test_runs_of_every_stage_have_names_of_their_own():
+    profile = load_profile("smoke")
+    names = [
+        stages._label(profile, stage, run)
+        for stage in stages.STAGES.values()
+        for run in stage.runs(profile)
+    ]
+    assert len(set(names)) == len(names)
+    assert {"sft", "GRPO, seed 3407", "GRPO, seed 3407 (replay)", "Base Model (evaluate)"} < {
+        *names
+    }
+
+
+def test_an_interrupt_from_the_keyboard_shows_no_traceback(tmp_path):
+    """Which reaches the workers of the pool, too: the busy one and the idle one."""
+    source = f"open({str(tmp_path / 'kernel')!r}, 'w')\nimport time\ntime.sleep(60)"
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in ("profile = 'smoke'", source)]
+    )
+    notebook.cells[0].metadata["tags"] = ["parameters"]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata |= {"kernelspec": kernel, "sage": {"about": "a trial"}}
+    nbformat.write(notebook, tmp_path / "99_trial.ipynb")
+    # A job in a shell's background ignores the signal, and so do its children.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import pathlib"
+    code += f"; from sage_lib import paths; paths.NOTEBOOKS = pathlib.Path({str(tmp_path)!r})"
+    code += "; from sage_lib.pipeline import cli; cli.main(['reproduce'])"
+    folders = {"SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=stages.environment() | folders,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for((tmp_path / "kernel").exists, 60)
+    os.killpg(process.pid, signal.SIGINT)
+    printed = process.communicate(timeout=30)[0]
+    assert process.returncode and "Traceback" not in printed, printed
+    assert "--resume goes on" in printed.splitlines()[-1]

@@ -69,11 +69,14 @@ def end_with_parent() -> None:
 def end_with_pool() -> None:
     """The same for a worker of a process pool, which has no such pipe: the initializer of the pool.
 
-    Without it the workers of a killed parent wait for work for ever.
+    Without it the workers of a killed parent wait for work for ever. An interrupt from the keyboard
+    ends a worker without a word: its parent has one.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
         raise RuntimeError("this process is no worker of a pool")
+
+    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
 
     def watch() -> None:
         connection.wait([parent.sentinel])

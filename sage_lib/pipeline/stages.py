@@ -280,7 +280,8 @@ def _label(profile: Profile, stage: Stage, one: Run) -> str:
     if one.name == stage.name:
         return stage.name
     method = profile.label(one.method)
-    return method if one.seed is None else f"{method}, seed {one.seed}"
+    label = method if one.seed is None else f"{method}, seed {one.seed}"
+    return label if stage.name == "rl" else f"{label} ({stage.name})"
 
 
 #: glibc gives the memory of a large tensor back to the system, and takes it anew, page by page, for
