@@ -1,4 +1,5 @@
-"""Run the notebooks in order, headless, and check what each was to make.
+"""Make what the notebooks ask for, run each of them headless as soon as its part is made, and check
+what it was to make.
 
 sage-companion reproduce --profile smoke --only 04 05 --resume
 sage-companion dry-run --profile paper
