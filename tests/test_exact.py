@@ -16,7 +16,7 @@ from sage_lib.experiment.profile import load_profile
 from sage_lib.files import append_line, read_lines
 from sage_lib.pipeline import plan, stages
 from sage_lib.policy import loading, sampling, scoring, tiny_qwen
-from sage_lib.report import exact_tables
+from sage_lib.report import exact_figures, exact_tables
 from sage_lib.tasks import countdown
 from sage_lib.training import callbacks
 from sage_lib.training.callbacks import ExactLog
@@ -222,3 +222,13 @@ def test_masses_by_problem_and_way_are_those_of_a_plain_grouping():
     assert (expected["R"] == 0).sum() == 1, "a problem without one of the ways"
     assert groups.are_of(table.copy()) and not groups.are_of(table.iloc[::-1])
     assert not groups.are_of(table.head(59))
+
+
+def test_the_title_of_exact_training_is_of_runs_that_were_measured_after_their_start():
+    """smoke's runs of four steps have their start alone."""
+    profile = load_profile("smoke", "published")
+    along = exact_tables.along_training(profile)
+    short = along.groupby("method")["step"].max() == 0
+    assert short["grpo_forward_kl"] and not short["grpo_no_kl"]
+    title = exact_figures.exact_training(profile).texts[0].get_text()
+    assert "(GRPO w/o KL) to " in title and "Forward KL" not in title

@@ -89,7 +89,9 @@ def exact_training(profile: Profile, family: str | None = None) -> Figure:
             axis.set_ylabel(name)
             steps(axis)
         means = found.groupby(["method", "step"])["pass@256"].mean()
-        last = {method: float(means[method].iloc[-1]) for method in methods}
+        # A run shorter than the distance of two evaluations has none at its end.
+        ended = set(found.loc[found["step"] > found["step"].min(), "method"])
+        last = {m: float(means[m].iloc[-1]) for m in methods if m in ended or not ended}
         start = float(found.loc[found["step"] == found["step"].min(), "pass@256"].mean())
         several = found.groupby("method")["seed"].nunique().max() > 1
         describe(
