@@ -59,6 +59,9 @@ class Settings(TaskSettings):
     #: The same of the first half of the demonstrations; None is ``rare_share``. It teaches a way
     #: that the second half makes rare; SFT must then read its rows in order.
     early_rare_share: float | None = None
+    #: Of demonstrations, the share that aims at nothing: true steps, with operators and a way drawn
+    #: at random. A policy that learns from them searches, as a pretrained one does.
+    aimless_share: float = 0.0
     #: Distinct puzzles that demonstrations are made of; None is one for each row. Short puzzles are
     #: few: with fewer distinct ones, each shown several times, they make up more of the rows.
     distinct: int | None = None
@@ -85,12 +88,12 @@ class Settings(TaskSettings):
             )
         if self.distinct is not None and self.distinct < 1:
             raise SageError(f"countdown's distinct puzzles must be 1 or more, not {self.distinct}")
-        for name in ("rare_share", "early_rare_share"):
+        for name in ("rare_share", "early_rare_share", "aimless_share"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise SageError(f"countdown's {name} must be in 0..1, not {share}")
         # One order whatever the file's, since the stream depends on it.
-        ordered = {kind: float(self.kinds[kind]) for kind in KINDS if kind in self.kinds}
+        ordered = {kind: float(self.kinds[kind]) for kind in KINDS if self.kinds.get(kind)}
         object.__setattr__(self, "kinds", ordered)
 
 
@@ -170,7 +173,10 @@ def demonstrations(
     found = []
     for number, problem in enumerate(shown[:rows]):
         share = late if early is None or number >= rows // 2 else early
-        working, answer = demonstration(problem.detail, share, rng)
+        if settings.aimless_share and rng.random() < settings.aimless_share:
+            working, answer = aimless(problem.detail, rng)
+        else:
+            working, answer = demonstration(problem.detail, share, rng)
         found.append(Demonstration(problem.question, working, answer))
     return found
 
@@ -461,6 +467,14 @@ def demonstration(puzzle: Puzzle, rare_share: float, rng: random.Random) -> tupl
             "take both ways, so choose kinds: {both: 1.0}, or a rare_share of 0 or 1"
         )
     return solution(puzzle, way, rng.choice(sequences))
+
+
+def aimless(puzzle: Puzzle, rng: random.Random) -> tuple[str, str]:
+    """Work and answer of true steps on the puzzle's digits that aim at nothing: a way, and then
+    operators, each as likely as any other whose running values stay in 0..``limit``."""
+    way = rng.choice(WAYS)
+    reached = targets(puzzle.digits, way, puzzle.limit).values()
+    return solution(puzzle, way, rng.choice([one for some in reached for one in some]))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""A curve below the cell that trains: what a trainer logs, drawn while it goes on."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle
+from matplotlib.figure import Figure
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class LiveCurve(TrainerCallback):
+    """Draws the named columns of a trainer's log, one panel each, every few steps: thin each logged
+    row, thick the mean of the last ten. A bar shows the step, the time left and the last values.
+
+    ``rows`` keeps what was logged, as ``trainer.state.log_history`` does. Outside a notebook nothing
+    is drawn. An interrupt leaves the last curve where it is.
+
+    Args:
+        columns: names as the trainer logs them, such as "loss", "reward" or "guide/mean". A panel
+            of a column that is never logged stays empty.
+        every: logged rows between two drawings.
+    """
+
+    def __init__(self, *columns: str, every: int = 5) -> None:
+        self.columns, self.every = columns, every
+        self.rows: list[dict[str, Any]] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.rows = []
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step")
+        self.below = DisplayHandle()
+        self._draw(self.below.display)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.bar.update()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        found = {name: value for name, value in (logs or {}).items() if name in self.columns}
+        if not found:
+            return
+        self.rows.append({"step": state.global_step, **found})
+        self.bar.set_postfix({name: f"{value:.3f}" for name, value in found.items()})
+        if len(self.rows) % self.every == 0:
+            self._draw(self.below.update)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.bar.close()
+        self._draw(self.below.update)
+
+    def _draw(self, show: Any) -> None:
+        if get_ipython() is None:
+            return
+        figure = self.figure()
+        show(figure)
+        plt.close(figure)  # an open figure would be displayed again at the end of the cell
+
+    def figure(self) -> Figure:
+        """The curves so far."""
+        figure, axes = plt.subplots(
+            1, len(self.columns), figsize=(3 * len(self.columns), 2), squeeze=False, layout="tight"
+        )
+        for axis, name in zip(axes[0], self.columns, strict=True):
+            logged = pd.DataFrame(self.rows, columns=["step", name]).dropna()
+            [line] = axis.plot(logged["step"], logged[name], linewidth=0.5)
+            mean = logged[name].rolling(10, min_periods=1).mean()
+            axis.plot(logged["step"], mean, color=line.get_color())
+            axis.set(xlabel="step", ylabel=name)
+        return figure
