@@ -581,7 +581,7 @@ def test_a_row_of_the_paper_belongs_to_the_method_with_its_label(profile):
 
 def test_runs_on_other_problems_and_missing_runs_are_named(profile):
     write(profile, lambda *_: 1, only=lambda run: "grpo-s2" not in str(run.measured))
-    with pytest.raises(SageError, match=r"grpo-s2/counts\.csv is missing: run notebook 07"):
+    with pytest.raises(SageError, match=r"grpo-s2/counts\.csv is missing: run notebook 23"):
         measured.evaluations(profile)
     assert not measured.is_complete(profile)
     by_key = {(m, s): run.measured / "counts.csv" for m, s, run, _ in runs.evaluations(profile)}
@@ -600,15 +600,15 @@ def test_runs_on_other_problems_and_missing_runs_are_named(profile):
     [
         (
             lambda p: measured.samples(p, "grpo"),
-            "grpo-s1/samples.jsonl.gz is missing: run notebook 07",
+            "grpo-s1/samples.jsonl.gz is missing: run notebook 23",
         ),
-        (measured.scores, "evaluation/sft/scores.csv is missing: run notebook 07"),
-        (countdown_tables.support, "evaluation/sft/support.csv is missing: run notebook 07"),
-        (measured.training, "rl/grpo-s1/steps.jsonl is missing: run notebook 05"),
-        (measured.effects, "effects.json is missing: run notebook 05"),
-        (measured.trace, "traces.json is missing: run notebook 06"),
-        (measured.signals, "signals.json is missing: run notebook 06"),
-        (lambda p: measured.traced(p, "impact"), "impact.csv is missing: run notebook 06"),
+        (measured.scores, "evaluation/sft/scores.csv is missing: run notebook 23"),
+        (countdown_tables.support, "evaluation/sft/support.csv is missing: run notebook 23"),
+        (measured.training, "rl/grpo-s1/steps.jsonl is missing: run notebook 21"),
+        (measured.effects, "effects.json is missing: run notebook 21"),
+        (measured.trace, "traces.json is missing: run notebook 22"),
+        (measured.signals, "signals.json is missing: run notebook 22"),
+        (lambda p: measured.traced(p, "impact"), "impact.csv is missing: run notebook 22"),
         (lambda p: measured.benchmark("speed"), "no benchmark 'speed'"),
         (lambda p: measured.samples(p, "dapo"), "choose one of base, grpo, grpo_branch"),
     ],

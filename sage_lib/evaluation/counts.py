@@ -20,7 +20,7 @@ def read(path: Path) -> pd.DataFrame:
         table = pd.read_csv(path)
     except FileNotFoundError:
         raise SageError(
-            f"{place} is missing: run notebook 07 for this profile, "
+            f"{place} is missing: run notebook 23 for this profile, "
             "or sage-companion stage evaluate"
         ) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

@@ -40,11 +40,11 @@ def evaluate(profile: Profile, run: Run) -> dict:
     writes."""
     policy = run.policy
     if policy is None or not policy.done():
-        stage, number = ("sft", "04") if run.method == BASE else ("rl", "05")
+        stage = "sft" if run.method == BASE else "rl"
         raise SageError(
             f"there is no finished model of {run.name.removeprefix('eval-')} in profile "
             f"{profile.name}: sage-companion stage {stage} --profile {profile.spec} makes it, "
-            f"or notebook {number}"
+            "or notebook 08"
         )
     record = Record(
         "evaluation",

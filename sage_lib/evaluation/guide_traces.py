@@ -86,7 +86,7 @@ def measure(profile: Profile, run: Run) -> dict:
     if policy is None or not policy.done():
         raise SageError(
             f"the traces are of the policy {policy.name if policy else '-'}, which is not there: "
-            "run notebook 05 or sage-companion stage rl first"
+            "run notebook 21 or sage-companion stage rl first"
         )
     for name in runs.TRACED:
         runs.require_entropies(profile, profile.guide_choice(name))

@@ -299,7 +299,7 @@ def entropies(profile: Profile) -> dict[str, Any]:
     path = run.measured / "entropy.json"
     if not path.is_file():
         raise SageError(
-            f"{run.place}/entropy.json is missing: run notebook 04 for this profile, or "
+            f"{run.place}/entropy.json is missing: run notebook 21 for this profile, or "
             f"sage-companion stage entropies --profile {profile.spec}"
         )
     return dict(read_json(path))
@@ -406,7 +406,7 @@ def require_entropies(profile: Profile, guide: Mapping[str, Any] | None) -> None
     raise SageError(
         f"the base's entropies, from which the guide takes its threshold, were not measured with "
         f"the settings of profile {profile.name}: "
-        f"sage-companion stage entropies --profile {profile.spec} does it, or notebook 04"
+        f"sage-companion stage entropies --profile {profile.spec} does it, or notebook 21"
     )
 
 

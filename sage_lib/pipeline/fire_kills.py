@@ -112,7 +112,7 @@ TARGETS = {
         ("rl", f"evaluation/{RUN}"),
     ),
     "notebook": Target(
-        ("sage_lib.pipeline.reproduce", "--profile", "{folder}/fire.yaml", "--only", "04"),
+        ("sage_lib.pipeline.reproduce", "--profile", "{folder}/fire.yaml", "--only", "21"),
         ("sft", "entropies", "notebooks"),
     ),
 }

@@ -4,7 +4,8 @@ A notebook's own metadata holds it, under "sage": "about" (a line), "figures" an
 it leaves in the folders that paths.figures and paths.measured name; "training_{family}" stands for
 a figure of every family of methods), and where there is need "theory" (with figures that depend on
 no profile), by the name of a task what it makes only where a profile evaluates that task, and
-"needs" (names of :data:`NEEDS`: a profile without it leaves the notebook out).
+"needs" (names of :data:`NEEDS`: a profile without it leaves the notebook out) and "after" (numbers
+of the notebooks whose work it reads).
 """
 
 import ast
@@ -53,6 +54,7 @@ class Notebook:
     makes: Makes
     by_part: Mapping[str, Makes] = field(default_factory=dict)  # a task, or theory
     needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -110,13 +112,14 @@ def read(path: Path) -> Notebook:
             '"about", "figures" and "measured"'
         )
     about, needs = given.pop("about"), tuple(given.pop("needs", ()))
+    after = tuple(given.pop("after", ()))
     parts = {key: given.pop(key) for key in [THEORY, *TASKS] if key in given}
     by_part = {part: _makes(dict(makes), path) for part, makes in parts.items()}
     unknown = sorted(set(needs) - set(NEEDS))
     if unknown:
         known = ", ".join(NEEDS)
         raise SageError(f"notebook {path.stem} needs {unknown[0]!r}: what there is, is {known}")
-    return Notebook(path, about, _makes(given, path), by_part, needs)
+    return Notebook(path, about, _makes(given, path), by_part, needs, after)
 
 
 def _makes(given: dict[str, Any], path: Path) -> Makes:

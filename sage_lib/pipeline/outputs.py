@@ -6,7 +6,7 @@
 What is stored depends on the published results alone: no paths, no times, no progress bars, no
 names of objects in memory, no state of widgets. Pictures are stored and not compared, since another
 processor may round the last digit of a curve; of the text every word is, and every number to one
-unit of its last printed digit.
+unit of its last printed digit, but for cells with the tag ``trained``.
 """
 
 import argparse
@@ -30,6 +30,11 @@ from sage_lib.pipeline.notebooks import Notebook
 
 #: The tag of a cell that shows the machine it runs on: its outputs are not stored.
 MACHINE = "machine"
+#: The tag of a cell whose numbers come from training: they are stored and not compared, since
+#: another processor trains other weights.
+TRAINED = "trained"
+#: What Unsloth prints of the machine.
+_UNSLOTH = re.compile(r"^Unsloth.*\n?", re.MULTILINE)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PICTURE = "image/png"
 #: A notebook with its outputs is at most this large, and a picture of it, bytes.
@@ -97,7 +102,9 @@ def _cleaned(outputs: list[Any], cell: str, number: int) -> list[Any]:
         if output.output_type == "stream":
             if output.name != "stdout":  # progress bars and warnings
                 continue
-            output.text = _without_root(output.text)
+            output.text = _UNSLOTH.sub("", _without_root(output.text))
+            if not output.text.strip():
+                continue
             if kept and kept[-1].output_type == "stream":  # printed in one piece or in two
                 kept[-1].text += output.text
                 continue
@@ -241,7 +248,7 @@ def differences(stored: Any, new: Any) -> list[str]:
     """Where two executed copies of a notebook say different things: sentences."""
     found = []
     for number, (old, ran) in enumerate(zip(stored.cells, new.cells, strict=True)):
-        if old.cell_type != "code":
+        if old.cell_type != "code" or TRAINED in old.metadata.get("tags", []):
             continue
         for line, again in zip_longest(words(old), words(ran), fillvalue=""):
             if not agree(line, again):

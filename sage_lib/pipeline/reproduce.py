@@ -219,7 +219,9 @@ class _Beside:
         going = sum(not one.done() for one in self.started)
         while going < places and len(self.started) < len(self.chosen):
             notebook = self.chosen[len(self.started)]
-            if set(self.asked.get(notebook.name, ())) & set(left):
+            told = {one.number for one in self.chosen[: len(self.outcomes)]}
+            waits = {one.number for one in self.chosen} & set(notebook.after) - told
+            if waits or set(self.asked.get(notebook.name, ())) & set(left):
                 break
             self.started.append(self.pool.submit(_outcome, notebook, self.profile))
             going += 1

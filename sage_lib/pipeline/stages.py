@@ -5,8 +5,8 @@ whoever started it.
     sage-companion stage rl --profile smoke
     sage-companion stage rl --profile smoke --run grpo_branch-s3407
 
-A notebook never trains inside its kernel: it calls :func:`run`, which starts these commands, shows
-their progress and raises when one fails. A run that is finished from the same settings is kept.
+A notebook that needs many runs calls :func:`run`, which starts these commands, shows their progress
+and raises when one fails. A run that is finished from the same settings is kept.
 """
 
 import argparse
@@ -224,6 +224,16 @@ def run(
         start(profile, jobs, beside and _until(beside, later), loader)
         found |= {job.run.name: records.load(job.run.record) for job in jobs}
     return found
+
+
+def train_rl(profile: Profile, one: Run) -> dict[str, Any]:
+    """Train one RL run in this process, as notebook 06 does in its cells; returns its record. A run
+    that is finished, or published, is kept as it is."""
+    if profile.published:
+        return runs.published_record(profile, one)
+    with locked(one.lock, wait=True):
+        _make(profile, STAGES["rl"], one)
+    return records.load(one.record)
 
 
 def _until(beside: Beside, later: Collection[str]) -> Beside:

@@ -1,4 +1,4 @@
-"""Figures of the guides on real completions (notebook 06): measured traces in, a Figure out."""
+"""Figures of the guides on real completions (notebook 22): measured traces in, a Figure out."""
 
 from collections.abc import Mapping
 from textwrap import shorten

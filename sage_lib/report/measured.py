@@ -36,12 +36,12 @@ LOGGED_OF = ("guide/", "task/", "entropy/")
 BLOCK, WHOLE_LOG = 10, 100
 #: Which notebook runs a stage.
 NOTEBOOKS = {
-    "sft": "04",
-    "entropies": "04",
-    "rl": "05",
-    "effects": "05",
-    "trace": "06",
-    "evaluate": "07",
+    "sft": "08",
+    "entropies": "21",
+    "rl": "21",
+    "effects": "21",
+    "trace": "22",
+    "evaluate": "23",
     "dynamics": "14",
     "replay": "14",
     "impact": "15",

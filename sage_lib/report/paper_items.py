@@ -3,7 +3,7 @@
 from sage_lib.report.report_items import HERE, PART, REPORTED, SETTINGS, Item
 
 ITEMS = (
-    Item("Figure 1", "how each guide reshapes an anchor", HERE, (("06", ("figure1",)),)),
+    Item("Figure 1", "how each guide reshapes an anchor", HERE, (("22", ("figure1",)),)),
     Item(
         "Figure 2",
         "training reward against test accuracy, with and without KL",
@@ -14,7 +14,7 @@ ITEMS = (
         "Figure 3",
         "pass@k by k and data set",
         HERE,
-        (("08", ("figure3",)), ("07", ("exact_pass_at_k",))),
+        (("08", ("figure3",)), ("23", ("exact_pass_at_k",))),
     ),
     Item(
         "Figure 4",
@@ -29,7 +29,7 @@ ITEMS = (
         "Figure 6",
         "full fine-tuning of smaller models",
         PART,
-        (("05", ("training_{family}",)), ("20", ("settings_differences",))),
+        (("21", ("training_{family}",)), ("20", ("settings_differences",))),
         "two models of under a million weights, not of 1.5 and 3 billion",
         families=("full",),
     ),
@@ -38,7 +38,7 @@ ITEMS = (
         "Table 1",
         "pass@1 and pass@256 of the base and six methods",
         HERE,
-        (("08", ("table1.csv",)), ("07", ("exact.csv",))),
+        (("08", ("table1.csv",)), ("23", ("exact.csv",))),
         families=("main",),
     ),
     Item(
@@ -61,7 +61,7 @@ ITEMS = (
         REPORTED,
         why="needs the distilled model of 7 billion parameters and 8,192 tokens an answer",
     ),
-    Item("Table 5", "gradient norm early, mid and late", HERE, (("05", ("table5.csv",)),)),
+    Item("Table 5", "gradient norm early, mid and late", HERE, (("21", ("table5.csv",)),)),
     Item(
         "Table 6",
         "Branch's threshold by its ratio",

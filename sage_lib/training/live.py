@@ -15,8 +15,7 @@ class LiveCurve(TrainerCallback):
     """Draws the named columns of a trainer's log, one panel each, every few steps: thin each logged
     row, thick the mean of the last ten. A bar shows the step, the time left and the last values.
 
-    ``rows`` keeps what was logged, as ``trainer.state.log_history`` does. Outside a notebook nothing
-    is drawn. An interrupt leaves the last curve where it is.
+    Outside a notebook nothing is drawn. An interrupt leaves the last curve where it is.
 
     Args:
         columns: names as the trainer logs them, such as "loss", "reward" or "guide/mean". A panel

