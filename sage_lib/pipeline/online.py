@@ -1,12 +1,12 @@
 """Notebooks opened elsewhere: badges, and a cell that sets Colab up.
 
-    python -m sage_lib.pipeline.online       writes them into the notebooks anew
+    python -m sage_lib.pipeline.online       writes them into the notebooks anew, and brings the
+                                             files into the form that git has (make format does)
 
 Both need the repository's public address, ``repository-code`` of CITATION.cff, and are left out
 while that file has none.
 """
 
-import json
 import re
 from typing import Any
 
@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.files import read_json, write_text
+from sage_lib.files import notebook_text, read_json, write_text
 
 CITATION = paths.ROOT / "CITATION.cff"
 #: The branch that badges open.
@@ -95,13 +95,13 @@ def with_links(notebook: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def write() -> list[str]:
-    """Bring the links of every notebook up to date; returns the names of those that changed."""
+    """Bring the links and the form of every notebook up to date; returns the names of those that
+    changed."""
     changed = []
     for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb")):
-        before = read_json(path)
-        after = with_links(before, path.stem)
-        if after != before:
-            write_text(path, json.dumps(after, indent=1, ensure_ascii=False) + "\n")
+        text = notebook_text(with_links(read_json(path), path.stem))
+        if text != path.read_text():
+            write_text(path, text)
             changed.append(path.stem)
     return changed
 
