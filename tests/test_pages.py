@@ -33,6 +33,7 @@ from sage_lib.pipeline import (
     compare,
     grid,
     notebooks,
+    online,
     plan,
     publish,
     readme,
@@ -492,7 +493,7 @@ def test_a_readme_without_a_place_for_a_part_is_refused(monkeypatch):
 def test_the_tables_of_the_pages_in_docs_are_as_generated():
     for name, made in readme.tables().items():
         page = PAGES[name]
-        assert readme.filled(page, made, ROOT / name) == page, "python -m sage_lib.pipeline.readme"
+        assert online.filled(page, made, ROOT / name) == page, "python -m sage_lib.pipeline.readme"
 
 
 def table_of(page, part):
