@@ -70,14 +70,9 @@ def table() -> str:
 
 
 def result() -> str:
-    """The published front, and what it says."""
-    profile = load_profile(EVIDENCE, "published")
-    picture = f"![GRPO's front over beta](figures/{EVIDENCE}/front.png)"
-    said = [
-        textwrap.fill(f"- {line}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        for line in verdict.summary(profile)
-    ]
-    return "\n".join([picture, "", *said])
+    """What came out so far, in two sentences."""
+    said = " ".join(verdict.summary(load_profile(EVIDENCE, "published")))
+    return textwrap.fill(said, WIDTH, break_on_hyphens=False)
 
 
 def with_parts(text: str) -> str:
