@@ -160,16 +160,16 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
         }
     )
     first, second = verdict.summary(profile)
-    assert first.startswith("Our runs agree: at beta 1 and over 4 seeds, SAGE minus GRPO is +0.020")
-    assert "in exact pass@1 and +0.010" in first and first.endswith("in exact pass@256.")
+    assert first.startswith("Our runs agree: at beta 1, SAGE minus GRPO is +0.020")
+    assert " in pass@1 and +0.010 [" in first and first.endswith("] in pass@256 (4 seeds).")
     weak, known = verdict._too_weak(verdict.comparisons(profile))
     assert second == (
         "They could hardly have told either way: GRPO at best moves pass@1 from 0.300 to 0.320, "
-        f"and {weak} of {known} comparisons were too weak."
+        f"and {weak} of {known} comparisons were too weak for a difference that matters."
     )
     split = {BASE: (0.30, 0.86), "grpo_no_kl": (0.32, 0.78), "grpo": (0.31, 0.84)}
     fallen = verdict.summary(countdown({**split, "grpo_branch": (0.28, 0.81)}))
-    assert fallen[0].startswith("Our runs disagree: at beta 1 and over 4 seeds, ")
+    assert fallen[0].startswith("Our runs disagree: at beta 1, ")
     apart = verdict.summary(countdown({**split, "grpo_branch": (0.33, 0.81)}))
     assert apart[0].startswith("Our runs disagree in part: ")
     assert verdict.summary(countdown(split)) == ["SAGE and GRPO have not both been run yet."]

@@ -172,8 +172,8 @@ def summary(profile: Profile) -> list[str]:
     rows = compared[compared["claim"] == MAIN]
     if MISSING in set(rows["outcome"]):
         return ["SAGE and GRPO have not both been run yet."]
-    differences = " and ".join(
-        f"{interval_text(row.difference, row.low, row.high)} in exact {row.metric}"
+    first, second = (
+        f"{interval_text(row.difference, row.low, row.high)} in {row.metric}"
         for row in rows.itertuples()
     )
     [judged] = claims(profile, [_named(MAIN)])["outcome"]
@@ -182,10 +182,11 @@ def summary(profile: Profile) -> list[str]:
     best = level[level.index.intersection(front_methods(profile))].max()
     weak, known = _too_weak(compared)
     return [
-        f"Our runs {judged.replace('agrees', 'agree')}: at beta {rows['beta'].iloc[0]:g} and over "
-        f"{seeds}, SAGE minus GRPO is {differences}.",
+        f"Our runs {judged.replace('agrees', 'agree')}: at beta {rows['beta'].iloc[0]:g}, "
+        f"SAGE minus GRPO is {first} and {second.replace(', 95 % [', ' [')} ({seeds}).",
         f"They could hardly have told either way: GRPO at best moves pass@1 from {level[BASE]:.3f} "
-        f"to {best:.3f}, and {weak} of {known} comparisons were too weak.",
+        f"to {best:.3f}, and {weak} of {known} comparisons were too weak for a difference that "
+        "matters.",
     ]
 
 
