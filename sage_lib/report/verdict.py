@@ -64,11 +64,11 @@ IN_PART = "disagrees in part"
 MAIN = "both rise"
 OUTCOMES = (AGREES, DISAGREES, IN_PART, OPEN, MISSING)
 COMPARISONS = [
-    *("claim", "method", "against", "beta", "metric", "expects"),
-    *("difference", "low", "high", "low over seeds", "high over seeds"),
-    *("detectable", "seeds", "reported", "outcome"),
+    *("claim", "outcome", "difference", "low", "high"),  # what is read first
+    *("method", "against", "beta", "metric", "expects"),
+    *("low over seeds", "high over seeds", "detectable", "seeds", "reported"),
 ]
-CLAIMS_TABLE = ["claim", "source", "statement", "outcome", "comparisons", "settles"]
+CLAIMS_TABLE = ["claim", "outcome", "statement", "source", "comparisons", "settles"]
 
 
 def outcome(expects: str, low: float, high: float, margin: float) -> str:
@@ -155,7 +155,7 @@ def claims(
             found = AGREES if of_claim and set(of_claim) == {AGREES} else OPEN
         how = f"{of_claim.count(AGREES)} of {len(of_claim)} agree" if of_claim else "none here"
         settles = {OPEN: claim.settles, MISSING: "runs of its arms"}.get(found, "")
-        rows.append((claim.name, claim.source, claim.statement, found, how, settles))
+        rows.append((claim.name, found, claim.statement, claim.source, how, settles))
     return pd.DataFrame(rows, columns=CLAIMS_TABLE)
 
 
