@@ -64,8 +64,8 @@ IN_PART = "disagrees in part"
 MAIN = "both rise"
 OUTCOMES = (AGREES, DISAGREES, IN_PART, OPEN, MISSING)
 COMPARISONS = [
-    *("claim", "outcome", "difference", "low", "high"),  # what is read first
-    *("method", "against", "beta", "metric", "expects"),
+    *("claim", "outcome", "difference", "low", "high", "metric"),  # what is read first
+    *("method", "against", "beta", "expects"),
     *("low over seeds", "high over seeds", "detectable", "seeds", "reported"),
 ]
 CLAIMS_TABLE = ["claim", "outcome", "statement", "source", "comparisons", "settles"]
