@@ -82,6 +82,7 @@ lint: $(VENV)/installed
 format: $(VENV)/installed
 	$(RUN) -m ruff check --fix-only
 	$(RUN) -m ruff format
+	$(RUN) -m sage_lib.pipeline.online
 
 hooks: $(VENV)/installed
 	$(VENV)/bin/pre-commit install
@@ -117,8 +118,10 @@ site: $(VENV)/site
 test-site: $(VENV)/site
 	$(RUN) -m pytest -m site -rs
 
+# A file of settings has what JupyterLab saves be what git has.
 lab: $(VENV)/installed
-	$(VENV)/bin/jupyter lab --notebook-dir=notebooks $(FLAGS)
+	JUPYTER_CONFIG_PATH="$(CURDIR)/tools/jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+		$(VENV)/bin/jupyter lab --notebook-dir=notebooks $(FLAGS)
 
 lock: $(VENV)/site
 	@$(PIP) --quiet $(call extra,lock)

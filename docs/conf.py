@@ -9,12 +9,14 @@ from sphinx.application import Sphinx
 
 import sage_lib
 from sage_lib import paths
+from sage_lib.pipeline import online
 
 project = "SAGE companion"
 author = "The SAGE companion maintainers"
 version = release = sage_lib.__version__
 language = "en"
-extensions = ["myst_nb", "autoapi.extension", "sphinx_copybutton"]
+extensions = ["myst_nb", "autoapi.extension", "sphinx.ext.napoleon", "sphinx_copybutton"]
+napoleon_numpy_docstring = False
 templates_path = []
 exclude_patterns = []
 suppress_warnings = [
@@ -32,6 +34,9 @@ html_show_sphinx = False
 html_show_copyright = False
 smartquotes_action = "qe"  # no dashes: "--resume" in a sentence is typed as it stands
 html_theme_options = {"navigation_with_keys": True}
+if where := online.repository():
+    link = {"name": "repository", "url": f"https://github.com/{where}", "class": ""}
+    html_theme_options["footer_icons"] = [{**link, "html": "The repository"}]
 
 # The notebooks' own outputs are shown; nothing runs here.
 nb_execution_mode = "off"
@@ -62,32 +67,16 @@ autoapi_member_order = "bysource"
 autoapi_options = ["members", "undoc-members", "show-inheritance", "show-module-summary"]
 
 _LITERAL = re.compile(r"(``.*?``|:\w+:`.*?`)", re.DOTALL)
-_LIST = ("- ", "* ", ">>> ")
 
 
-def as_rst(lines: list[str]) -> list[str]:
-    """A docstring's lines as reStructuredText reads them: bars of a divergence and stars of a file
-    name are no markup, and what is indented is a block of its own."""
+def _plain_bars(
+    app: object, what: str, name: str, thing: object, options: object, lines: list
+) -> None:
+    """The bars of a divergence are no substitutions."""
     text = _LITERAL.split("\n".join(lines))
-    text[::2] = [
-        re.sub(r"(?<!\\)\||\*(?=[./])|(?<=[/\s])\*(?=[,\s])", r"\\\g<0>", part)
-        for part in text[::2]
-    ]
-    made: list[str] = []
-    for line in "".join(text).split("\n"):
-        before = made[-1] if made else ""
-        if line.strip() and before.strip():
-            deeper = len(line) - len(line.lstrip()) - (len(before) - len(before.lstrip()))
-            inside = before.lstrip().startswith(_LIST) or line.lstrip().startswith(_LIST)
-            if deeper < 0 or (deeper > 0 and not inside):
-                made.append("")
-        made.append(line)
-    return made
-
-
-def _mend(app: object, what: str, name: str, thing: object, options: object, lines: list) -> None:
-    lines[:] = as_rst(lines)
+    text[::2] = [part.replace("|", "\\|") for part in text[::2]]
+    lines[:] = "".join(text).split("\n")
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("autodoc-process-docstring", _mend)
+    app.connect("autodoc-process-docstring", _plain_bars)

@@ -87,6 +87,21 @@ def read_json(path: Path) -> Any:
         ) from None
 
 
+def in_form(notebook: dict[str, Any]) -> dict[str, Any]:
+    """A notebook (nbformat's, or as JSON has it) whose metadata names Python and no machine's own:
+    JupyterLab notes its kernel's name and exact version whenever it opens one."""
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    own = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {**notebook, "metadata": {**notebook["metadata"], **own}}
+
+
+def notebook_text(notebook: dict[str, Any]) -> str:
+    """The text of a notebook's file as git has it, and as JupyterLab writes it."""
+    import nbformat  # late: it takes seconds
+
+    return f"{nbformat.writes(nbformat.from_dict(in_form(notebook)))}\n"
+
+
 def append_line(path: Path, row: dict) -> None:
     """Append one JSON row and flush it, so that a killed run keeps every finished row."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,15 @@
 """Notebooks opened elsewhere: their badges, and the cell that sets Colab up."""
 
 import copy
+import os
 import re
+import shutil
 import subprocess
 import sys
 
 import nbformat
 import pytest
+from ruamel.yaml import YAML
 
 from sage_lib import paths
 from sage_lib.errors import SageError
@@ -38,6 +41,58 @@ def test_badges_open_the_public_repository_where_there_is_one(tmp_path, monkeypa
     cited(tmp_path, monkeypatch, "repository-code: https://example.org/sage")
     with pytest.raises(SageError, match=r"https://github\.com/OWNER/NAME"):
         online.repository()
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def address(folder, *words):
+    """The tool in a copy of the project, run from elsewhere."""
+    return subprocess.run(
+        ["bash", str(folder / "tools" / "address"), *words],
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=paths.ROOT.parent, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_the_address_is_set_once_and_everything_follows(tmp_path):
+    copied = tmp_path / "project"
+    for name in ("sage_lib", "notebooks", "tools"):
+        ignored = shutil.ignore_patterns("*.pyc*", ".*")
+        shutil.copytree(paths.ROOT / name, copied / name, ignore=ignored)
+    for name in ("README.md", "CITATION.cff"):
+        shutil.copy(paths.ROOT / name, copied / name)
+    cited = YAML(typ="safe").load((copied / "CITATION.cff").read_text())
+    before = files(copied)
+    for bad in (
+        ["https://example.org/a"],
+        ["git@github.com:a/b.git"],
+        ["--help me"],
+        [],
+        ["a", "b"],
+    ):
+        done = address(copied, *bad)
+        assert done.returncode and "https://github.com/OWNER/NAME" in done.stderr
+        assert "Traceback" not in done.stderr and files(copied) == before
+    assert address(copied, "https://github.com/some-one/its.name.git").returncode == 0
+    after = files(copied)
+    linked = [path for path in after if path.suffix == ".ipynb"]
+    assert {path for path in after if after[path] != before[path]} == {
+        *linked, copied / "README.md", copied / "CITATION.cff"
+    }  # fmt: skip
+    for path in (*linked, copied / "README.md"):
+        text = after[path].decode()
+        opened = "00_start_here" if path.suffix == ".md" else path.stem
+        assert f"/github/some-one/its.name/blob/main/notebooks/{opened}.ipynb" in text
+        assert f"/gh/some-one/its.name/main?labpath=notebooks/{opened}.ipynb" in text
+    whole = YAML(typ="safe").load((copied / "CITATION.cff").read_text())
+    assert whole == {**cited, "repository-code": "https://github.com/some-one/its.name"}
+    assert address(copied, "https://github.com/some-one/its.name").returncode == 0
+    assert files(copied) == after, "a second time changes nothing"
+    assert address(copied, "https://github.com/other/name").returncode == 0
+    moved = files(copied)
+    assert not any(b"its.name" in moved[path] for path in moved)
 
 
 def linked(number):

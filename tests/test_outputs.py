@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -10,8 +11,9 @@ import pytest
 from matplotlib.colors import to_rgb
 from nbformat import v4
 from PIL import Image
+from traitlets.config import Config, PyFileConfigLoader
 
-from sage_lib import paths
+from sage_lib import files, paths
 from sage_lib.errors import SageError
 from sage_lib.pipeline import notebooks, outputs
 from sage_lib.pipeline.notebooks import Makes, Notebook
@@ -173,6 +175,35 @@ def test_a_notebook_is_executed_stored_and_checked(tmp_path, monkeypatch):
 @pytest.mark.parametrize("notebook", notebooks.found(), ids=lambda one: one.name)
 def test_the_committed_outputs_are_clean(notebook):
     assert outputs.faults(nbformat.read(notebook.path, as_version=4)) == []
+
+
+def saved_by_jupyterlab(folder, name, config):
+    """A file opened with a kernel and saved unchanged: the server's part is its own, and the
+    browser notes which kernel it started (notebook/src/panel.ts: _updateLanguage, _updateSpec)."""
+    from ipykernel.ipkernel import IPythonKernel
+    from ipykernel.kernelspec import get_kernel_dict
+    from jupyter_server.services.contents.filemanager import FileContentsManager
+
+    manager = FileContentsManager(root_dir=str(folder), config=config)
+    content = json.loads(json.dumps(manager.get(name)["content"]))
+    spec = {key: get_kernel_dict()[key] for key in ("display_name", "language")}
+    content["metadata"]["kernelspec"] = {"name": "python3", **spec}
+    content["metadata"]["language_info"] = IPythonKernel.language_info
+    manager.save({"type": "notebook", "format": "json", "content": content}, name)
+    return (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("notebook", notebooks.found(), ids=lambda one: one.name)
+def test_a_notebook_opened_and_saved_in_make_lab_is_the_file_it_was(notebook, tmp_path):
+    config = PyFileConfigLoader(
+        "jupyter_server_config.py", str(paths.ROOT / "tools" / "jupyter")
+    ).load_config()
+    before, name = notebook.path.read_bytes(), notebook.path.name
+    assert files.notebook_text(files.read_json(notebook.path)).encode() == before, "make format"
+    (tmp_path / name).write_bytes(before)
+    assert saved_by_jupyterlab(tmp_path, name, config) == before
+    without = saved_by_jupyterlab(tmp_path, name, Config())
+    assert without != before and b"ipykernel" in without
 
 
 def test_a_stored_picture_is_smaller_and_looks_the_same():

@@ -33,6 +33,7 @@ from sage_lib.pipeline import (
     compare,
     grid,
     notebooks,
+    online,
     plan,
     publish,
     readme,
@@ -105,7 +106,11 @@ def test_the_trainer_of_the_readme_trains(tiny_model, tmp_path, monkeypatch):
     assert math.isfinite(log["train_loss"]) and log["kl_ref"] == 0
     assert log["guide/max"] == pytest.approx(1.4), "it reached the loss, up to its clamp"
     assert names["trainer"].guide == sage_lib.BranchGuide(1.2, 0.3)
-    assert names["trainer"].anchor.name == "k3" and names["args"].beta == 0.05
+    assert names["trainer"].anchor.name == "k3" and names["trainer"].args.beta == 0.05
+    trained = {
+        name for name, value in names["trainer"].model.named_parameters() if value.requires_grad
+    }
+    assert trained and all("lora_" in name for name in trained)
 
 
 def test_the_script_of_the_page_trains(tmp_path):
@@ -449,6 +454,20 @@ def test_the_readme_is_one_screen():
     lines = PAGES["README.md"].splitlines()
     assert len(lines) <= 110
     assert max(len(line) for line in lines if not line.startswith("|")) <= 120
+    assert too_long(PAGES["README.md"]) == []
+
+
+def too_long(text):
+    """Sentences of more than 25 words, as a reader sees them; of a generated table none."""
+    shown = re.sub(r"<!--.*?-->|!\[[^\]]*\]", "", re.sub(r"\]\([^)]*\)", "]", prose(text)))
+    lines = "\n".join(line for line in shown.split("\n") if not line.startswith(("|", "#")))
+    parts = re.split(r"(?<=[.?!:;])\s|\n\n|\n- ", lines)
+    return [part for part in parts if len(part.split()) > 25]
+
+
+def test_a_sentence_of_26_words_is_too_long():
+    words = "word " * 24
+    assert too_long(f"{words}end. Other") == [] and len(too_long(f"{words}one end. Other")) == 1
 
 
 def sentences(text):
@@ -492,7 +511,7 @@ def test_a_readme_without_a_place_for_a_part_is_refused(monkeypatch):
 def test_the_tables_of_the_pages_in_docs_are_as_generated():
     for name, made in readme.tables().items():
         page = PAGES[name]
-        assert readme.filled(page, made, ROOT / name) == page, "python -m sage_lib.pipeline.readme"
+        assert online.filled(page, made, ROOT / name) == page, "python -m sage_lib.pipeline.readme"
 
 
 def table_of(page, part):

@@ -172,9 +172,9 @@ def paired_difference(
     d (seeds, problems) are an effect + a part of each seed + a part of each problem + noise of
     each pair, and the error of their mean has two sources, estimated by moments:
 
-        seeds:     variance over seeds of the seeds' means / seeds
-        problems:  variance over problems of the problems' means / problems, less what noise alone
-                   would give there (it is in the first part already), and at least 0
+    - seeds: variance over seeds of the seeds' means / seeds
+    - problems: variance over problems of the problems' means / problems, less what noise alone
+      would give there (it is in the first part already), and at least 0
 
     The interval is mean +- t * sqrt(seeds + problems), with Satterthwaite's degrees of freedom
     (two such parts: Hillis 2007, Statistics in Medicine 26, 596-619, for readers and cases). With

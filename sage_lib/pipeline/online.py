@@ -1,22 +1,27 @@
 """Notebooks opened elsewhere: badges, and a cell that sets Colab up.
 
-    python -m sage_lib.pipeline.online       writes them into the notebooks anew
+    tools/address https://github.com/OWNER/NAME     sets the public address, from which all follows
+    python -m sage_lib.pipeline.online              writes what follows anew (make format does)
 
-Both need the repository's public address, ``repository-code`` of CITATION.cff, and are left out
-while that file has none.
+The address stands in one place, ``repository-code`` of CITATION.cff. While that file has none, the
+badges and the cell are left out. Notebooks are written in the form that git has.
 """
 
-import json
+import argparse
 import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.files import read_json, write_text
+from sage_lib.files import notebook_text, read_json, write_text
 
 CITATION = paths.ROOT / "CITATION.cff"
+README = paths.ROOT / "README.md"
 #: The branch that badges open.
 BRANCH = "main"
 COLAB = "https://colab.research.google.com"
@@ -24,6 +29,8 @@ BINDER = "https://mybinder.org"
 #: The tag of the cell that sets Colab up, and how its id begins. The site leaves the cell out.
 TAG = "colab"
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?")
+#: The line of CITATION.cff; that of the paper's own repository is indented.
+_LINE = re.compile(r"^repository-code:.*\n", re.MULTILINE)
 _BADGES = re.compile(r"\n\n\[!\[Open in Colab\].*")
 #: What Colab runs before the first import; anywhere else it does nothing.
 _SETUP = """\
@@ -44,15 +51,38 @@ def repository() -> str | None:
     Raises SageError for an address that is none of GitHub's, which the badges could not open.
     """
     given: Any = YAML(typ="safe").load(CITATION.read_text()).get("repository-code")
-    if given is None:
-        return None
-    found = _GITHUB.fullmatch(str(given))
+    return None if given is None else _owner_and_name(str(given))
+
+
+def _owner_and_name(address: str) -> str:
+    found = _GITHUB.fullmatch(address)
     if found is None:
         raise SageError(
-            f"CITATION.cff: repository-code is {given!r}: Colab and Binder open what stands at "
-            "https://github.com/OWNER/NAME"
+            f"{address!r} is no public address that Colab and Binder can open: give tools/address "
+            "one of the form https://github.com/OWNER/NAME"
         )
     return found[1]
+
+
+def set_address(address: str) -> None:
+    """Write the public address into CITATION.cff; SageError for one that is none of GitHub's."""
+    line = f'repository-code: "https://github.com/{_owner_and_name(address)}"\n'
+    text = _LINE.sub("", CITATION.read_text())
+    write_text(CITATION, text.replace("\nauthors:", f"\n{line}authors:", 1))
+
+
+def filled(text: str, made: Mapping[str, str], page: Path) -> str:
+    """The text of a page with its generated parts. SageError where a part's lines are missing."""
+    for name, part in made.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SageError(
+                f"{page.name} lacks the lines {begin} and {end} around a generated part"
+            )
+        before, after = text.split(begin)[0], text.split(end)[1]
+        inside = f"{part}\n" if part else ""
+        text = f"{before}{begin}\n{inside}{end}{after}"
+    return text
 
 
 def badges(notebook: str) -> str:
@@ -95,16 +125,24 @@ def with_links(notebook: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def write() -> list[str]:
-    """Bring the links of every notebook up to date; returns the names of those that changed."""
-    changed = []
-    for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb")):
-        before = read_json(path)
-        after = with_links(before, path.stem)
-        if after != before:
-            write_text(path, json.dumps(after, indent=1, ensure_ascii=False) + "\n")
-            changed.append(path.stem)
-    return changed
+    """Bring the badges of the README, and links and form of every notebook, up to date; returns the
+    names of the files that changed."""
+    files = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
+    made = {path: notebook_text(with_links(read_json(path), path.stem)) for path in files}
+    made[README] = filled(README.read_text(), {"badges": badges(files[0].stem)}, README)
+    changed = [path for path, text in made.items() if text != path.read_text()]
+    for path in changed:
+        write_text(path, made[path])
+    return [path.name for path in changed]
 
 
 if __name__ == "__main__":
-    print("\n".join(write()) or "every notebook has its links")
+    parser = argparse.ArgumentParser(description=write.__doc__)
+    parser.add_argument("address", nargs="?", help="https://github.com/OWNER/NAME")
+    given = parser.parse_args().address
+    try:
+        if given is not None:
+            set_address(given)
+        print("\n".join(write()) or "every link is as it should be")
+    except SageError as error:
+        sys.exit(str(error))

@@ -24,7 +24,7 @@ from typing import Any
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.files import write_text
+from sage_lib.files import notebook_text, write_text
 from sage_lib.pipeline import reproduce
 from sage_lib.pipeline.notebooks import Notebook
 
@@ -175,16 +175,10 @@ def faults(notebook: Any) -> list[str]:
             ]
     if "widgets" in notebook.metadata:
         found.append("its metadata holds the state of widgets")
-    size = len(_text(notebook).encode())
+    size = len(notebook_text(notebook).encode())
     if size > LARGEST:
         found.append(f"it has {size:,} bytes with its outputs, more than {LARGEST:,}")
     return found
-
-
-def _text(notebook: Any) -> str:
-    import nbformat
-
-    return f"{nbformat.writes(notebook)}\n"
 
 
 class _Words(HTMLParser):
@@ -279,7 +273,7 @@ def check(notebook: Notebook) -> list[str]:
 
 def store(notebook: Notebook) -> bool:
     """Execute a notebook and write its outputs into it; True where the file changed."""
-    text = _text(executed(notebook))
+    text = notebook_text(executed(notebook))
     changed = notebook.path.read_text() != text
     if changed:
         write_text(notebook.path, text)

@@ -9,18 +9,15 @@ three pages in docs (:func:`tables`), and data/SHA256SUMS. The badges are those 
 
 import hashlib
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 
 from sage_lib import paths
-from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile, load_profile, published_specs
 from sage_lib.files import write_text
 from sage_lib.pipeline import gpu_hours, notebooks, online, plan
 from sage_lib.report import fire_tables, growth_figures, licences, measured, verdict
 from sage_lib.report.fire_tables import markdown
 
-README = paths.ROOT / "README.md"
 DOCS = paths.ROOT / "docs"
 #: Letters of a line of the README.
 WIDTH = 120
@@ -73,14 +70,9 @@ def table() -> str:
 
 
 def result() -> str:
-    """The published front, and what it says."""
-    profile = load_profile(EVIDENCE, "published")
-    picture = f"![GRPO's front over beta](figures/{EVIDENCE}/front.png)"
-    said = [
-        textwrap.fill(f"- {line}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        for line in verdict.summary(profile)
-    ]
-    return "\n".join([picture, "", *said])
+    """What came out so far, in two sentences."""
+    said = " ".join(verdict.summary(load_profile(EVIDENCE, "published")))
+    return textwrap.fill(said, WIDTH, break_on_hyphens=False)
 
 
 def with_parts(text: str) -> str:
@@ -91,7 +83,7 @@ def with_parts(text: str) -> str:
     made = {"badges": online.badges(notebooks.found()[0].name), "notebooks": table()}
     if EVIDENCE in published_specs():  # a copy without data keeps what it has
         made["result"] = result()
-    return filled(text, made, README)
+    return online.filled(text, made, online.README)
 
 
 def tables() -> dict[str, dict[str, str]]:
@@ -110,20 +102,6 @@ def tables() -> dict[str, dict[str, str]]:
     }
 
 
-def filled(text: str, made: Mapping[str, str], page: Path) -> str:
-    """The text of a page with its generated parts. SageError where a part's lines are missing."""
-    for name, part in made.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise SageError(
-                f"{page.name} lacks the lines {begin} and {end} around a generated part"
-            )
-        before, after = text.split(begin)[0], text.split(end)[1]
-        inside = f"{part}\n" if part else ""
-        text = f"{before}{begin}\n{inside}{end}{after}"
-    return text
-
-
 def sums(root: Path = paths.ROOT) -> str:
     """The SHA-256 of every file of ``data``, a line each: reported, published, benchmarks."""
     found = sorted(
@@ -138,8 +116,8 @@ def sums(root: Path = paths.ROOT) -> str:
 
 
 if __name__ == "__main__":
-    write_text(README, with_parts(README.read_text()))
+    write_text(online.README, with_parts(online.README.read_text()))
     if EVIDENCE in published_specs():  # a copy without data keeps what it has
         for name, made in tables().items():
-            write_text(DOCS / name, filled((DOCS / name).read_text(), made, DOCS / name))
+            write_text(DOCS / name, online.filled((DOCS / name).read_text(), made, DOCS / name))
         write_text(SUMS, sums())

@@ -12,10 +12,6 @@ from sage_lib.report.front_tables import AXES
 TAIL = "perplexity tail"
 #: Parts of the steps of a run.
 THIRDS = ("first", "middle", "last")
-#: The claim of the guide that acts on more tokens than the paper's.
-STRONG = "both rise, strong guide"
-#: How the sources of what is no claim of the paper begin.
-OURS = ("prediction", "ours")
 
 
 @dataclass(frozen=True)
@@ -182,7 +178,7 @@ CLAIMS = (
         "more samples of longer text",
     ),
     Claim(
-        STRONG,
+        "both rise, strong guide",
         "ours: a guide that acts on more tokens than the paper's, and is at its bound on more",
         "strong Branch raises pass@1 and pass@k together, over GRPO",
         _both("branch_strong", "grpo", "above"),
@@ -241,5 +237,3 @@ CLAIMS = (
         "more seeds",
     ),
 )
-#: SAGE at the beta of the authors' code.
-AUTHORS_BETA = Comparison("branch_paper", "grpo_front_beta0.05", "pass@256", "above")

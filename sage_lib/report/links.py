@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_lib import paths
-from sage_lib.files import write_text
+from sage_lib.files import notebook_text, write_text
 
 #: How the id of such a cell begins.
 CELL = "links"
@@ -42,7 +42,7 @@ def write(folder: Path | None = None) -> list[str]:
         if len(others) == len(notebook.cells) - 1 and before == last:
             continue
         notebook.cells = [*others, last]
-        write_text(path, f"{nbformat.writes(notebook)}\n")
+        write_text(path, notebook_text(notebook))
         changed.append(path.stem)
     return changed
 

@@ -1,5 +1,5 @@
-"""Numbers copied from the two papers (data/reported/*.csv), and where paper, the authors' code and
-this companion differ (fidelity.csv). No run writes there."""
+"""Numbers copied from the two papers (the tables of data/reported), and where paper, the authors'
+code and this companion differ (fidelity.csv). No run writes there."""
 
 import csv
 import re

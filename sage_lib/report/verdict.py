@@ -26,11 +26,7 @@ from sage_lib.report import (
     sample_tables,
 )
 from sage_lib.report.claims import (
-    AT_THEIRS,
-    AUTHORS_BETA,
     CLAIMS,
-    OURS,
-    STRONG,
     TAIL,
     THIRDS,
     Claim,
@@ -40,12 +36,10 @@ from sage_lib.report.front_tables import (
     AXES,
     FEWEST_SEEDS,
     front_methods,
-    outside,
-    paired,
     points,
 )
 from sage_lib.report.result_tables import interval_text
-from sage_lib.report.style import count, counts
+from sage_lib.report.style import count
 
 #: The smallest difference that matters, by metric, in its own unit. The base's rare mass is 0.009.
 MARGINS = {"pass@1": 0.005, "pass@256": 0.005, "rare mass": 0.0005, "gradient norm": 0.002}
@@ -66,13 +60,15 @@ LOGGED = {
 AGREES, DISAGREES, OPEN, MISSING = "agrees", "disagrees", "cannot tell", "not run"
 #: Of a claim: one of its comparisons disagrees, and another one agrees.
 IN_PART = "disagrees in part"
+#: The paper's first claim.
+MAIN = "both rise"
 OUTCOMES = (AGREES, DISAGREES, IN_PART, OPEN, MISSING)
 COMPARISONS = [
-    *("claim", "method", "against", "beta", "metric", "expects"),
-    *("difference", "low", "high", "low over seeds", "high over seeds"),
-    *("detectable", "seeds", "reported", "outcome"),
+    *("claim", "outcome", "difference", "low", "high", "metric"),  # what is read first
+    *("method", "against", "beta", "expects"),
+    *("low over seeds", "high over seeds", "detectable", "seeds", "reported"),
 ]
-CLAIMS_TABLE = ["claim", "source", "statement", "outcome", "comparisons", "settles"]
+CLAIMS_TABLE = ["claim", "outcome", "statement", "source", "comparisons", "settles"]
 
 
 def outcome(expects: str, low: float, high: float, margin: float) -> str:
@@ -159,7 +155,7 @@ def claims(
             found = AGREES if of_claim and set(of_claim) == {AGREES} else OPEN
         how = f"{of_claim.count(AGREES)} of {len(of_claim)} agree" if of_claim else "none here"
         settles = {OPEN: claim.settles, MISSING: "runs of its arms"}.get(found, "")
-        rows.append((claim.name, claim.source, claim.statement, found, how, settles))
+        rows.append((claim.name, found, claim.statement, claim.source, how, settles))
     return pd.DataFrame(rows, columns=CLAIMS_TABLE)
 
 
@@ -170,54 +166,28 @@ def _at_a_floor(found: dict[str, Any], margin: float) -> bool:
 
 
 def summary(profile: Profile) -> list[str]:
-    """What the measured files say, in sentences: the front, Branch against GRPO at the beta of the
-    claims and at that of the authors' code, strong Branch, the claims."""
-    table = points(profile).set_index("method")
-    front = [method for method in front_methods(profile) if method in table.index]
-    line, base = table.loc[front], table.loc[BASE]
-    betas = f"from beta {line['beta'].iloc[-1]:g} down to {line['beta'].iloc[0]:g}"
-    ranges = " and ".join(
-        f"pass@{k} {line[f'pass@{k}'].iloc[-1]:.3f} to {line[f'pass@{k}'].iloc[0]:.3f}"
-        f" (largest {line[f'pass@{k}'].max():.3f}, base {base[f'pass@{k}']:.3f})"
-        for k in AXES
+    """What came of the paper's first claim, and whether these runs could have told: two sentences,
+    from the measured files."""
+    compared = comparisons(profile)
+    rows = compared[compared["claim"] == MAIN]
+    if MISSING in set(rows["outcome"]):
+        return ["SAGE and GRPO have not both been run yet."]
+    first, second = (
+        f"{interval_text(row.difference, row.low, row.high)} in {row.metric}"
+        for row in rows.itertuples()
     )
-    size = f"{int(base['problems'])} problems, {counts(line['seeds'], 'seed')} a beta"
-    sentences = [_main_claim(profile, line, base)]
-    sentences.append(f"GRPO {betas}: exact {ranges}; {size}.")
-    guided, strong = (_named(name).comparisons[0] for name in ("both rise", STRONG))
-    sentences.append(_against(profile, table, guided, f"SAGE ({profile.label(guided.method)})"))
-    if not table.index.intersection([AUTHORS_BETA.method]).empty:
-        sentences.append(_against(profile, table, AUTHORS_BETA, "SAGE", "the authors' code's"))
-    name = measured.declared(profile).label(strong.method) + _acting(profile, strong.method)
-    sentences.append(_against(profile, table, strong, name))
-    found = claims(profile)
-    own = found["source"].str.startswith(OURS)
-    theirs = found["claim"].str.endswith(AT_THEIRS)
-    of_paper = _counted(found[~own & ~theirs], "claim of the paper", "claims of the paper")
-    again = _counted(found[theirs], "of them", "of them").replace(AT_THEIRS, "")
-    said = found["claim"].mask(found["claim"].str.fullmatch(r"P\d"), found["statement"])
-    of_ours = _counted(found.assign(claim=said)[own], "expectation of ours", "expectations of ours")
-    sentences.append(f"Of {of_paper} (notebook 13, by the same rule).")
-    sentences.append(f"At the authors' beta, {again}. Of {of_ours}.")
-    sentences.append(f"{'; '.join(beyond(profile, outside(profile)))}.")
-    return sentences
-
-
-def _main_claim(profile: Profile, line: pd.DataFrame, base: pd.Series) -> str:
-    """What comes of the paper's first claim, at both betas, and what that means; ``line``: GRPO's
-    points (front_tables.points), ``base``: the base's."""
-    names = ("both rise", f"both rise{AT_THEIRS}")
-    outcomes = claims(profile, [_named(name) for name in names])["outcome"]
-    ours = line.loc[profile.reference]
-    gains = line["pass@1"] - base["pass@1"]
-    most = gains.idxmax()
-    return (
-        f"The paper's claim, pass@1 and pass@256 both rise over GRPO: {outcomes.iloc[0]} at beta "
-        f"{ours['beta']:g}, {outcomes.iloc[1]} at the authors'{AT_THEIRS.replace(',', '')}. "
-        f"(Disagrees: of one, no gain of {MARGINS['pass@1']:g} is left; GRPO's own at pass@1 is "
-        f"{gains[profile.reference]:.3f} there, {gains[most]:.3f} at beta "
-        f"{line.loc[most, 'beta']:g}.)"
-    )
+    [judged] = claims(profile, [_named(MAIN)])["outcome"]
+    seeds = count(int(rows["seeds"].min()), "seed")
+    level = points(profile).set_index("method")["pass@1"]
+    best = level[level.index.intersection(front_methods(profile))].max()
+    weak, known = _too_weak(compared)
+    return [
+        f"Our runs {judged.replace('agrees', 'agree')}: at beta {rows['beta'].iloc[0]:g}, "
+        f"SAGE minus GRPO is {first} and {second.replace(', 95 % [', ' [')} ({seeds}).",
+        f"They could hardly have told either way: GRPO at best moves pass@1 from {level[BASE]:.3f} "
+        f"to {best:.3f}, and {weak} of {known} comparisons were too weak for a difference that "
+        "matters.",
+    ]
 
 
 def beyond(profile: Profile, table: pd.DataFrame) -> list[str]:
@@ -258,68 +228,25 @@ def limits(profile: Profile, compared: pd.DataFrame) -> list[str]:
     names = [f"pass@{k}" for k in AXES]
     moved = level.loc[profile.reference, names] - level.loc[BASE, names]
     parts = " and ".join(f"{name} {moved[name]:+.3f}" for name in names)
-    known = compared.dropna(subset="detectable")
-    sizes = [margin_of(metric.removesuffix(", ood")) for metric in known["metric"]]
-    weak = int((known["detectable"] > np.array(sizes)).sum())
+    weak, known = _too_weak(compared)
     return [
         f"{profile.label(profile.reference)} at beta "
         f"{level.loc[profile.reference, 'beta']:g} minus the base: {parts}",
-        f"of {count(len(known), 'comparison')} {weak} would find only more than the least that "
+        f"of {count(known, 'comparison')} {weak} would find only more than the least that "
         "matters: much of what cannot be told is too few seeds",
     ]
 
 
+def _too_weak(compared: pd.DataFrame) -> tuple[int, int]:
+    """In how many comparisons a difference has to be larger than the least that matters; of how
+    many whose detectable difference is known."""
+    known = compared.dropna(subset="detectable")
+    sizes = [margin_of(metric.removesuffix(", ood")) for metric in known["metric"]]
+    return int((known["detectable"] > np.array(sizes)).sum()), len(known)
+
+
 def _named(name: str) -> Claim:
     return next(claim for claim in CLAIMS if claim.name == name)
-
-
-def _acting(profile: Profile, method: str) -> str:
-    """On how many of the tokens a method's guide is not 1, for a sentence; "" where nothing was
-    logged."""
-    log = measured.training(profile).reindex(columns=["method", "guide/acting"])
-    share = log.loc[log["method"] == method, "guide/acting"].mean()
-    return "" if np.isnan(share) else f" (on {share:.0%} of the tokens)".replace("%", " %")
-
-
-def _counted(found: pd.DataFrame, one: str, several: str) -> str:
-    """How many claims there are and came out how; what agrees and disagrees is named."""
-    parts = []
-    for result in OUTCOMES:
-        group = found[found["outcome"] == result]
-        if group.empty:
-            continue
-        names = "" if result in (OPEN, MISSING) else f" ({'; '.join(group['claim'])})"
-        parts.append(f"{result} {len(group)}{names}")
-    return f"{len(found)} {one if len(found) == 1 else several}: {', '.join(parts)}"
-
-
-def _against(
-    profile: Profile, table: pd.DataFrame, one: Comparison, whom: str, whose: str = ""
-) -> str:
-    """A guided method beside the plain one, and beside the front, in a sentence."""
-    method, against = one.method, one.against
-    if min(table["seeds"].get(key, 0) for key in (method, against)) < FEWEST_SEEDS:
-        return f"Too few seeds yet to compare {method} with {against}."
-    rows = paired(profile, against, [method]).set_index("metric")
-    first, *others = (
-        f"{name} {interval_text(*rows.loc[name, ['difference', 'low', 'high']])}"
-        for name in (f"pass@{k}" for k in AXES)
-    )
-    differences = " and ".join([first, *(one.replace(", 95 % [", " [") for one in others)])
-    lying = outside(profile).set_index("method")
-    row = lying.loc[method]
-    place, also = row["verdict"], ""
-    if place == "outside":  # as a method that cannot help, by the same rule
-        own = lying.loc[lying["on_front"], "excess"].max()
-        also = ", no farther than GRPO's own points" if row["excess"] <= own else ""
-        alike = lying.index[(lying["verdict"] == "outside") & (lying.index != method)]
-        controls = [name for name in map(profile.label, alike) if name.startswith("control")]
-        place = "outside the front"
-        also += ", as is a control" if controls else ""
-    place += f" ({count(int(row['seeds']), 'seed')}){also}"
-    beta = f"at beta {table.loc[method, 'beta']:g}" + (f", {whose}" if whose else "")
-    seeds = int(rows["seeds"].min())
-    return f"{whom} minus GRPO, {beta}: {differences}, over {count(seeds, 'seed')}; {place}."
 
 
 def beside_base(profile: Profile, rows: pd.DataFrame, *words: str) -> list[str]:

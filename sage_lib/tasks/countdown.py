@@ -1,10 +1,10 @@
-"""Countdown: reach a target from digits with + - *, in one of two ways whose use can be measured.
+"""Countdown: reach a target from digits with ``+ - *`` in two ways, whose use can be measured.
 
 The digits keep their order; what differs is where the brackets go. From left to right (``L``, the
 common way) 2 5 2 8 is (((2 . 5) . 2) . 8), from right to left (``R``, the rare way)
 (2 . (5 . (2 . 8))). The work names its way and writes each step; the answer is the expression. The
 reward reads the answer alone: an expression of exactly these digits, each once and in this order,
-with + - * and brackets, whose value is the target. Running values lie in 0..limit by
+with ``+ - *`` and brackets, whose value is the target. Running values lie in 0..limit by
 definition of the problem, since the vocabulary has no others.
 
 A problem is of one of three kinds: both ways reach the target, or one way only ("forward",
