@@ -120,8 +120,8 @@ def test_a_notebook_gets_its_links_and_loses_them(number, tmp_path, monkeypatch)
 
 def test_colab_is_set_up_below_the_parameters_and_before_any_import(tmp_path, monkeypatch):
     cited(tmp_path, monkeypatch, ADDRESS)
-    _, _, after = linked("06")
-    path = tmp_path / "06_guides.ipynb"
+    _, _, after = linked("22")
+    path = tmp_path / "22_guides.ipynb"
     nbformat.write(nbformat.from_dict(after), path)
     assert notebooks.parameters(path) == {"profile", "results"}
     _, setup, imports, *_ = [cell for cell in after["cells"] if cell["cell_type"] == "code"]
@@ -131,7 +131,7 @@ def test_colab_is_set_up_below_the_parameters_and_before_any_import(tmp_path, mo
 
 def test_the_cell_installs_on_colab_alone(tmp_path, monkeypatch):
     cited(tmp_path, monkeypatch, ADDRESS)
-    _, _, after = linked("06")
+    _, _, after = linked("22")
     [cell] = [c for c in after["cells"] if "colab" in c["metadata"].get("tags", [])]
     called = []
     monkeypatch.chdir(tmp_path)

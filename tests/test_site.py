@@ -221,7 +221,7 @@ SLIDERS = {
     "01_toy_two_path": ".picture",
     "02_closed_form_tilting": ".picture",
     "03_what_the_trainer_optimises": ".picture",
-    "06_guides": ".texts",
+    "22_guides": ".texts",
     "08_main_results": ".picture",
     "13_verdict": ".picture",
 }
@@ -257,7 +257,7 @@ def test_a_box_hides_a_series_and_a_moved_slider_leaves_it_hidden(tab, address, 
 
 
 def test_a_pointer_finds_a_tokens_numbers(tab, address):
-    tab.goto(urljoin(address, "notebooks/06_guides.html"))
+    tab.goto(urljoin(address, "notebooks/22_guides.html"))
     slider = tab.locator(".sage-slider").first
     slider.locator(".texts span[data-place='1']").first.click()
     assert slider.locator("output").inner_text().startswith("token 2 of ")
