@@ -265,6 +265,11 @@ class Profile:
         draws = own.get("steps_per_generation") or batches
         return draws * (own.get("num_iterations") or 1) / batches
 
+    def prompt_limit(self, settings: Mapping[str, Any] | None = None) -> int:
+        """Tokens that a prompt of RL may have: the model's length less that of a completion, by the
+        section ``rl`` or by ``settings``, which are a method's own."""
+        return self.model.max_seq_length - int((settings or self.rl)["max_completion_length"])
+
     def rft_of(self, method: str) -> Rft:
         """The rounds of a method that is trained by them: its changes over the profile's."""
         own = self.methods[method].rft or {}

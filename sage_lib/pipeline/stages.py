@@ -49,7 +49,7 @@ SHOW_EVERY = 8
 EVERY = 0.1
 #: Of more runs than this that are kept, one line speaks for all.
 FEW = 3
-#: What is said of a base that another profile made from the same settings.
+#: What is said of a model that another profile made from the same settings.
 TAKEN = "already there, taken and not trained"
 #: Status with which a run's own process ends where another one makes the run, or made it just now.
 BUSY = os.EX_TEMPFAIL
@@ -624,10 +624,11 @@ def _make(profile: Profile, stage: Stage, one: Run) -> None:
         print(f"{_label(profile, stage, one)}: already made from the same settings, kept")
         return
     one.prepare()
-    if stage.name == "sft" and (found := runs.base_below(profile)) is not None:
-        whose, base = found
-        one.take(base)
-        print(f"sft: made from the same settings by {whose.name}, {TAKEN}")
+    made = stage.name in ("sft", "rl") and runs.made_below(profile, one)
+    if made:
+        whose, other = made
+        one.take(other)
+        print(f"{one.name}: made from the same settings by {whose.name}, {TAKEN}")
         return
     _work(profile, stage, one)
 
