@@ -103,8 +103,8 @@ def draw(
     tokenizer: PreTrainedTokenizerBase,
     asked: Sequence[Problem],
 ) -> bool:
-    """Step 1: this process's share of the samples, of ``model``, or without one by vLLM; True in the
-    process that goes on with them."""
+    """Step 1: this process's share of the samples, of ``model``, or without one by vLLM; True in
+    the process that goes on with them."""
     assert run.policy is not None
     settings = profile.evaluation
     # One process, or those of accelerate launch.

@@ -185,8 +185,8 @@ class Compute:
     threads: int = 1  # of one process
     parallel: int = 1  # processes at a time
     disk_gb: float | None = 0.2  # that its build may take; None is what pipeline.needs works out
-    #: A run of RL keeps its adapter alone, which what reads its policy merges into the base in memory;
-    #: None: where a GPU is required.
+    #: A run of RL keeps its adapter alone, and what reads its policy merges that into the base in
+    #: memory; None: where a GPU is required.
     keep_adapter: bool | None = None
     #: Of pipeline.gpu_hours, for this profile's card, model and task: assumption -> a number, or a
     #: list of the value and both ends of its range (fast, slow).
@@ -195,6 +195,7 @@ class Compute:
     @property
     def keeps_adapter(self) -> bool:
         return self.requires_gpu if self.keep_adapter is None else self.keep_adapter
+
     #: RL, of SageTrainer: completions are drawn and scored with the adapter merged,
     merge_adapter: bool = False
     #: and scored with others of about their length.

@@ -11,6 +11,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -57,6 +58,11 @@ T = TypeVar("T")
 KEPT = 16
 #: The guides that are traced on completions: names of algorithm.guides.GUIDES.
 TRACED = ("random", "token", "branch")
+#: Why the stage replay refuses a backend.
+NOT_WATCHED = (
+    "the stage replay watches every update, and Unsloth computes its loss elsewhere: set "
+    "backend=trl, or exploration.seeds=0"
+)
 
 
 @dataclass(frozen=True)
@@ -548,15 +554,21 @@ def every_run(profile: Profile) -> list[Run]:
     return [*found, *(run for _, _, run, _ in evaluations(profile))]
 
 
-def made_below(profile: Profile, run: Run) -> tuple[Profile, Run] | None:
+def made_below(
+    profile: Profile, run: Run, settings_alone: bool = False
+) -> tuple[Profile, Run] | None:
     """The profile that a variant changes (smoke, of "smoke+rl.beta=0.2"), or that a file extends
-    (paper, of paper_losses), and its base or policy that is the same as ``run`` and done."""
+    (paper, of paper_losses), and its base or policy that is the same as ``run`` and done.
+
+    ``settings_alone``: whichever weights it starts from, which may not be here yet.
+    """
+    mark = attrgetter("recipe" if settings_alone else "fingerprint")
     for whose in _below(profile):
         if not (paths.build(whose.name) / run.stage).is_dir():
             continue
         every = policy_runs(whose) if run.stage == "rl" else [sft_run(whose)]
         for one in every:
-            if one.fingerprint == run.fingerprint and one.done():
+            if mark(one) == mark(run) and one.done():
                 return whose, one
     return None
 

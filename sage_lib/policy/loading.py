@@ -6,10 +6,9 @@ Plain transformers, without the trainers' libraries: what samples and scores nee
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,6 +21,9 @@ from sage_lib.experiment.profile import Model, Profile
 from sage_lib.files import read_json, write_json
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 #: How every model is read: numbers alone, no pickles, and none of the code that lies beside them.
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
@@ -63,7 +65,7 @@ def base_of(folder: str | Path) -> Path | None:
     return (Path(folder) / read_json(config)["base_model_name_or_path"]).resolve()
 
 
-def save_adapter(model: PeftModel, folder: Path, base: Path) -> None:
+def save_adapter(model: "PeftModel", folder: Path, base: Path) -> None:
     """The adapter that was trained, alone, and where its base lies as seen from ``folder``: so that
     both can be moved together."""
     model.save_pretrained(folder, selected_adapters=["default"])
@@ -79,6 +81,8 @@ def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrai
     base = base_of(folder)
     model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
     if base is not None:
+        from peft import PeftModel  # late: Unsloth, where it is, comes before
+
         model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     # accelerate launch numbers the processes of a machine
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"

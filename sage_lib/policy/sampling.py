@@ -87,8 +87,8 @@ class Sample:
         return len(self.ids) + self.finished
 
 
-#: Requests that vLLM is handed at once. It decodes as many together as its memory holds, and waits
-#: for the last of them alone: enough for minutes of work, few enough that a killed run loses no more.
+#: Requests that vLLM is handed at once: it decodes as many together as its memory holds. They are
+#: minutes of work, and a killed run loses no more.
 IN_FLIGHT = 4096
 #: The ranks for which vLLM has kernels.
 RANKS = (8, 16, 32, 64, 128, 256, 512)
@@ -301,7 +301,6 @@ def vllm_engine(
     """
     try:
         from vllm import LLM, SamplingParams
-        from vllm.lora.request import LoRARequest
     except ImportError as error:
         raise SageError(NO_VLLM) from error
     asked = plain(problems)
@@ -310,6 +309,8 @@ def vllm_engine(
     keywords: dict[str, Any] = {"max_model_len": max(map(len, prompts)) + settings.max_new_tokens}
     adapter, weights = None, loading.weights_hash(folder)
     if base is not None:
+        from vllm.lora.request import LoRARequest
+
         rank = read_json(folder / "adapter_config.json")["r"]
         keywords |= {"enable_lora": True, "max_lora_rank": next(r for r in RANKS if r >= rank)}
         adapter = LoRARequest("policy", 1, str(folder))

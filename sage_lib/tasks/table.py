@@ -152,8 +152,8 @@ def _written(task: Task) -> dict[str, dataclasses.Field]:
 
 
 def _typed(value: Any, expected: Any, task: str, key: str) -> Any:
-    """``value`` as ``expected`` (a type, a union of types, dict[str, float] or tuple[str, ...]); whole
-    numbers may stand for others."""
+    """``value`` as ``expected`` (a type, a union of types, dict[str, float] or tuple[str, ...]);
+    whole numbers may stand for others."""
     origin = typing.get_origin(expected)
     choices = (
         typing.get_args(expected) if origin in (typing.Union, types.UnionType) else (expected,)

@@ -28,6 +28,7 @@ from sage_lib.algorithm.token_probabilities import (
 )
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
+from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
@@ -40,10 +41,6 @@ from sage_lib.training.callbacks import StepLog, taken_back
 #: Updates of which one row holds the means.
 BLOCK = 10
 KEYS = ("step", "by", "group", "sign")
-NOT_WATCHED = (
-    "the stage replay watches every update, and Unsloth computes its loss elsewhere: set backend to "
-    "trl, or exploration.seeds to 0"
-)
 
 
 def measure(profile: Profile, run: Run) -> dict:
@@ -105,7 +102,7 @@ class Watched(SageTrainer):
     def moves(self) -> pd.DataFrame:
         """What the update that was just made did to its own tokens: ``token_groups.grouped``."""
         if not self._batches:
-            raise SageError(NOT_WATCHED)
+            raise SageError(runs.NOT_WATCHED)
         frames, first = [], 0
         for batch, before in self._batches:
             after = self._signals(batch)
