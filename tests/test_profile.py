@@ -291,7 +291,9 @@ def test_training_data_can_be_made_and_hold_no_held_out_problem(name):
 
 
 def test_unknown_profile_names_the_choices():
-    with pytest.raises(SageError, match=r"choose one of countdown, .*, laptop, one_gpu, paper, .*, smoke"):
+    with pytest.raises(
+        SageError, match=r"choose one of countdown, .*, laptop, one_gpu, paper, .*, smoke"
+    ):
         load_profile("smoek")
 
 

@@ -353,9 +353,15 @@ class Runner:
 
     def start_next(self) -> None:
         """Start what can be started, in order: a run that waits for cores lets no later one by."""
-        for task in self.pending():
+        left, going = self.pending(), [task for task, _, _, _ in self.running.values()]
+        tried = [task for task in [*left, *going] if self.tries.get(task.key)]
+        doubtful = {(task.profile.name, task.stage, task.method) for task in tried}
+        for task in left:
             if len(self.running) >= self.parallel:
                 return
+            kind = (task.profile.name, task.stage, task.method)
+            if kind in doubtful and task not in tried:
+                continue  # until the second try of its like has told whether it is worth it
             lost = next((need for need in task.needs if need.key in self.failed), None)
             if lost is not None:
                 self.failed[task.key] = f"{_name(task)} was not done: it needs {_name(lost)}"

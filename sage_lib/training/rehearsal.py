@@ -67,7 +67,7 @@ def stand_in(profile: Profile, folder: Path, steps: int = 2) -> Profile:
     settings["rl_data"] = {**DATA, "seed": 2}
     settings["rl"] = {**settings["rl"], **small, "use_vllm": False, "max_completion_length": 24}
     if profile.sft:
-        settings["sft_data"] = {**DATA, "seed": 1}
+        settings["sft_data"] = {**DATA, "seed": 1, "rare_share": 0.5}
         settings["sft"] = {**settings["sft"], **small, "max_length": 64}
     for method in settings["methods"].values():
         method.pop("seeds", None)
