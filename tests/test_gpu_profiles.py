@@ -4,6 +4,7 @@ each runs to its end with a tiny model in the real one's place."""
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import forks
 import pytest
@@ -243,6 +244,43 @@ def test_a_kept_adapter_is_the_merged_model(folder):
     assert set(loaded) == set(saved)
     assert all((loaded[name] == value).all() for name, value in saved.items())
     assert size < sum(file.stat().st_size for file in run.model.glob("*.safetensors"))
+
+
+def test_vllm_has_a_gpu_for_itself(folder, monkeypatch):
+    """A module in vLLM's place, which draws two tokens: the model is loaded after it was shut
+    down, to score these; and it reads the base with the adapter that the run kept."""
+    from sage_lib.evaluation import evaluate
+
+    profile = load_profile(f"{to_the_end('one_gpu', folder).spec}+evaluation.engine=vllm")
+    for stage, run in (("sft", "sft"), ("rl", "grpo-s3407")):
+        forks.finish("sage_lib.pipeline.stages", stage, "--profile", profile.spec, "--run", run)
+    policy, told = runs.rl_run(profile, "grpo", 3407), []
+    load = evaluate.loading.load
+    monkeypatch.setattr(
+        evaluate.loading, "load", lambda *given: told.append("loaded") or load(*given)
+    )
+
+    class LLM:
+        def __init__(self, model, **keywords):
+            told.append(model)
+            shut_down = SimpleNamespace(shutdown=lambda: told.append("shut down"))
+            self.llm_engine = SimpleNamespace(engine_core=shut_down)
+
+        def generate(self, requests, parameters, use_tqdm, lora_request):
+            told.append(lora_request)
+            one = SimpleNamespace(token_ids=(5, 6), finish_reason="length")
+            return [SimpleNamespace(outputs=[one]) for _ in requests]
+
+    request = SimpleNamespace(LoRARequest=lambda *given: given)
+    vllm = SimpleNamespace(LLM=LLM, SamplingParams=lambda **keywords: keywords)
+    for name, module in {"vllm": vllm, "vllm.lora": request, "vllm.lora.request": request}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    run = runs.evaluation_run(profile, policy)
+    run.prepare()
+    evaluate.evaluate(profile, run)
+    base = str(runs.sft_run(profile).model)
+    assert told == [base, ("policy", 1, str(policy.model)), "shut down", "loaded", "loaded"]
+    assert run.done() and len(read_lines(run.samples)) == 2 * 4
 
 
 def test_a_profile_takes_base_and_policies_of_the_one_that_it_extends(folder):
