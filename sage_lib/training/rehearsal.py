@@ -80,7 +80,7 @@ def stand_in(profile: Profile, folder: Path, steps: int = 2) -> Profile:
     settings["compute"] = {**settings["compute"], **kept, "requires_gpu": False, "threads": 1}
     file = folder / f"{name}.yaml"
     with file.open("w") as written:
-        YAML().dump(settings, written)
+        YAML(typ="safe").dump(settings, written)
     return load_profile(file)
 
 
