@@ -313,11 +313,12 @@ def test_prompts_over_the_limit_are_left_out_and_counted(folder, capsys):
     file.write_text(f"name: long\nextends: {profile.name}.yaml\nrl_data: {data}\n")
     mine = load_profile(file)
     table = plan.data_sets(mine).set_index("use")
-    assert table.loc["RL", "problems"] == "7"
+    assert table.loc["RL", "problems"] == "7, 1 over 40 tokens left out"
     for stage, run in (("sft", "sft"), ("rl", "grpo-s3407")):
         forks.finish("sage_lib.pipeline.stages", stage, "--profile", str(file), "--run", run)
     run = runs.rl_run(mine, "grpo", 3407)
-    assert records.load(run.record)["prompts"] == 7
+    record = records.load(run.record)
+    assert (record["prompts"], record["too_long"]) == (7, 1)
     short = load_profile(f"{file}+rl.max_completion_length=60")
     from sage_lib.training import rl
 

@@ -19,12 +19,13 @@ from sage_lib.pipeline import gpu_hours, needs, stages
 YES = "--yes"
 
 
-def before(profile: Profile, every: Sequence[Run], yes: bool) -> None:
+def before(profile: Profile, every: Sequence[Run], yes: bool, afresh: bool = False) -> None:
     """Of a profile that needs a GPU: refuse what could not be done, and ask whether the runs that
-    are not done are to be, unless ``yes``. SageError where the answer is no, or nobody answers."""
+    are not done (all of them ``afresh``) are to be, unless ``yes``. SageError where the answer is
+    no, or nobody answers."""
     if profile.published or not profile.compute.requires_gpu:
         return
-    left = [run for run in every if not run.done()]
+    left = [run for run in every if afresh or not run.done()]
     check(profile, {run.stage for run in left})
     left = [run for run in left if not _taken(profile, run)]
     if not left:

@@ -95,14 +95,15 @@ def data_sets(profile: Profile) -> pd.DataFrame:
     """
     rows = []
 
-    def load(use: str, data: Data, loader: Callable[[], Sequence]) -> None:
+    def load(use: str, data: Data, loader: Callable[[], Sequence | str]) -> None:
         name = data.name if data.label == data.name else f"{data.name} ({data.label})"
         away = public_sets.elsewhere(data.name, data.revision)
         if away:
             rows.append((use, name, f"up to {data.rows:,}, not here yet: a run fetches {away}"))
             return
         try:
-            rows.append((use, name, f"{len(loader()):,}"))
+            found = loader()
+            rows.append((use, name, found if isinstance(found, str) else f"{len(found):,}"))
         except SageError as error:
             rows.append((use, name, f"not loaded: {error}"))
 
@@ -115,8 +116,9 @@ def data_sets(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["use", "data set", "problems"])
 
 
-def _within_limit(profile: Profile) -> list[Problem]:
-    """RL's prompts that fit, at 3 characters a token; of tiny_qwen a word is a token."""
+def _within_limit(profile: Profile) -> str:
+    """How many of RL's prompts fit, and how many are left out, at 3 characters a token; of
+    tiny_qwen a word is a token."""
     words = profile.model.name == "tiny_qwen"
     shared = 4 if words else len(SYSTEM_PROMPT) // 3
 
@@ -124,7 +126,10 @@ def _within_limit(profile: Profile) -> list[Problem]:
         size = len(problem.question.split()) if words else len(problem.question) // 3
         return shared + size <= profile.prompt_limit()
 
-    return [problem for problem in problems.rl_problems(profile) if fits(problem)]
+    asked = [fits(problem) for problem in problems.rl_problems(profile)]
+    left = asked.count(False)
+    over = f", {left:,} over {profile.prompt_limit()} tokens left out" if left else ""
+    return f"{sum(asked):,}{over}"
 
 
 def describe(profile: Profile, assume: Sequence[str] = ()) -> str:

@@ -146,9 +146,10 @@ def reproduce(
     chosen = select(only)
     known_settings.check(profile)  # before the notebooks, not in one of them
     stages.check_machine(profile)
-    consent.before(profile, _asked(profile, chosen), yes)
+    afresh = not resume and not only
+    consent.before(profile, _asked(profile, chosen), yes, afresh)
     started = time.perf_counter()
-    if not resume and not only:
+    if afresh:
         _start_afresh(profile)
     outcomes = _outcomes(chosen, profile)
     ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)

@@ -75,7 +75,8 @@ def train(profile: Profile, run: Run) -> dict:
     written = run.finish(
         record,
         data=digest(asked),
-        prompts=len(asked),  # of rl_data.rows, without those over the limit
+        prompts=len(asked),
+        too_long=len(problems.rl_problems(profile)) - len(asked),  # and left out
         reference=weights_hash(runs.sft_run(anchored).model),
         weights=weights_hash(run.model),
         collapsed=collapsed,
