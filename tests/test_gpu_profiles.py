@@ -11,10 +11,12 @@ import pytest
 from safetensors.torch import load_file
 
 from sage_lib.errors import SageError
-from sage_lib.experiment import records, runs
+from sage_lib.experiment import problems, records, runs
 from sage_lib.experiment.profile import load_profile, profile_names
 from sage_lib.files import read_lines
 from sage_lib.pipeline import cli, consent, gpu_hours, needs, plan, reproduce, stages
+from sage_lib.tasks import public_sets
+from sage_lib.tasks.problem import Problem
 
 ROOT = Path(__file__).parent
 GPU = [name for name in profile_names() if load_profile(name).compute.requires_gpu]
@@ -78,6 +80,24 @@ def test_disk_is_that_of_adapters_where_they_are_kept():
     merged = load_profile("paper+compute.keep_adapter=false")
     assert needs.disk(merged).set_index("part")["GB"]["policies"] == pytest.approx(18 * weights)
     assert needs.disk_gb(load_profile("smoke")) == 0.2, "as its profile says"
+
+
+def test_the_two_problems_of_appendix_j_are_taken_by_their_ids(monkeypatch):
+    data = load_profile("paper_perplexity").evaluation.data[0]
+    ids = [*data.settings.only, "another"]
+    there = [Problem(name, "aime", f"question {name}", "1", "aime") for name in ids]
+    monkeypatch.setattr(public_sets, "load", lambda *given: there)
+    assert [problem.id for problem in problems.load(data)] == ids[:2]
+    monkeypatch.setattr(public_sets, "load", lambda *given: there[1:])
+    with pytest.raises(SageError, match=r"aime has no problem 'benchmarks/aime2024.jsonl/61'"):
+        problems.load(data)
+
+
+@pytest.mark.parametrize("given", ["{speed: 3}", "{tokens: 0}", "{tokens: [1, 2]}", "{tokens: a}"])
+def test_an_assumption_of_a_profile_that_is_none_is_refused(given):
+    profile = load_profile(f"one_gpu+compute.assume={given}")
+    with pytest.raises(SageError, match=r"compute.assume.\w+: .*a number above 0"):
+        gpu_hours.assumed((), profile.compute.assume)
 
 
 # --- asked before anything starts -----------------------------------------------------------------
