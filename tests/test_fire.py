@@ -196,7 +196,7 @@ def sections():
     return check_sections
 
 
-@pytest.mark.parametrize("name", ["smoke", "paper"])
+@pytest.mark.parametrize("name", ["smoke", "paper_all"])
 def test_no_broken_profile_ends_in_a_traceback_or_is_taken_in_silence(sections, name):
     table = fire_fuzz.profiles([name], 1, 7, sections)
     assert table["tried"].sum() > 500 and (table["refused"] > 50).all()

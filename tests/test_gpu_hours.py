@@ -4,20 +4,29 @@ import pytest
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
-from sage_lib.pipeline import cli, gpu_hours, plan
+from sage_lib.pipeline import cli, gpu_hours, needs, plan
 
 #: A round number of everything: 1e9 operations a parameter cost one second for 1e9 parameters.
-ROUND = ["generation=1000", "teraflops=2", "utilisation=0.5", "tokens=900", "prompt=100"]
+ROUND = [
+    "generation=1000",
+    "vllm=2000",
+    "teraflops=2",
+    "utilisation=0.5",
+    "tokens=900",
+    "prompt=100",
+]
 BILLION = 10**9
 
 
 @pytest.fixture
-def paper():
-    return load_profile("paper")
+def paper(monkeypatch):
+    """All methods and data, of a model of a billion parameters."""
+    monkeypatch.setattr(needs, "parameters", lambda *given: (BILLION, 0))
+    return load_profile("paper_all")
 
 
 def hours(profile, *assume):
-    made = gpu_hours.table(profile, BILLION, gpu_hours.assumed([*ROUND, "rounds=2", *assume]))
+    made = gpu_hours.table(profile, gpu_hours.assumed([*ROUND, "rounds=2", *assume]))
     return made.set_index("method")
 
 
@@ -29,32 +38,36 @@ def test_hours_are_those_worked_out_by_hand(paper):
     drawn, a_pass = 64_000 * 0.9 / 3600, 64_000 * 1000 * 2 * 1e9 / 1e12 / 3600
     assert found.loc["GRPO w/o KL", "training"] == pytest.approx(drawn + 3 * a_pass)
     assert found.loc["GRPO", "training"] == pytest.approx(drawn + 4 * a_pass), "the reference"
-    branch = drawn + 5 * a_pass  # and the guide's entropies
-    assert found.loc["GRPO + Branch", "training"] == pytest.approx(branch)
+    assert found.loc["GRPO + Branch", "training"] == pytest.approx(drawn + 4 * a_pass)
+    assert found.loc["GRPO, replayed", "in all"] == pytest.approx(3 * (drawn + 4 * a_pass))
     assert found.loc["DAPO (no KL)", "training"] == pytest.approx(2 * drawn + 3 * a_pass)
     # 20,000 rows twice, of half of 2,048 tokens.
     learned = 40_000 * 1024 * 6 * 1e9 / 1e12 / 3600
     assert found.loc["Base Model", "training"] == pytest.approx(learned)
     # 60 + 40 + 134 + 272 + 7 x 20 problems; 256 samples drawn, 16 scored by two models.
     asked = 646 * (256 * 0.9 + 16 * 1000 * 2 * 2 * 1e9 / 1e12) / 3600
-    assert found["evaluation"].to_numpy() == pytest.approx(asked)
+    evaluated = found.drop(index="GRPO, replayed")
+    assert evaluated["evaluation"].to_numpy() == pytest.approx(asked)
+    faster = hours(load_profile("paper_all+evaluation.engine=vllm"))
+    assert faster.loc["GRPO", "evaluation"] == pytest.approx(asked - 646 * 256 * 0.45 / 3600)
     assert found.loc["GRPO", "in all"] == pytest.approx(3 * (drawn + 4 * a_pass + asked))
     assert found.loc["GRPO", "runs"] == 3 and found.loc["Base Model", "runs"] == 1
     assert (found["in all"] == found["fast"]).all() and (found["in all"] == found["slow"]).all()
 
 
 def test_the_range_holds_the_plan_and_every_assumption_counts(paper):
-    found = gpu_hours.table(paper, BILLION, gpu_hours.ASSUMED)
+    found = gpu_hours.table(paper, gpu_hours.ASSUMED)
     assert (found["fast"] < found["in all"]).all() and (found["in all"] < found["slow"]).all()
     before = hours(paper)["in all"].sum()
     for name, one in gpu_hours.ASSUMED.items():
-        fast, slow = (hours(paper, f"{name}={end}")["in all"].sum() for end in (one.fast, one.slow))
+        ask = load_profile("paper_losses") if name == "vllm" else paper
+        fast, slow = (hours(ask, f"{name}={end}")["in all"].sum() for end in (one.fast, one.slow))
         assert fast < slow, name
-    assert hours(load_profile("paper+evaluation.samples=512"))["in all"].sum() > before
+    assert hours(load_profile("paper_all+evaluation.samples=512"))["in all"].sum() > before
 
 
 def test_an_adapter_and_checkpointing_save_what_they_save(paper):
-    whole = load_profile("paper+rl_lora=null+rl.gradient_checkpointing=false")
+    whole = load_profile("paper_all+rl_lora=null+rl.gradient_checkpointing=false")
     assert gpu_hours._operations(adapter=True, again=True) == 6
     assert gpu_hours._operations(adapter=False, again=False) == 6, "the known 6 N"
     assert hours(whole).loc["GRPO", "training"] == pytest.approx(

@@ -130,6 +130,17 @@ def test_a_grid_is_done_in_its_order_and_kept_afterwards(trial, quick, tmp_path,
     assert capsys.readouterr().out.startswith("9 of 9 done, about 0 h 00 min left")
 
 
+def test_other_seeds_of_what_failed_twice_are_not_started(fake, trial, tmp_path):
+    fake(seconds=0.05, **{"grpo-s1": "fail"})
+    process = runner(trial, "--only", "second", "--parallel", "1", forked=True)
+    output = process.communicate()[0]
+    assert process.returncode == 1
+    words = "little/rl/grpo-s2 was not started: little/rl/grpo-s1 failed, of the same method"
+    assert words in output
+    made = {name for _, name in done(tmp_path)}
+    assert "grpo_token-s2" in made and "grpo-s2" not in {c["run"] for c in starts(tmp_path)}
+
+
 def test_failures_are_tried_twice_and_stop_nothing_else(fake, trial, tmp_path):
     fates = {"grpo-s1": "fail", "grpo_branch-s1": "fail once", "grpo_token-s1": "collapse"}
     fake(seconds=0.1, **fates)

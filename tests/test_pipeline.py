@@ -110,8 +110,9 @@ def test_a_variant_takes_the_base_that_its_change_does_not_touch(tiny, base):
     assert made[0].samefile(made[1]) and not (own.build / "checkpoints").exists(), "none trained"
     assert records.load(own.record) == records.load(base.record)
     longer = load_profile(f"{tiny.spec}+rl.temperature=0.9+sft.max_steps=3")
-    assert runs.base_below(longer) is None and runs.base_below(tiny) is None
-    assert runs.base_below(load_profile(f"{longer.spec}+rl.beta=0.5")) is None, "not made yet"
+    unmade = load_profile(f"{longer.spec}+rl.beta=0.5")
+    for other in (longer, tiny, unmade):
+        assert runs.made_below(other, runs.sft_run(other)) is None
 
 
 @pytest.mark.parametrize("method", ["grpo_token", "dapo_branch"])

@@ -11,7 +11,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import digest, load_profile, profile_names
 from sage_lib.files import write_json
-from sage_lib.pipeline import plan
+from sage_lib.pipeline import needs, plan
 from sage_lib.report import reported
 from sage_lib.tasks.table import TASKS
 
@@ -71,11 +71,11 @@ UNCOMPARED = ("name", "description", "model.architecture.", "compute.")
 
 
 def test_every_value_of_the_paper_profile_is_that_of_the_fidelity_table():
-    values = load_profile("paper").flat()
+    values = load_profile("paper_all").flat()
     stated = {}
     for line in reported.fidelity().itertuples():
         for key, text in reported.stated_values(line.here).items():
-            assert key in values, f"{line.setting}: the profile paper has no {key}"
+            assert key in values, f"{line.setting}: the profile paper_all has no {key}"
             assert YAML(typ="safe").load(text) == values[key], f"{line.setting}: {key}"
             stated[key] = line
     left = [key for key in values if key not in stated and not key.startswith(UNCOMPARED)]
@@ -98,8 +98,9 @@ def test_a_comment_above_a_section_is_not_that_of_the_line_before(tmp_path):
 
 
 def test_what_stands_beside_a_value_of_the_paper_profile_agrees_with_the_fidelity_table():
-    """An edit of a comment in paper.yaml, or of a line of the table, fails without the other."""
-    beside = plan.settings_table(load_profile("paper")).set_index("setting")["source"]
+    """An edit of a comment in paper_all.yaml, or of a line of the table, fails without the
+    other."""
+    beside = plan.settings_table(load_profile("paper_all")).set_index("setting")["source"]
     told = {}
     for line in reported.fidelity().itertuples():
         followed = line.why.split(":")[0]
@@ -121,14 +122,14 @@ def test_what_stands_beside_a_value_of_the_paper_profile_agrees_with_the_fidelit
 
 def test_inherited_values_keep_their_source_and_replaced_ones_lose_it():
     smoke = load_profile("smoke")
-    assert smoke.sources["rl.min_p"] == "Table 8: min-p 0.01", "from paper, through laptop"
+    assert smoke.sources["rl.min_p"] == "Table 8: min-p 0.01", "from paper_all, through laptop"
     assert smoke.rl["min_p"] == 0.01
     assert smoke.sources["rl.learning_rate"].startswith("a rank-8 adapter")
     assert smoke.rl["bf16"] is False and not smoke.sources["rl.bf16"], "paper's is of another value"
 
 
 def test_memory_of_the_paper_model_is_that_of_its_published_size():
-    total, adapter = plan.parameters(load_profile("paper").model.architecture, rank=8)
+    total, adapter = needs.parameters(load_profile("paper").model.architecture, rank=8)
     assert total == 7_615_616_512  # Qwen2.5-7B's published checkpoint has this many parameters
     assert adapter == 20_185_088  # PEFT's count for rank 8 on all seven projections
 
@@ -290,7 +291,9 @@ def test_training_data_can_be_made_and_hold_no_held_out_problem(name):
 
 
 def test_unknown_profile_names_the_choices():
-    with pytest.raises(SageError, match=r"choose one of countdown, .*, laptop, paper, smoke"):
+    with pytest.raises(
+        SageError, match=r"choose one of countdown, .*, laptop, one_gpu, paper, .*, smoke"
+    ):
         load_profile("smoek")
 
 

@@ -268,15 +268,24 @@ class StandInForVllm:
 
     def __init__(self, samples, prompts, end):
         self.samples, self.prompts, self.end, self.asked = samples, prompts, end, []
+        self.loaded, self.calls, self.adapters, self.ended = {}, [], [], 0
+        self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=self.shut_down))
 
-    def module(self):
-        return SimpleNamespace(LLM=self.load, SamplingParams=lambda **keywords: keywords)
+    def modules(self):
+        module = SimpleNamespace(LLM=self.load, SamplingParams=lambda **keywords: keywords)
+        request = SimpleNamespace(LoRARequest=lambda *given: given)
+        return {"vllm": module, "vllm.lora": request, "vllm.lora.request": request}
 
     def load(self, **keywords):
-        assert keywords == {"model": "folder", "gpu_memory_utilization": 0.5}
+        self.loaded = keywords
         return self
 
-    def generate(self, requests, parameters, use_tqdm):
+    def shut_down(self):
+        self.ended += 1
+
+    def generate(self, requests, parameters, use_tqdm, lora_request):
+        self.calls.append(len(requests))
+        self.adapters.append(lora_request)
         return [self.answer(*pair) for pair in zip(requests, parameters, strict=True)]
 
     def answer(self, request, wanted):
@@ -288,10 +297,19 @@ class StandInForVllm:
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=token_ids, finish_reason=reason)])
 
 
+@pytest.mark.parametrize("kept", ["whole", "adapter"])
 def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
-    model, tmp_path, monkeypatch
+    model, tmp_path, monkeypatch, kept
 ):
+    """Everything at once, of a whole model, or of a base and the adapter that a run keeps."""
     _, tokenizer = model
+    folder, base = tmp_path / "rl" / "model", tmp_path / "sft"
+    folder.mkdir(parents=True)
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(b"a base")
+    if kept == "adapter":
+        config = {"r": 12, "base_model_name_or_path": "../../sft"}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
     end = tokenizer.eos_token_id
     whole = drawn(model, tmp_path / "whole", settings())
     samples = {}
@@ -301,11 +319,25 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
             samples[seed] = place, row["ids"][number], row["finished"][number]
     prompts = [loading.encode(tokenizer, problem.question) for problem in PROBLEMS]
     stand_in = StandInForVllm(samples, prompts, end)
-    monkeypatch.setitem(sys.modules, "vllm", stand_in.module())
+    for name, module in stand_in.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
     chosen, path = settings(vllm={"gpu_memory_utilization": 0.5}), tmp_path / "vllm"
-    engine = sampling.vllm_engine(Path("folder"), tokenizer, PROBLEMS, chosen)
+    engine = sampling.vllm_engine(folder, tokenizer, PROBLEMS, chosen)
     sampling.sample(engine, tokenizer, PROBLEMS, chosen, path)
     assert sampling.collect([path], PROBLEMS, 10) == whole
+    assert stand_in.calls == [30], "all requests are in flight, not batches of 7"
+    longest = max(map(len, prompts)) + 12
+    loaded = {"model": str(folder), "max_model_len": longest, "gpu_memory_utilization": 0.5}
+    adapter = None
+    if kept == "adapter":  # rank 12, in the kernels of 16
+        loaded |= {"model": str(base), "enable_lora": True, "max_lora_rank": 16}
+        adapter = ("policy", 1, str(folder))
+        before = engine.made_from
+        (base / "model.safetensors").write_bytes(b"another base")
+        assert sampling.vllm_engine(folder, tokenizer, PROBLEMS, chosen).made_from != before
+    assert stand_in.loaded == loaded and stand_in.adapters == [adapter]
+    engine.close()
+    assert stand_in.ended == 1
     assert len({wanted["seed"] for wanted in stand_in.asked}) == 30
     wanted = {"temperature": 1.0, "top_k": -1, "max_tokens": 12, "stop_token_ids": [end]}
     assert wanted.items() <= stand_in.asked[0].items()

@@ -16,6 +16,7 @@ import pytest
 
 from sage_lib import paths
 from sage_lib.errors import SageError
+from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.experiment.runs import starts_from
 from sage_lib.files import read_lines
@@ -269,6 +270,41 @@ def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
     assert found[third]["collapsed"] == {"step": 4, "reason": "told to"}
     assert len(starts(tmp_path)) == 7, "what is done, the collapsed run too, is kept"
     assert "kept; collapsed at step 4: told to" in capsys.readouterr().out
+
+
+def test_a_failure_stops_its_like_and_a_kill_does_not(fake, tmp_path):
+    """Three seeds: of the method whose first seed fails no other is started, of the one whose first
+    is killed they are; a second method that fails for the same reason ends the stage."""
+    seeds, methods = (3407, 3408, 3409), ("grpo", "grpo_no_kl", "grpo_random", "grpo_token")
+    spec = f"smoke+train=[{', '.join(methods)}]+seeds=[3407, 3408, 3409]+compute.parallel=1"
+    profile = load_profile(spec)
+    stages.run(profile, "sft")
+    fake(seconds=0.05, **{"grpo-s3407": "fail", "grpo_no_kl-s3407": "crash"})
+    with pytest.raises(SageError, match="4 runs failed") as error:
+        stages.run(profile, "rl")
+    assert "GRPO, seed 3407 failed: the fake work was told to fail" in str(error.value)
+    started = {call["run"] for call in starts(tmp_path)} - {"sft"}
+    every = {f"{method}-s{seed}" for method in methods for seed in seeds}
+    assert started == every - {"grpo-s3408", "grpo-s3409"}
+
+    fake(seconds=0.05, **{"grpo-s3407": "fail", "grpo_no_kl-s3407": "fail"})
+    before = len(starts(tmp_path))
+    with pytest.raises(SageError, match="failed"):
+        stages.run(profile, "rl")
+    again = [call["run"] for call in starts(tmp_path)[before:]]
+    assert again == ["grpo-s3407", "grpo_no_kl-s3407"]
+    alike = stages.Failures()
+    jobs = {
+        m: stages.Job(stages.STAGES["rl"], runs.rl_run(profile, m, 3407), m, 1) for m in methods
+    }
+    alike.note(jobs["grpo"], "one reason")
+    assert alike.like("rl", "grpo") == "grpo failed, of the same method (one reason)"
+    alike.note(jobs["grpo_no_kl"], "another reason")
+    assert not alike.like("rl", "grpo_token") and not alike.like("evaluate", "grpo")
+    alike.note(jobs["grpo_random"], "one reason")
+    assert (
+        alike.like("rl", "grpo_token") == "grpo and grpo_random failed for one reason (one reason)"
+    )
 
 
 @pytest.mark.skipif(not is_useful(2, False), reason="nothing is forked here")

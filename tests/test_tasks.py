@@ -174,7 +174,7 @@ def test_labels():
         ),
         ("countdown", {"usual_most": 3}, "no setting 'usual_most'"),
         ("countdown", {"name": "x"}, "no setting 'name'"),
-        ("aime", {"people": 2}, "aime has no setting 'people'; its settings are: none"),
+        ("aime", {"people": 2}, "aime has no setting 'people'; its settings are: only"),
         ("knights_knaves", {}, "needs the setting 'people'; its settings are: people"),
         ("knights_knaves", {"people": 9}, "2 to 8 people, not 9"),
         ("knights_knaves", {"people": True}, "people .* a whole number, not True"),

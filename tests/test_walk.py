@@ -95,9 +95,7 @@ def test_the_same_cells_train_a_model_that_reads(tmp_path, monkeypatch):
 
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
     model = {"model_name": str(smollm.convert())}
-    draw.run_cells(
-        notebook("04"), model | {"lora_rank": 8, "steps": 2, "batch": 2, "longest": 256}
-    )
+    draw.run_cells(notebook("04"), model | {"lora_rank": 8, "steps": 2, "batch": 2, "longest": 256})
     draw.run_cells(notebook("06"), model | {"steps": 2, "rollouts": 8, "completion_tokens": 24})
     draw.run_cells(notebook("07"), model | {"asked": 1, "samples": 64, "completion_tokens": 24})
 

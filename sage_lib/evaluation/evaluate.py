@@ -53,12 +53,17 @@ def evaluate(profile: Profile, run: Run) -> dict:
         profile.evaluation.seed,
         profile.flat(methods=False),
     )
-    model, tokenizer = loading.load(profile, policy.model)
+    tokenizer = loading.load_tokenizer(profile.model, policy.model)
+    # vLLM loads the model itself, and wants a GPU's memory for it: ours comes after.
+    by_vllm = profile.evaluation.engine == "vllm"
+    model = None if by_vllm else loading.load(profile, policy.model)[0]
     asked = problems.sampled_problems(profile)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
     if not draw(profile, run, model, tokenizer, asked):
         return {}
+    if model is None:
+        model, _ = loading.load(profile, policy.model)
     files = sorted(run.build.glob("samples*.jsonl"))
     rows = collect(files, asked, profile.evaluation.samples)
     counts = judged(asked, rows, verifier)
@@ -94,11 +99,12 @@ def _write(path: Path, table: pd.DataFrame) -> None:
 def draw(
     profile: Profile,
     run: Run,
-    model: PreTrainedModel,
+    model: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     asked: Sequence[Problem],
 ) -> bool:
-    """Step 1: this process's share of the samples; True in the process that goes on with them."""
+    """Step 1: this process's share of the samples, of ``model``, or without one by vLLM; True in
+    the process that goes on with them."""
     assert run.policy is not None
     settings = profile.evaluation
     # One process, or those of accelerate launch.
@@ -107,7 +113,7 @@ def draw(
     if not state.is_main_process:
         own = run.samples.with_name(f"samples.{state.process_index}.jsonl")
     others = [path for path in run.build.glob("samples*.jsonl") if path != own]
-    if settings.engine == "vllm":
+    if model is None:
         engine = vllm_engine(run.policy.model, tokenizer, asked, settings)
     else:
         engine = transformers_engine(model, tokenizer, asked, settings)
@@ -118,17 +124,20 @@ def draw(
         if state.is_main_process:
             append_line(run.live_steps, {"step": done, "tokens_per_second": rate})
 
-    sample(
-        engine,
-        tokenizer,
-        asked,
-        settings,
-        own,
-        progress,
-        state.process_index,
-        state.num_processes,
-        others,
-    )
+    try:
+        sample(
+            engine,
+            tokenizer,
+            asked,
+            settings,
+            own,
+            progress,
+            state.process_index,
+            state.num_processes,
+            others,
+        )
+    finally:
+        engine.close()
     state.wait_for_everyone()
     return bool(state.is_main_process)
 

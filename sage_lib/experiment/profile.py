@@ -184,7 +184,18 @@ class Compute:
     requires_gpu: bool = False
     threads: int = 1  # of one process
     parallel: int = 1  # processes at a time
-    disk_gb: float = 0.2  # that its build may take
+    disk_gb: float | None = 0.2  # that its build may take; None is what pipeline.needs works out
+    #: A run of RL keeps its adapter alone, and what reads its policy merges that into the base in
+    #: memory; None: where a GPU is required.
+    keep_adapter: bool | None = None
+    #: Of pipeline.gpu_hours, for this profile's card, model and task: assumption -> a number, or a
+    #: list of the value and both ends of its range (fast, slow).
+    assume: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def keeps_adapter(self) -> bool:
+        return self.requires_gpu if self.keep_adapter is None else self.keep_adapter
+
     #: RL, of SageTrainer: completions are drawn and scored with the adapter merged,
     merge_adapter: bool = False
     #: and scored with others of about their length.
@@ -254,6 +265,11 @@ class Profile:
         batches = own.get("gradient_accumulation_steps") or 1
         draws = own.get("steps_per_generation") or batches
         return draws * (own.get("num_iterations") or 1) / batches
+
+    def prompt_limit(self, settings: Mapping[str, Any] | None = None) -> int:
+        """Tokens that a prompt of RL may have: the model's length less that of a completion, by the
+        section ``rl`` or by ``settings``, which are a method's own."""
+        return self.model.max_seq_length - int((settings or self.rl)["max_completion_length"])
 
     def rft_of(self, method: str) -> Rft:
         """The rounds of a method that is trained by them: its changes over the profile's."""

@@ -103,7 +103,10 @@ def check(profile: Profile, name: str) -> None:
     for field_ in dataclasses.fields(profile.exploration):
         value = getattr(profile.exploration, field_.name)
         if field_.name != "methods":
-            require(value >= 1, f"exploration.{field_.name} must be 1 or more, not {value}")
+            least = 0 if field_.name == "seeds" else 1  # of no seed nothing is read
+            require(
+                value >= least, f"exploration.{field_.name} must be {least} or more, not {value}"
+            )
     for key, least in {"threads": 1, "parallel": 1}.items():
         value = getattr(profile.compute, key)
         require(value >= least, f"compute.{key} must be {least} or more, not {value}")
@@ -198,7 +201,7 @@ def _check_numbers(profile: Profile, require: Require) -> None:
             f"{where}.r is a whole number of 1 or more, not {rank!r}",
         )
     disk = profile.compute.disk_gb
-    require(disk >= 0, f"compute.disk_gb must be 0 or more, not {disk}")
+    require(disk is None or disk >= 0, f"compute.disk_gb must be 0 or more, not {disk}")
 
 
 def _check_evaluation(profile: Profile, require: Require) -> None:

@@ -37,6 +37,12 @@ def find(name: str, folder: Path) -> Path:
     return path
 
 
+def extended(path: Path) -> Path | None:
+    """The file that a profile's file extends, None where it extends none."""
+    below = _parsed(path.name, path.read_text())[0].get("extends")
+    return None if below is None else find(below, path.parent)
+
+
 def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
     """A file merged over what it extends: settings, and source by dotted key. ``above``: the files
     that extend it. SageError for a file that is no YAML, or extends itself."""

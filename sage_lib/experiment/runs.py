@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
 from sage_lib.errors import SageError
-from sage_lib.experiment import problems, records
+from sage_lib.experiment import problems, profile_files, records
 from sage_lib.experiment.profile import (
     BASE,
     BOOKKEEPING,
@@ -56,6 +58,11 @@ T = TypeVar("T")
 KEPT = 16
 #: The guides that are traced on completions: names of algorithm.guides.GUIDES.
 TRACED = ("random", "token", "branch")
+#: Why the stage replay refuses a backend.
+NOT_WATCHED = (
+    "the stage replay watches every update, and Unsloth computes its loss elsewhere: set "
+    "backend=trl, or exploration.seeds=0"
+)
 
 
 @dataclass(frozen=True)
@@ -547,16 +554,38 @@ def every_run(profile: Profile) -> list[Run]:
     return [*found, *(run for _, _, run, _ in evaluations(profile))]
 
 
-def base_below(profile: Profile) -> tuple[Profile, Run] | None:
-    """The profile that a variant changes (smoke, of "smoke+rl.beta=0.2") and its base, where that
-    is done and no change touches it: the variant's own would be the same."""
-    below, *changes = split_spec(profile.spec)
-    for number in reversed(range(len(changes))):
-        whose = load_profile("+".join([below, *changes[:number]]))
-        base = sft_run(whose)
-        if base.fingerprint == sft_run(profile).fingerprint and base.done():
-            return whose, base
+def made_below(
+    profile: Profile, run: Run, settings_alone: bool = False
+) -> tuple[Profile, Run] | None:
+    """The profile that a variant changes (smoke, of "smoke+rl.beta=0.2"), or that a file extends
+    (paper, of paper_losses), and its base or policy that is the same as ``run`` and done.
+
+    ``settings_alone``: whichever weights it starts from, which may not be here yet.
+    """
+    mark = attrgetter("recipe" if settings_alone else "fingerprint")
+    for whose in _below(profile):
+        if not (paths.build(whose.name) / run.stage).is_dir():
+            continue
+        every = policy_runs(whose) if run.stage == "rl" else [sft_run(whose)]
+        for one in every:
+            if mark(one) == mark(run) and one.done():
+                return whose, one
     return None
+
+
+def _below(profile: Profile) -> Iterator[Profile]:
+    """The profiles that one builds on, the nearest first, each with as many of its changes as it
+    takes."""
+    below, *changes = split_spec(profile.spec)
+    path: Path | None = profile_files.find(below, Path.cwd())
+    while path is not None:
+        base = path.stem if path.parent == paths.PROFILES else str(path)
+        for number in reversed(range(len(changes) + 1)):
+            spec = "+".join([base, *changes[:number]])
+            if spec != profile.spec:
+                with contextlib.suppress(SageError):  # a change of what it does not have
+                    yield load_profile(spec)
+        path = profile_files.extended(path)
 
 
 def starts_from(profile: Profile, run: Run) -> list[tuple[Profile, Run]]:

@@ -376,7 +376,7 @@ def base() -> pd.DataFrame:
     Columns trial, parameters, exact pass@1 and pass@256 (means over data sets), rare_share (of
     samples that take the rare way), unsound (of rewarded samples). A finished trial is kept.
     """
-    from sage_lib.pipeline import plan, stages
+    from sage_lib.pipeline import needs, stages
     from sage_lib.policy import tiny_qwen
     from sage_lib.report import countdown_tables, exact_tables
 
@@ -388,7 +388,7 @@ def base() -> pd.DataFrame:
         modes = countdown_tables.modes(profile).iloc[0]
         words = len(tiny_qwen.tokenizer(profile.model.largest_number or 0, 1))
         shape = {"vocab_size": words, **(profile.model.architecture or {})}
-        parameters, _ = plan.parameters(shape, None)
+        parameters, _ = needs.parameters(shape, None)
         found = (exact["pass@1"], exact["pass@256"], modes["rare_share"], modes["unsound"])
         rows.append((trial, parameters, *found))
     columns = ["pass@1", "pass@256", "rare_share", "unsound"]

@@ -32,7 +32,7 @@ from sage_lib.pipeline.fire_kills import Arena
 KILLS, VALUES, COPIES = (8, 50), (3, None), (150, 1500)
 ANSWERS = 1000
 #: The profiles whose keys are broken.
-PROFILES = ("smoke", "countdown", "paper")
+PROFILES = ("smoke", "countdown", "paper_all")
 
 
 @dataclass

@@ -25,7 +25,7 @@ from sage_lib.evaluation import counts
 from sage_lib.experiment import records
 from sage_lib.experiment.profile import Profile, build_profile, load_profile
 from sage_lib.files import read_lines
-from sage_lib.pipeline import plan
+from sage_lib.pipeline import needs, plan
 from sage_lib.tasks import local_file
 from sage_lib.tasks.problem import plain
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START
@@ -125,7 +125,7 @@ def _look(settings: dict, path: Path, sections: Check) -> Profile:
     profile = build_profile(settings, path)
     plan.settings_table(profile)
     if profile.methods and profile.model.architecture:
-        plan.memory(profile)
+        needs.memory(profile)
     sections(profile)
     return profile
 

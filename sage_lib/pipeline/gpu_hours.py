@@ -12,12 +12,13 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.pipeline import stages
+from sage_lib.pipeline import needs, stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +34,12 @@ class Assumption:
 ASSUMED = {
     "generation": Assumption(
         *(1500, 2700, 500),
-        "tokens/s of a 7B model in batches on one GPU of 80 GB: chosen, between transformers and "
-        "vLLM, of which its pull request 11267 has 2,694 (Llama-2-7B, one A100)",
+        "tokens/s of a 7B model in batches on one GPU of 80 GB, between updates: chosen; vLLM's "
+        "pull request 11267 has 2,694 (Llama-2-7B, one A100)",
+    ),
+    "vllm": Assumption(
+        *(4000, 10000, 2000),
+        "the same where vLLM has a GPU and thousands of requests for itself: chosen",
     ),
     "teraflops": Assumption(
         *(312, 989, 312), "a second at most, bfloat16, by NVIDIA's data sheets: A100, or H100 SXM"
@@ -48,12 +53,25 @@ ASSUMED = {
 }
 
 
-def assumed(changes: Sequence[str] = ()) -> dict[str, Assumption]:
-    """The assumptions, with those of ``--assume KEY=VALUE`` in place of a value and its range.
+def assumed(
+    changes: Sequence[str] = (), own: Mapping[str, Any] | None = None
+) -> dict[str, Assumption]:
+    """The assumptions: of a profile those of its ``compute.assume`` (``own``) in their place, and
+    those of ``--assume KEY=VALUE`` before all.
 
     Raises SageError for a name that is none of theirs, and for no number above 0.
     """
     found = dict(ASSUMED)
+    for name, given in (own or {}).items():
+        ends = list(given) if isinstance(given, (list, tuple)) else [given] * 3
+        good = len(ends) == 3 and all(isinstance(n, (int, float)) and n > 0 for n in ends)
+        if name not in ASSUMED or not good:
+            raise SageError(
+                f"compute.assume.{name}: {given!r}: a number above 0, or value, fast and slow end "
+                f"of one of {', '.join(ASSUMED)}"
+            )
+        value, fast, slow = map(float, ends)
+        found[name] = Assumption(value, fast, slow, "the profile's, for its card, model or task")
     for change in changes:
         name, _, text = change.partition("=")
         if name not in ASSUMED:
@@ -77,38 +95,60 @@ def listed(assumptions: Mapping[str, Assumption]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["assumption", "value", "range", "source"])
 
 
-def table(profile: Profile, parameters: int, assumptions: Mapping[str, Assumption]) -> pd.DataFrame:
-    """GPU hours of SFT, RL and evaluation by method, for a model of so many parameters.
+def of_run(
+    profile: Profile, stage: str, method: str, assumptions: Mapping[str, Assumption]
+) -> list[float]:
+    """GPU hours of one run of a stage: value, and those at both ends of the ranges, fast and slow.
+    The stages that read a few problems token by token count as nothing."""
+    parameters, _ = needs.parameters(profile.model.architecture or {}, None)
+    found = []
+    for end in ("value", "fast", "slow"):
+        numbers = {name: getattr(one, end) for name, one in assumptions.items()}
+        if stage in ("sft", "rl", "replay"):
+            found.append(_training(profile, method, parameters, numbers))
+        else:
+            asked = stage == "evaluate"
+            found.append(_evaluation(profile, parameters, numbers) if asked else 0.0)
+    return found
+
+
+def table(profile: Profile, assumptions: Mapping[str, Assumption]) -> pd.DataFrame:
+    """GPU hours of SFT, RL and evaluation by method, and of the runs that the stage replay trains
+    once more.
 
     Columns method, runs, training and evaluation (of one run), in all, and that at the two ends of
-    the ranges: fast, slow. The stages that read a few problems token by token are left out.
+    the ranges: fast, slow.
     """
-    ends = [
-        {name: getattr(one, end) for name, one in assumptions.items()}
-        for end in ("value", "fast", "slow")
-    ]
     evaluated = {run.method for run in stages.STAGES["evaluate"].runs(profile)}
     counted = Counter(
-        run.method for stage in ("sft", "rl") for run in stages.STAGES[stage].runs(profile)
+        (stage, run.method)
+        for stage in ("sft", "rl", "replay")
+        for run in stages.STAGES[stage].runs(profile)
     )
     rows = []
-    for method, runs in counted.items():
-        trained = [_training(profile, method, parameters, numbers) for numbers in ends]
-        asked = [
-            _evaluation(profile, parameters, numbers) if method in evaluated else 0.0
-            for numbers in ends
-        ]
+    for (stage, method), runs in counted.items():
+        trained = of_run(profile, stage, method, assumptions)
+        asked, label = [0.0] * 3, profile.label(method)
+        if stage == "replay":
+            label += ", replayed"
+        elif method in evaluated:
+            asked = of_run(profile, "evaluate", method, assumptions)
         in_all = [runs * (one + other) for one, other in zip(trained, asked, strict=True)]
-        rows.append((profile.label(method), runs, trained[0], asked[0], *in_all))
+        rows.append((label, runs, trained[0], asked[0], *in_all))
     columns = ["method", "runs", "training", "evaluation", "in all", "fast", "slow"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def rounded(hours: float) -> str:
+    """Hours as text, with a decimal where there are few."""
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}"
 
 
 def shown(hours: pd.DataFrame) -> pd.DataFrame:
     """The table with the sum of its runs below it, and no more digits than it can have."""
     sums = hours[["in all", "fast", "slow"]].sum()
-    text = hours.map(lambda one: f"{one:,.0f}" if isinstance(one, float) else str(one))
-    last = ["all of it", str(hours["runs"].sum()), "", "", *(f"{one:,.0f}" for one in sums)]
+    text = hours.map(lambda one: rounded(one) if isinstance(one, float) else str(one))
+    last = ["all of it", str(hours["runs"].sum()), "", "", *map(rounded, sums)]
     return pd.concat([text, pd.DataFrame([last], columns=hours.columns)], ignore_index=True)
 
 
@@ -146,13 +186,15 @@ def _training(
     drawn = completions * numbers["tokens"] * rounds / numbers["generation"] / 3600
     adapter = profile.rl_lora is not None and chosen.lora
     operations = _operations(adapter, section["gradient_checkpointing"])
-    # Passes without a gradient: of the reference, and of the policy for a guide's entropies.
-    operations += 2 * ((section["beta"] > 0) + (chosen.guide is not None))
+    # Passes without a gradient: of the reference, and under Unsloth one for a guide's entropies.
+    apart = getattr(profile, "backend", "trl") == "unsloth" and chosen.guide is not None
+    operations += 2 * ((section["beta"] > 0) + apart)
     return drawn + _passes(whole, operations, parameters, numbers)
 
 
 def _evaluation(profile: Profile, parameters: int, numbers: Mapping[str, float]) -> float:
     asked = profile.evaluation.asked
-    drawn = asked * profile.evaluation.samples * numbers["tokens"] / numbers["generation"] / 3600
+    rate = numbers["vllm" if profile.evaluation.engine == "vllm" else "generation"]
+    drawn = asked * profile.evaluation.samples * numbers["tokens"] / rate / 3600
     scored = asked * profile.evaluation.scored * (numbers["tokens"] + numbers["prompt"])
     return drawn + _passes(2 * scored, 2, parameters, numbers)  # by the policy and by the base

@@ -21,6 +21,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from sage_lib.experiment.grid import Grid, load_grid
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import is_locked
-from sage_lib.pipeline import known_settings, plan, processes, stages
+from sage_lib.pipeline import consent, known_settings, plan, processes, stages
 
 #: How often a run is tried before it counts as failed.
 TRIES = 2
@@ -265,6 +266,9 @@ class Runner:
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     elsewhere: dict[tuple[str, str], list[float]] = field(default_factory=dict, init=False)
     made: dict[tuple, stages.Job] = field(default_factory=dict)
+    failures: defaultdict[str, stages.Failures] = field(  # by profile
+        default_factory=lambda: defaultdict(stages.Failures)
+    )
 
     def __post_init__(self) -> None:
         for (profile, stage, *_), seconds in self.published.items():
@@ -349,12 +353,23 @@ class Runner:
 
     def start_next(self) -> None:
         """Start what can be started, in order: a run that waits for cores lets no later one by."""
-        for task in self.pending():
+        left, going = self.pending(), [task for task, _, _, _ in self.running.values()]
+        tried = [task for task in [*left, *going] if self.tries.get(task.key)]
+        doubtful = {(task.profile.name, task.stage, task.method) for task in tried}
+        for task in left:
             if len(self.running) >= self.parallel:
                 return
+            kind = (task.profile.name, task.stage, task.method)
+            if kind in doubtful and task not in tried:
+                continue  # until the second try of its like has told whether it is worth it
             lost = next((need for need in task.needs if need.key in self.failed), None)
             if lost is not None:
                 self.failed[task.key] = f"{_name(task)} was not done: it needs {_name(lost)}"
+                continue
+            like = self.failures[task.profile.name].like(task.stage, task.method)
+            if like:
+                self.failed[task.key] = f"{_name(task)} was not started: {like}"
+                print(self.failed[task.key], flush=True)
                 continue
             job = self.job(task)
             if job is None or is_locked(job.run.lock):
@@ -393,6 +408,8 @@ class Runner:
             else:
                 self.failed[key] = words
                 print(words, flush=True)
+                if status > 0:  # and was not killed
+                    self.failures[task.profile.name].note(job, stages.last_words(job))
 
 
 def _name(task: Task) -> str:
@@ -437,6 +454,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs at a time: what the cores allow, or 16 on a cluster, unless given",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their states")
+    stages.add_yes(parser)
     parser.add_argument("--executor", choices=("processes", "local", "slurm"), default="processes")
     parser.add_argument("--partition", help="slurm: where jobs go, the cluster's default otherwise")
     parser.add_argument("--hours", type=float, default=4.0, help="slurm, local: a job's time")
@@ -469,6 +487,8 @@ def do(options: argparse.Namespace) -> None:
         for profile in {task.profile.name: task.profile for task in chosen}.values():
             known_settings.check(profile)
             stages.check_machine(profile)
+            own = [task.run() for task in chosen if task.profile.name == profile.name]
+            consent.before(profile, own, options.yes)
         os.nice(max(0, NICE - os.nice(0)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     at_a_time = _at_a_time(options.parallel, executor, chosen)

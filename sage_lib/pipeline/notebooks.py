@@ -28,6 +28,7 @@ from sage_lib.tasks.table import TASKS
 #: What a notebook may need of a profile, and how to tell that it is there.
 NEEDS: dict[str, Callable[[Profile], bool]] = {
     "rl": lambda profile: bool(profile.rl) and profile.rl_data is not None,
+    "exploration": lambda profile: profile.exploration.seeds > 0,
     "ood": lambda profile: any(data.ood for data in profile.evaluation.data),
     "front": lambda profile: "countdown" in profile.tasks and len(front_methods(profile)) > 1,
 }

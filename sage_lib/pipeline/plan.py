@@ -4,15 +4,16 @@ memory, times."""
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, records
 from sage_lib.experiment.profile import BASE, Data, Profile
-from sage_lib.pipeline import gpu_hours, known_settings, stages
+from sage_lib.pipeline import gpu_hours, known_settings, needs, stages
 from sage_lib.tasks import public_sets
+from sage_lib.tasks.problem import Problem
+from sage_lib.tasks.prompts import SYSTEM_PROMPT
 
 
 def settings_table(profile: Profile) -> pd.DataFrame:
@@ -26,53 +27,6 @@ def settings_table(profile: Profile) -> pd.DataFrame:
 
     rows = [(key, str(value), source(key)) for key, value in profile.flat().items()]
     return pd.DataFrame(rows, columns=["setting", "value", "source"])
-
-
-def parameters(architecture: dict[str, Any], rank: int | None) -> tuple[int, int]:
-    """Parameters of a Qwen2 model, and of a LoRA adapter of ``rank`` on all its projections (0
-    without one)."""
-    hidden, inner = architecture["hidden_size"], architecture["intermediate_size"]
-    layers = architecture["num_hidden_layers"]
-    per_head = hidden // architecture["num_attention_heads"]
-    keys = per_head * architecture["num_key_value_heads"]
-    attention = [(hidden, hidden), (hidden, keys), (hidden, keys), (hidden, hidden)]
-    projections = [*attention, (hidden, inner), (hidden, inner), (inner, hidden)]
-    matrices = 1 if architecture.get("tie_word_embeddings") else 2
-    embeddings = architecture["vocab_size"] * hidden * matrices
-    biases, norms = hidden + 2 * keys, 2 * hidden  # of q, k and v; two norms
-    layer = sum(i * o for i, o in projections) + biases + norms
-    adapter = layers * sum((i + o) * rank for i, o in projections) if rank else 0
-    return embeddings + layers * layer + hidden, adapter
-
-
-def memory(profile: Profile) -> pd.DataFrame:
-    """Estimated peak memory of RL in GB, part by part: an order of magnitude, no measurement."""
-    given = (profile.model.architecture or {}).items()
-    shape = {"vocab_size": 120, **{key: value for key, value in given if value is not None}}
-    rank = profile.rl_lora["r"] if profile.rl_lora else None
-    total, adapter = parameters(shape, rank)
-    trained = adapter or total
-    width = 2 if profile.model.dtype in ("bfloat16", "float16") else 4
-    weight_width = 0.55 if profile.model.load_in_4bit else width
-    state = 2 if "8bit" in profile.rl["optim"] else 8
-    batch = profile.rl["per_device_train_batch_size"]
-    length = min(profile.model.max_seq_length, profile.rl["max_completion_length"] + 512)
-    layers, hidden = shape["num_hidden_layers"], shape["hidden_size"]
-    per_head = hidden // shape["num_attention_heads"]
-    cached = 2 * layers * per_head * shape["num_key_value_heads"] * width  # a token
-    kept = 2 if profile.rl["gradient_checkpointing"] else 24  # hidden states a layer and token
-    rollouts = batch * profile.rl["steps_per_generation"]
-    parts = {
-        "weights": total * weight_width,
-        "adapter": adapter * 4 * 2,
-        "gradients and optimiser": trained * (4 + state),
-        "key-value cache of one batch of rollouts": rollouts * length * cached,
-        "activations of one backward pass": batch * length * hidden * kept * width * layers,
-        "logits in chunks of 1,024 tokens": 1024 * shape["vocab_size"] * 4 * 3,
-    }
-    rows = [(part, size / 1e9) for part, size in parts.items()]
-    rows.append(("in all", sum(size for _, size in rows)))
-    return pd.DataFrame(rows, columns=["part", "GB"])
 
 
 def planned_runs(profile: Profile) -> pd.DataFrame:
@@ -135,29 +89,47 @@ def _rl_size(profile: Profile, method: str) -> str:
 def data_sets(profile: Profile) -> pd.DataFrame:
     """What the profile trains and evaluates on: columns use, data set, problems.
 
-    Sets that are generated or lie on this machine are loaded and counted; of those that are not
-    here yet it is said where a run will fetch them from: nothing is fetched for a plan.
+    Sets that are generated or lie on this machine are loaded and counted, of RL's prompts those
+    that are not too long; of those that are not here yet it is said where a run will fetch them
+    from: nothing is fetched for a plan.
     """
     rows = []
 
-    def load(use: str, data: Data, loader: Callable[[], Sequence]) -> None:
+    def load(use: str, data: Data, loader: Callable[[], Sequence | str]) -> None:
         name = data.name if data.label == data.name else f"{data.name} ({data.label})"
         away = public_sets.elsewhere(data.name, data.revision)
         if away:
             rows.append((use, name, f"up to {data.rows:,}, not here yet: a run fetches {away}"))
             return
         try:
-            rows.append((use, name, f"{len(loader()):,}"))
+            found = loader()
+            rows.append((use, name, found if isinstance(found, str) else f"{len(found):,}"))
         except SageError as error:
             rows.append((use, name, f"not loaded: {error}"))
 
     if profile.sft and profile.sft_data is not None:
         load("SFT", profile.sft_data, lambda: problems.sft_rows(profile, lambda t: len(t) // 3))
     if profile.methods and profile.rl_data is not None:
-        load("RL", profile.rl_data, lambda: problems.rl_problems(profile))
+        load("RL", profile.rl_data, lambda: _within_limit(profile))
     for data in profile.evaluation.data:
         load("evaluation", data, partial(problems.load, data))
     return pd.DataFrame(rows, columns=["use", "data set", "problems"])
+
+
+def _within_limit(profile: Profile) -> str:
+    """How many of RL's prompts fit, and how many are left out, at 3 characters a token; of
+    tiny_qwen a word is a token."""
+    words = profile.model.name == "tiny_qwen"
+    shared = 4 if words else len(SYSTEM_PROMPT) // 3
+
+    def fits(problem: Problem) -> bool:
+        size = len(problem.question.split()) if words else len(problem.question) // 3
+        return shared + size <= profile.prompt_limit()
+
+    asked = [fits(problem) for problem in problems.rl_problems(profile)]
+    left = asked.count(False)
+    over = f", {left:,} over {profile.prompt_limit()} tokens left out" if left else ""
+    return f"{sum(asked):,}{over}"
 
 
 def describe(profile: Profile, assume: Sequence[str] = ()) -> str:
@@ -165,23 +137,26 @@ def describe(profile: Profile, assume: Sequence[str] = ()) -> str:
 
     ``assume``: what the hours are to rest on instead, as KEY=VALUE.
     """
-    assumptions = gpu_hours.assumed(assume)
+    assumptions = gpu_hours.assumed(assume, profile.compute.assume)
     known_settings.check(profile)
     parts = [
         f"profile {profile.name}: {profile.description}",
         f"SETTINGS\n{text(settings_table(profile))}",
-        f"DATA (SFT rows counted at 3 characters a token)\n{text(data_sets(profile))}",
+        f"DATA (rows and prompts that fit, at 3 characters a token)\n{text(data_sets(profile))}",
         f"RUNS\n{text(planned_runs(profile))}",
     ]
     if profile.methods and profile.model.architecture:
-        rough = memory(profile).assign(GB=lambda table: table["GB"].map("{:.2g}".format))
-        parts.append(f"MEMORY OF RL, estimated\n{text(rough)}")
+        parts.append(f"MEMORY OF RL, estimated\n{text(_rounded(needs.memory(profile)))}")
     if profile.compute.requires_gpu and profile.model.architecture:
-        total, _ = parameters(profile.model.architecture, None)
-        hours = text(gpu_hours.shown(gpu_hours.table(profile, total, assumptions)))
+        parts.append(f"DISK, estimated\n{text(_rounded(needs.disk(profile)))}")
+        hours = text(gpu_hours.shown(gpu_hours.table(profile, assumptions)))
         rest = text(gpu_hours.listed(assumptions))
         parts.append(f"GPU HOURS, on paper: nothing was timed\n{hours}\n\nwhere\n{rest}")
     return "\n\n".join(parts)
+
+
+def _rounded(parts: pd.DataFrame) -> pd.DataFrame:
+    return parts.assign(GB=lambda table: table["GB"].map("{:.2g}".format))
 
 
 def text(frame: pd.DataFrame) -> str:

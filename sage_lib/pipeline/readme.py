@@ -3,7 +3,7 @@
     python -m sage_lib.pipeline.readme       writes it anew
 
 The README's generated parts (badges, the published result, the table of notebooks), the tables of
-three pages in docs (:func:`tables`), and data/SHA256SUMS. The badges are those of
+four pages in docs (:func:`tables`), and data/SHA256SUMS. The badges are those of
 :mod:`sage_lib.pipeline.online`.
 """
 
@@ -11,10 +11,12 @@ import hashlib
 import textwrap
 from pathlib import Path
 
+import pandas as pd
+
 from sage_lib import paths
-from sage_lib.experiment.profile import Profile, load_profile, published_specs
+from sage_lib.experiment.profile import Profile, load_profile, profile_names, published_specs
 from sage_lib.files import write_text
-from sage_lib.pipeline import gpu_hours, notebooks, online, plan
+from sage_lib.pipeline import gpu_hours, needs, notebooks, online, plan
 from sage_lib.report import fire_tables, growth_figures, licences, measured, verdict
 from sage_lib.report.fire_tables import markdown
 
@@ -86,19 +88,30 @@ def with_parts(text: str) -> str:
     return online.filled(text, made, online.README)
 
 
+def asked_for() -> pd.DataFrame:
+    """What every profile that needs a GPU asks for: columns profile, what, runs (of SFT and RL),
+    GPU hours and their range, GB of a GPU's memory, GB of disk."""
+    rows = []
+    for profile in map(load_profile, profile_names()):
+        if not profile.compute.requires_gpu:
+            continue
+        assumed = gpu_hours.assumed((), profile.compute.assume)
+        hours = gpu_hours.table(profile, assumed)
+        value, fast, slow = (gpu_hours.rounded(hours[c].sum()) for c in ("in all", "fast", "slow"))
+        memory, disk = needs.in_all(needs.memory(profile)), needs.disk_gb(profile)
+        spent = (hours["runs"].sum(), value, f"{fast} to {slow}", f"{memory:.0f}", f"{disk:.0f}")
+        rows.append((f"`{profile.name}`", profile.description.split(",")[0], *spent))
+    columns = ["profile", "what", "runs", "GPU hours", "range", "GPU GB", "disk GB"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def tables() -> dict[str, dict[str, str]]:
     """Name of a page in docs -> its generated tables by name."""
-    paper, assumed = load_profile("paper"), gpu_hours.assumed()
-    total, _ = plan.parameters(paper.model.architecture or {}, None)
-    hours = markdown(gpu_hours.shown(gpu_hours.table(paper, total, assumed)))
     return {
         "reliability.md": {part: fire_tables.shown(part) for part in fire_tables.COLUMNS},
         "licences.md": {"licences": licences.shown()},
-        "scaling.md": {
-            "hours": hours,
-            "assumptions": markdown(gpu_hours.listed(assumed)),
-            "growth": markdown(growth_figures.shown(measured.benchmark("growth"))),
-        },
+        "scaling.md": {"growth": markdown(growth_figures.shown(measured.benchmark("growth")))},
+        "one_gpu.md": {"hours": markdown(asked_for())},
     }
 
 

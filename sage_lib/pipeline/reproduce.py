@@ -19,9 +19,17 @@ from pathlib import Path
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.runs import put_aside
+from sage_lib.experiment.runs import Run, put_aside
 from sage_lib.files import disk_errors, is_locked, write_text
-from sage_lib.pipeline import compare, known_settings, notebooks, plan, processes, stages
+from sage_lib.pipeline import (
+    compare,
+    consent,
+    known_settings,
+    notebooks,
+    plan,
+    processes,
+    stages,
+)
 from sage_lib.pipeline.notebooks import Notebook
 
 #: The kernel of the interpreter that runs this: ipykernel brings it, and jupyter_client starts it
@@ -129,15 +137,19 @@ def _start_afresh(profile: Profile) -> None:
         )
 
 
-def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = False) -> bool:
+def reproduce(
+    profile: Profile, only: list[str] | None = None, resume: bool = False, yes: bool = False
+) -> bool:
     """Make what the notebooks ask for and run them beside that, print the closing table, and where
     something is published the comparison with it; True when all are ok. Stops at the first that
     fails."""
     chosen = select(only)
     known_settings.check(profile)  # before the notebooks, not in one of them
     stages.check_machine(profile)
+    afresh = not resume and not only
+    consent.before(profile, _asked(profile, chosen), yes, afresh)
     started = time.perf_counter()
-    if not resume and not only:
+    if afresh:
         _start_afresh(profile)
     outcomes = _outcomes(chosen, profile)
     ok = all(outcome.state in ("ok", LEFT_OUT) for outcome in outcomes)
@@ -149,6 +161,13 @@ def reproduce(profile: Profile, only: list[str] | None = None, resume: bool = Fa
         except SageError as error:  # there is nothing to compare with
             print(f"\n{error}", flush=True)
     return ok
+
+
+def _asked(profile: Profile, chosen: list[Notebook]) -> list[Run]:
+    """The runs of the stages that the notebooks ask for."""
+    used = [one for one in chosen if one.lacks(profile) is None]
+    names = dict.fromkeys(name for one in used for name in notebooks.stages(one.path))
+    return [run for name in names for run in stages.STAGES[name].runs(profile)]
 
 
 def _outcomes(chosen: list[Notebook], profile: Profile) -> list[Outcome]:
@@ -326,10 +345,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on with what an earlier run built instead of starting from nothing",
     )
+    stages.add_yes(parser)
 
 
 def do(options: argparse.Namespace) -> None:
-    if not reproduce(stages.given_profile(options), options.only, options.resume):
+    if not reproduce(stages.given_profile(options), options.only, options.resume, options.yes):
         sys.exit(1)
 
 

@@ -32,7 +32,16 @@ MATHJAX = "sphinx-mathjax-offline"
 MATHJAX_PARTS = ("tex-chtml.js", "output")
 #: The pages written by hand, in the order in which the navigation has them; the library's own page
 #: is beside its equations.
-USE = ("running", "profiles", "countdown_task", "own_code", "scaling", "reliability", "licences")
+USE = (
+    "running",
+    "one_gpu",
+    "profiles",
+    "countdown_task",
+    "own_code",
+    "scaling",
+    "reliability",
+    "licences",
+)
 #: A badge: the picture comes from another host, and becomes its words.
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?:[^)\s]+\)\]")
 #: A picture or a page that a text names by its place in the repository.

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -40,7 +40,7 @@ from sage_lib.files import (
     read_lines,
     require_space,
 )
-from sage_lib.pipeline import known_settings, processes
+from sage_lib.pipeline import known_settings, needs, processes
 from sage_lib.pipeline.loaded import Loader, is_useful
 
 #: Seconds between two lines of progress of one run.
@@ -49,7 +49,7 @@ SHOW_EVERY = 8
 EVERY = 0.1
 #: Of more runs than this that are kept, one line speaks for all.
 FEW = 3
-#: What is said of a base that another profile made from the same settings.
+#: What is said of a model that another profile made from the same settings.
 TAKEN = "already there, taken and not trained"
 #: Status with which a run's own process ends where another one makes the run, or made it just now.
 BUSY = os.EX_TEMPFAIL
@@ -138,7 +138,7 @@ STAGES = {
         Stage(
             "effects",
             "what the branch guide adds to each anchor's expected gradient",
-            _of_rl(runs.effects_run),
+            lambda profile: [runs.effects_run(profile)] if "countdown" in profile.tasks else [],
             "sage_lib.evaluation.expected_gradients:measure",
             lambda *_: 12,
         ),
@@ -314,9 +314,10 @@ def start(
 ) -> None:
     """Run the jobs that are not done, some at a time, with lines of progress for each.
 
-    What another process makes at that time is waited for, and kept. A job that fails stops no other
-    one; at the end a SageError names all that failed, and their reasons. A run that collapses does
-    not fail.
+    What another process makes at that time is waited for, and kept. After a failure that was no
+    kill its like are not started: other seeds of its method, and once two methods failed for one
+    reason the rest of the stage (:class:`Failures`). All others go on; at the end a SageError names
+    what failed, why, and what was not started. A run that collapses does not fail.
 
     Args:
         beside: what else runs on this machine. While runs wait it is offered one place, before the
@@ -324,7 +325,7 @@ def start(
         loader: what runs are forked from; without one, what these jobs need is loaded for them.
     """
     waiting = list(jobs)
-    failed: dict[str, str] = {}
+    failed, failures = {}, Failures()
     kept = [job for job in jobs if job.run.done()]
     for job in kept:
         waiting.remove(job)
@@ -352,7 +353,10 @@ def start(
                 seen_elsewhere.add(job.run.name)
                 continue
             waiting.remove(job)
-            if job.run.done():
+            if lost := failures.like(job.stage.name, job.run.method):
+                failed[job.run.name] = f"{job.label} was not started: {lost}"
+                print(failed[job.run.name], flush=True)
+            elif job.run.done():
                 _say(job, "made by another process, kept", records.collapse(job.run.record))
             else:
                 progress = Progress(job)
@@ -382,6 +386,8 @@ def start(
                 elif status or not job.run.done():
                     failed[name] = f"{job.label} failed: {reason(job, status)}"
                     print(failed[name], flush=True)
+                    if status > 0:  # and was not killed
+                        failures.note(job, last_words(job))
                 elif collapse := records.collapse(job.run.record):
                     _say(job, collapse)
                 elif TAKEN in job.run.log.read_text(errors="replace"):
@@ -398,6 +404,26 @@ def start(
                 own.end()
     if failed:
         raise SageError(_told(failed, [job for job in jobs if job.run.name in failed]))
+
+
+@dataclass
+class Failures:
+    """What failed so far, and so what would fail alike: hours are not spent on it."""
+
+    #: (stage, reason) -> the label of what failed so, by method.
+    seen: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+
+    def note(self, job: Job, why: str) -> None:
+        self.seen.setdefault((job.stage.name, why), {})[job.run.method] = job.label
+
+    def like(self, stage: str, method: str) -> str:
+        """Why a run of a stage is not started; "" where nothing speaks against it."""
+        for (where, why), labels in self.seen.items():
+            if where == stage and method in labels:
+                return f"{labels[method]} failed, of the same method ({why})"
+            if where == stage and len(labels) > 1:
+                return f"{' and '.join([*labels.values()][:2])} failed for one reason ({why})"
+        return ""
 
 
 def _told(failed: dict[str, str], jobs: list[Job]) -> str:
@@ -516,16 +542,20 @@ class Progress:
 def reason(job: Job, status: int) -> str:
     """The signal that ended a failed process, or its last line, which holds its error; and the
     log's name."""
-    log = job.run.log
-    text = log.read_text(errors="replace") if log.is_file() else ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else "no output"
+    log, last = job.run.log, last_words(job)
     if is_full(log.parent):  # and the log may lack its end for that
         last = FULL
     elif status < 0:
         last = f"ended by {signal.Signals(-status).name}"
     place = f"{log.parent.name}/{log.name} in the build folder"
-    return f"{last.removeprefix('error: ')} (whole log: {place}; what was made is kept)"
+    return f"{last} (whole log: {place}; what was made is kept)"
+
+
+def last_words(job: Job) -> str:
+    """The last line of a run's log."""
+    text = job.run.log.read_text(errors="replace") if job.run.log.is_file() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("error: ") if lines else "no output"
 
 
 def check_machine(profile: Profile) -> None:
@@ -541,7 +571,7 @@ def check_machine(profile: Profile) -> None:
                 f"smoke or laptop, or see what {profile.name} would do with: "
                 f"sage-companion dry-run --profile {profile.spec}"
             )
-    require_space(paths.build(profile.name), profile.compute.disk_gb, f"profile {profile.name}")
+    require_space(paths.build(profile.name), needs.disk_gb(profile), f"profile {profile.name}")
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
@@ -550,6 +580,12 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
         "--profile", default="smoke", help="a profile's name, or the path of a .yaml file"
     )
     add_changes(parser)
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """The word that answers :mod:`sage_lib.pipeline.consent`."""
+    about = "start without asking what needs hours of a GPU, as in a script"
+    parser.add_argument("--yes", action="store_true", help=about)
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
@@ -582,6 +618,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stage", choices=STAGES, help=about)
     add_profile(parser)
     parser.add_argument("--run", help="do this run alone, in this process, such as grpo-s3407")
+    add_yes(parser)
     # Set by start: this process ends with the one that started it.
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
@@ -593,11 +630,15 @@ def do(options: argparse.Namespace) -> None:
     profile = given_profile(options)
     known_settings.check(profile)
     check_machine(profile)
-    if options.run is None:
+    stage = _stage(options.stage)
+    one = None if options.run is None else _named(profile, stage, options.run)
+    if not options.child and int(os.environ.get("RANK", 0)) == 0:
+        from sage_lib.pipeline import consent  # which knows the stages
+
+        consent.before(profile, stage.runs(profile) if one is None else [one], options.yes)
+    if one is None:
         run(profile, options.stage)
         return
-    stage = _stage(options.stage)
-    one = _named(profile, stage, options.run)
     if int(os.environ.get("RANK", 0)) > 0:  # the first of several processes locks and prepares
         if one.done():
             return
@@ -634,10 +675,11 @@ def _make(profile: Profile, stage: Stage, one: Run) -> None:
         print(f"{_label(profile, stage, one)}: already made from the same settings, kept")
         return
     one.prepare()
-    if stage.name == "sft" and (found := runs.base_below(profile)) is not None:
-        whose, base = found
-        one.take(base)
-        print(f"sft: made from the same settings by {whose.name}, {TAKEN}")
+    made = stage.name in ("sft", "rl") and runs.made_below(profile, one)
+    if made:
+        whose, other = made
+        one.take(other)
+        print(f"{one.name}: made from the same settings by {whose.name}, {TAKEN}")
         return
     _work(profile, stage, one)
 

@@ -6,7 +6,7 @@ Plain transformers, without the trainers' libraries: what samples and scores nee
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -18,8 +18,12 @@ from transformers import (
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Model, Profile
+from sage_lib.files import read_json, write_json
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 #: How every model is read: numbers alone, no pickles, and none of the code that lies beside them.
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
@@ -53,10 +57,33 @@ def load_tokenizer(model: Model, folder: str | Path) -> PreTrainedTokenizerBase:
     return with_prompt(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
 
 
+def base_of(folder: str | Path) -> Path | None:
+    """The model that an adapter in ``folder`` belongs to; None where a whole model lies there."""
+    config = Path(folder) / "adapter_config.json"
+    if not config.is_file():
+        return None
+    return (Path(folder) / read_json(config)["base_model_name_or_path"]).resolve()
+
+
+def save_adapter(model: "PeftModel", folder: Path, base: Path) -> None:
+    """The adapter that was trained, alone, and where its base lies as seen from ``folder``: so that
+    both can be moved together."""
+    model.save_pretrained(folder, selected_adapters=["default"])
+    config = folder / "adapter_config.json"
+    place = os.path.relpath(base, folder)
+    write_json(config, {**read_json(config), "base_model_name_or_path": place})
+
+
 def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """What a stage saved in ``folder``, in the profile's dtype, on this process's GPU if any."""
+    """What a stage saved in ``folder``, in the profile's dtype, on this process's GPU if any; an
+    adapter merged into its base."""
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **SAFE)
+    base = base_of(folder)
+    model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
+    if base is not None:
+        from peft import PeftModel  # late: Unsloth, where it is, comes before
+
+        model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     # accelerate launch numbers the processes of a machine
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     device = gpu if torch.cuda.is_available() else "cpu"
@@ -80,8 +107,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
 
 
 def weights_hash(folder: Path) -> str:
-    """Hash (12 hex digits) of a saved model's weights: its identity in records, and as RL's
-    reference."""
+    """Hash (12 hex digits) of a saved model's weights, of a kept adapter those of the adapter: its
+    identity in records, and as RL's reference."""
     found = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         found.update(path.read_bytes())

@@ -31,7 +31,7 @@ from transformers import (
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import digest
-from sage_lib.files import append_line, read_lines
+from sage_lib.files import append_line, read_json, read_lines
 from sage_lib.policy import loading
 from sage_lib.tasks.problem import Problem, plain
 
@@ -87,6 +87,16 @@ class Sample:
         return len(self.ids) + self.finished
 
 
+#: Requests that vLLM is handed at once: it decodes as many together as its memory holds. They are
+#: minutes of work, and a killed run loses no more.
+IN_FLIGHT = 4096
+#: The ranks for which vLLM has kernels.
+RANKS = (8, 16, 32, 64, 128, 256, 512)
+NO_VLLM = (
+    "evaluation.engine is vllm and the package vllm is missing: make vllm installs it, or choose "
+    "evaluation.engine=transformers"
+)
+
 #: A sample to draw: (place of the problem in the list, number of the sample among the problem's).
 Wanted = tuple[int, int]
 #: Draws a batch: of each sample its token ids without the end token, and whether there was one.
@@ -103,6 +113,10 @@ class Engine:
     #: Of each problem a fingerprint of all that makes its samples: prompt, weights, settings, and
     #: what draws. Not how many are drawn: a sample is the same among 8 and among 256.
     made_from: tuple[str, ...]
+    #: Samples that it is handed at once; None is the settings' batch size.
+    at_once: int | None = None
+    #: Gives back what it holds, such as a GPU's memory.
+    close: Callable[[], None] = lambda: None
 
 
 def _made_from(
@@ -278,22 +292,30 @@ def vllm_engine(
     settings: VllmSettings,
     encode: Encode = loading.encode,
 ) -> Engine:
-    """Samples by vLLM of the model in ``folder``, each with a seed of its own.
+    """Samples by vLLM of the model in ``folder``, or of its base with the adapter that lies there;
+    each with a seed of its own.
 
+    It takes the memory of a GPU for itself until it is closed: no other model should lie there.
     vLLM promises the same sample again only for the same version and batch. Raises SageError where
     the package vllm is missing.
     """
     try:
         from vllm import LLM, SamplingParams
     except ImportError as error:
-        raise SageError(
-            "evaluation.engine is vllm and the package vllm is missing: install it, "
-            "or choose the engine transformers"
-        ) from error
+        raise SageError(NO_VLLM) from error
     asked = plain(problems)
     prompts = [encode(tokenizer, problem.question) for problem in asked]
-    end = tokenizer.eos_token_id
-    llm = LLM(model=str(folder), **(settings.vllm or {}))
+    end, base = tokenizer.eos_token_id, loading.base_of(folder)
+    keywords: dict[str, Any] = {"max_model_len": max(map(len, prompts)) + settings.max_new_tokens}
+    adapter, weights = None, loading.weights_hash(folder)
+    if base is not None:
+        from vllm.lora.request import LoRARequest
+
+        rank = read_json(folder / "adapter_config.json")["r"]
+        keywords |= {"enable_lora": True, "max_lora_rank": next(r for r in RANKS if r >= rank)}
+        adapter = LoRARequest("policy", 1, str(folder))
+        weights = f"{loading.weights_hash(base)}+{weights}"
+    llm = LLM(model=str(base or folder), **keywords, **(settings.vllm or {}))
 
     def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
         requests, parameters = [], []
@@ -313,7 +335,8 @@ def vllm_engine(
                 )
             )
         found = []
-        for output in llm.generate(requests, parameters, use_tqdm=False):
+        drawn_now = llm.generate(requests, parameters, use_tqdm=False, lora_request=adapter)
+        for output in drawn_now:
             drawn = output.outputs[0]
             ids, finished = list(drawn.token_ids), drawn.finish_reason == "stop"
             if finished and ids[-1:] == [end]:
@@ -321,8 +344,8 @@ def vllm_engine(
             found.append((ids, finished))
         return found
 
-    weights, keywords = loading.weights_hash(folder), settings.vllm or {}
-    return Engine(draw, _made_from("vllm", weights, prompts, settings, end, vllm=keywords))
+    made_from = _made_from("vllm", weights, prompts, settings, end, vllm=settings.vllm or {})
+    return Engine(draw, made_from, IN_FLIGHT, llm.llm_engine.engine_core.shutdown)
 
 
 # -- samples in files ------------------------------------------------------------------------------
@@ -383,7 +406,7 @@ def sample(
         if number not in known[problem.dataset, problem.id]:
             waiting.append((place, number))
     done, tokens, started = len(mine) - len(waiting), 0, time.perf_counter()
-    for batch in _batches(waiting, settings.batch_size):
+    for batch in _batches(waiting, engine.at_once or settings.batch_size):
         for (place, number), (ids, finished) in zip(batch, engine.draw(batch), strict=True):
             text = tokenizer.decode(ids, skip_special_tokens=True)
             drawn = Sample(ids, text, finished)

@@ -48,8 +48,8 @@ def fidelity() -> pd.DataFrame:
 
     Columns: :data:`FIDELITY_COLUMNS`, all of them text. ``why`` begins with a word of
     :data:`FOLLOWED`: "chosen" stands only where both sources say :data:`NOTHING`. ``here`` gives
-    values of the profile paper, see :func:`stated_values`; data/reported/README.md says at which
-    commit the code was read.
+    values of the profile paper_all, see :func:`stated_values`; data/reported/README.md says at
+    which commit the code was read.
 
     Raises SageError, with the file and line, for a wrong column, an empty cell, a setting or a key
     that is there twice, code without a file, and a ``why`` that its row does not bear out.

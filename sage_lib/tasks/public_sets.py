@@ -47,7 +47,9 @@ completions = no_completions
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(TaskSettings):
-    """A public set has no settings but its name, a key of :data:`SOURCES`."""
+    """A public set has its name, a key of :data:`SOURCES`."""
+
+    only: tuple[str, ...] | None = None  # ids of the problems that are taken; None is all of them
 
 
 @dataclass(frozen=True)
@@ -293,8 +295,17 @@ def problems(
     exclude: frozenset[str] = frozenset(),
     revision: str | None = None,
 ) -> list[Problem]:
-    """The first ``rows`` problems in file order; ``seed`` changes nothing."""
+    """The first ``rows`` problems in file order, or of those that ``only`` names; ``seed`` changes
+    nothing. SageError for an id that the set does not have."""
     allowed = [p for p in load(settings.name, revision) if p.question not in exclude]
+    if settings.only is not None:
+        unknown = sorted(set(settings.only) - {p.id for p in allowed})
+        if unknown:
+            raise SageError(
+                f"the data set {settings.name} has no problem {unknown[0]!r}: its ids are such as "
+                f"{allowed[0].id}"
+            )
+        allowed = [p for p in allowed if p.id in settings.only]
     return allowed[:rows]
 
 

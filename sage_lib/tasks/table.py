@@ -152,8 +152,8 @@ def _written(task: Task) -> dict[str, dataclasses.Field]:
 
 
 def _typed(value: Any, expected: Any, task: str, key: str) -> Any:
-    """``value`` as ``expected`` (a type, a union of types, or dict[str, float]); whole numbers may
-    stand for others."""
+    """``value`` as ``expected`` (a type, a union of types, dict[str, float] or tuple[str, ...]);
+    whole numbers may stand for others."""
     origin = typing.get_origin(expected)
     choices = (
         typing.get_args(expected) if origin in (typing.Union, types.UnionType) else (expected,)
@@ -162,11 +162,16 @@ def _typed(value: Any, expected: Any, task: str, key: str) -> Any:
         if typing.get_origin(choice) is dict and isinstance(value, Mapping):
             inner = typing.get_args(choice)[1]
             return {str(k): _typed(v, inner, task, f"{key}.{k}") for k, v in value.items()}
+        if typing.get_origin(choice) is tuple and isinstance(value, (list, tuple)):
+            return tuple(_typed(v, typing.get_args(choice)[0], task, key) for v in value)
         if choice is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if isinstance(choice, type) and type(value) is choice and value == value:  # not nan
             return value
-    words = " or ".join(_WORDS.get(choice, "a section of numbers") for choice in choices)
+    of_parts = {dict: "a section of numbers", tuple: "a list of texts"}
+    words = " or ".join(
+        _WORDS.get(choice) or of_parts[typing.get_origin(choice) or choice] for choice in choices
+    )
     raise SageError(f"the setting {key} of the task {task} must be {words}, not {value!r}")
 
 

@@ -28,6 +28,7 @@ from sage_lib.algorithm.token_probabilities import (
 )
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
+from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
@@ -36,7 +37,6 @@ from sage_lib.policy import token_groups
 from sage_lib.policy.loading import weights_hash
 from sage_lib.policy.token_signals import gradient_norm
 from sage_lib.training.callbacks import StepLog, taken_back
-from sage_lib.training.sft import merged
 
 #: Updates of which one row holds the means.
 BLOCK = 10
@@ -67,15 +67,9 @@ def measure(profile: Profile, run: Run) -> dict:
     trainer.add_callback(_Watch(trainer, log))
     collapsed = rl.run_to_end(trainer, checkpoints)
     watched = read_lines(log)
-    if not watched:
-        raise SageError(
-            f"no update of {policy.name} could be watched: this backend computes the loss "
-            "elsewhere; replay it with plain TRL"
-        )
     table = in_blocks(watched)
     write_text(run.measured / "moves.csv", table.to_csv(index=False, float_format="%.6g"))
-    merged(trainer.model).save_pretrained(run.model)
-    tokenizer.save_pretrained(run.model)
+    rl.save_policy(profile, run, trainer.model, tokenizer)
     same = weights_hash(run.model) == policy.weights
     found = run.finish(record, reproduced=same, collapsed=collapsed)
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -107,6 +101,8 @@ class Watched(SageTrainer):
 
     def moves(self) -> pd.DataFrame:
         """What the update that was just made did to its own tokens: ``token_groups.grouped``."""
+        if not self._batches:
+            raise SageError(runs.NOT_WATCHED)
         frames, first = [], 0
         for batch, before in self._batches:
             after = self._signals(batch)

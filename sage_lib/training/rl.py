@@ -5,7 +5,7 @@ import dataclasses
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from sage_lib.algorithm.backend import GRPOConfig
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from sage_lib.algorithm.trainer import SageTrainer
@@ -67,20 +68,32 @@ def train(profile: Profile, run: Run) -> dict:
     if exact:
         trainer.add_callback(exact)
     collapsed = run_to_end(trainer, checkpoints)
-    merged(trainer.model).save_pretrained(run.model)
-    tokenizer.save_pretrained(run.model)
+    save_policy(profile, run, trainer.model, tokenizer)
     run.publish_steps()
     if exact:
         write_bytes(run.measured / "exact.jsonl", exact.path.read_bytes())
     written = run.finish(
         record,
         data=digest(asked),
+        prompts=len(asked),
+        too_long=len(problems.rl_problems(profile)) - len(asked),  # and left out
         reference=weights_hash(runs.sft_run(anchored).model),
         weights=weights_hash(run.model),
         collapsed=collapsed,
     )
     shutil.rmtree(checkpoints, ignore_errors=True)
     return written
+
+
+def save_policy(
+    profile: Profile, run: Run, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Keep what was trained: the adapter alone where the profile says so, else a whole model."""
+    if profile.compute.keeps_adapter and isinstance(model, PeftModel):
+        loading.save_adapter(model, run.model, runs.sft_run(profile).model)
+    else:
+        merged(model).save_pretrained(run.model)
+    tokenizer.save_pretrained(run.model)
 
 
 def settings_of(profile: Profile, run: Run) -> dict[str, Any]:
@@ -102,7 +115,7 @@ def trainer_of(
     model, tokenizer = load_model(profile, base, lora is None, checkpointing)
     if lora is not None:
         model = add_lora(model, lora, settings["seed"], checkpointing)
-    asked = problems.rl_problems(profile)
+    asked = within_limit(profile, settings, tokenizer)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
     fixed = {"output_dir": str(checkpoints), "disable_tqdm": True}
@@ -125,6 +138,23 @@ def trainer_of(
         args=arguments(GRPOConfig, {"report_to": "none", **between_draws(settings)}, **fixed),
     )
     return trainer, tokenizer, asked
+
+
+def within_limit(
+    profile: Profile, settings: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> list[Problem]:
+    """The prompts of RL that fit the model's length beside a completion: TRL cuts none, and a model
+    that meets a longer one reads past its context. SageError where none is left."""
+    asked, limit = problems.rl_problems(profile), profile.prompt_limit(settings)
+    kept = [p for p in asked if len(loading.encode(tokenizer, p.question)) <= limit]
+    if not kept:
+        raise SageError(
+            f"no prompt of {profile.name} has at most {limit} tokens, which are left beside "
+            f"max_completion_length {settings['max_completion_length']}: raise model.max_seq_length"
+        )
+    if len(kept) < len(asked):
+        print(f"{len(asked) - len(kept)} prompts of more than {limit} tokens are left out")
+    return kept
 
 
 def between_draws(settings: dict[str, Any]) -> dict[str, Any]:

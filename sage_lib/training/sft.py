@@ -39,6 +39,7 @@ def load_model(
         max_seq_length=settings.max_seq_length,
         dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
         load_in_4bit=settings.load_in_4bit,
+        use_exact_model_name=True,  # another repository would have no such revision
         full_finetuning=full,
         use_gradient_checkpointing=checkpointing,
         **loading.SAFE,

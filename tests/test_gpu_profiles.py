@@ -1,0 +1,347 @@
+"""The profiles that need a GPU: what they ask for, what they refuse before the first hour, and that
+each runs to its end with a tiny model in the real one's place."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import forks
+import pytest
+from safetensors.torch import load_file
+
+from sage_lib.errors import SageError
+from sage_lib.experiment import problems, records, runs
+from sage_lib.experiment.profile import load_profile, profile_names
+from sage_lib.files import read_lines
+from sage_lib.pipeline import cli, consent, gpu_hours, needs, plan, reproduce, stages
+from sage_lib.tasks import public_sets
+from sage_lib.tasks.problem import Problem
+
+ROOT = Path(__file__).parent
+GPU = [name for name in profile_names() if load_profile(name).compute.requires_gpu]
+#: One without SFT, one of all weights, one with both adapters, which together have every path.
+QUICK = ("one_gpu", "paper_distilled", "paper_full")
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_a_dry_run_says_what_a_profile_asks_for(name, capsys, offline):
+    cli.main(["dry-run", "--profile", name])
+    printed = capsys.readouterr().out
+    assert "GPU HOURS, on paper: nothing was timed" in printed
+    assert all(part in printed for part in ("MEMORY OF RL", "DISK, estimated", "the base"))
+
+
+def test_the_profiles_are_the_papers_tables():
+    """Rows of its tables, which data/reported has, are the methods that a profile trains."""
+    from sage_lib.report import reported
+
+    def labels(name):
+        profile = load_profile(name)
+        return ["Base Model", *(method.label for method in profile.methods.values())]
+
+    for name, table in {"paper": "sage_table1", "paper_losses": "sage_table3"}.items():
+        assert labels(name) == list(dict.fromkeys(reported.load(table)["row"]))
+    assert labels("paper_distilled") == ["Base Model", "GRPO", "GRPO + Branch"]
+    cells = {
+        (m.guide["threshold"], m.guide["ratio"])
+        for m in load_profile("paper_grid").methods.values()
+    }
+    assert cells == {(t, r) for t in (0.8, 1.2, 2.0) for r in (0.1, 0.3, 0.5)}
+    assert load_profile("paper_patterns").evaluation.max_new_tokens + 512 == 4096
+    distilled = load_profile("paper_distilled")
+    assert distilled.prompt_limit() + distilled.rl["max_completion_length"] == 8192
+    assert not distilled.sft and load_profile("paper").prompt_limit() == 512
+
+
+def test_what_a_profile_takes_from_paper_is_what_it_would_make_itself():
+    """By their settings alone, since no base is here: the same recipes, under other names too."""
+    paper = {run.recipe for run in runs.policy_runs(load_profile("paper"))}
+    for name in ("paper_ood", "paper_patterns", "paper_perplexity"):
+        assert {run.recipe for run in runs.policy_runs(load_profile(name))} <= paper, name
+    grid = runs.policy_runs(load_profile("paper_grid"))
+    shared = [run.method for run in grid if run.recipe in paper]
+    assert shared == ["base", *["grid_threshold1.2_ratio0.3"] * 3]
+    losses = runs.policy_runs(load_profile("paper_losses"))
+    assert [run.method for run in losses if run.recipe in paper] == ["base"]
+
+
+def test_disk_is_that_of_adapters_where_they_are_kept():
+    """7.6 billion weights of two bytes; an adapter of 20 million of four; a checkpoint of it with
+    two bytes of state for each, three of them; 19 policies x 234 x 256 samples x 768 tokens."""
+    paper = load_profile("paper")
+    parts = needs.disk(paper).set_index("part")["GB"]
+    weights, adapter = 7_615_616_512 * 2e-9, 20_185_088e-9
+    assert parts["the base"] == pytest.approx(weights)
+    assert parts["policies"] == pytest.approx(18 * 4 * adapter)
+    assert parts["checkpoints of what runs"] == pytest.approx(3 * 6 * adapter)
+    assert parts["samples"] == pytest.approx(19 * 234 * 256 * 768 * needs.OF_TOKEN / 1e9)
+    assert needs.disk_gb(paper) == pytest.approx(parts.iloc[:-1].sum())
+    merged = load_profile("paper+compute.keep_adapter=false")
+    assert needs.disk(merged).set_index("part")["GB"]["policies"] == pytest.approx(18 * weights)
+    assert needs.disk_gb(load_profile("smoke")) == 0.2, "as its profile says"
+
+
+def test_the_two_problems_of_appendix_j_are_taken_by_their_ids(monkeypatch):
+    data = load_profile("paper_perplexity").evaluation.data[0]
+    ids = [*data.settings.only, "another"]
+    there = [Problem(name, "aime", f"question {name}", "1", "aime") for name in ids]
+    monkeypatch.setattr(public_sets, "load", lambda *given: there)
+    assert [problem.id for problem in problems.load(data)] == ids[:2]
+    monkeypatch.setattr(public_sets, "load", lambda *given: there[1:])
+    with pytest.raises(SageError, match=r"aime has no problem 'benchmarks/aime2024.jsonl/61'"):
+        problems.load(data)
+
+
+@pytest.mark.parametrize("given", ["{speed: 3}", "{tokens: 0}", "{tokens: [1, 2]}", "{tokens: a}"])
+def test_an_assumption_of_a_profile_that_is_none_is_refused(given):
+    profile = load_profile(f"one_gpu+compute.assume={given}")
+    with pytest.raises(SageError, match=r"compute.assume.\w+: .*a number above 0"):
+        gpu_hours.assumed((), profile.compute.assume)
+
+
+# --- asked before anything starts -----------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine that could run them; what is started is noted, not done."""
+    import torch
+
+    started = []
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(stages, "require_space", lambda *given: None)
+    monkeypatch.setattr(consent.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(consent, "rehearse", lambda profile: started.append("rehearsed"))
+    monkeypatch.setattr(stages, "run", lambda profile, *names: started.append(names))
+    return started
+
+
+RL = ["stage", "rl", "--profile", "paper"]
+
+
+def test_without_a_terminal_nothing_starts_unless_it_is_said(machine, capsys):
+    with pytest.raises(
+        SystemExit, match=r"18 runs of profile paper .* the same command with --yes"
+    ):
+        cli.main(RL)
+    assert machine == ["rehearsed"]
+    cli.main([*RL, "--yes"])
+    assert machine[-1] == ("rl",)
+    told = " ".join(capsys.readouterr().out.split())
+    hours = gpu_hours.table(load_profile("paper"), gpu_hours.ASSUMED).iloc[1:]
+    total = (hours["runs"] * hours["training"]).sum()
+    assert f"about {total:,.0f} GPU hours" in told and "31 GB of a GPU's memory" in told
+
+
+@pytest.mark.parametrize(("answer", "starts"), [("y", True), ("", False), ("no", False)])
+def test_on_a_terminal_it_is_asked(machine, monkeypatch, answer, starts):
+    asked = []
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or answer)
+    if starts:
+        cli.main(RL)
+    else:
+        with pytest.raises(SystemExit, match="nothing was started"):
+            cli.main(RL)
+    assert (("rl",) in machine) == starts
+    assert len(asked) == 1 and asked[0].endswith("Start? [y/N] ")
+
+
+def test_a_run_of_a_stage_asks_for_its_own_hours_and_a_child_asks_nothing(machine, monkeypatch):
+    with pytest.raises(SystemExit, match="1 runs of profile paper ask for about 19 GPU hours"):
+        cli.main([*RL, "--run", "grpo-s3407"])
+    monkeypatch.setattr(consent, "before", lambda *given: pytest.fail("it asked"))
+    monkeypatch.setattr(stages.processes, "end_with_parent", lambda: None)
+    cli.main([*RL, "--child"])
+    reproduce_smoke = load_profile("smoke")
+    monkeypatch.undo()
+    consent.before(reproduce_smoke, stages.STAGES["rl"].runs(reproduce_smoke), False)
+
+
+def test_reproduce_asks_for_what_its_notebooks_need(machine, monkeypatch):
+    with pytest.raises(SageError, match=r"runs of profile one_gpu ask for about 1\.\d GPU hours"):
+        reproduce.reproduce(load_profile("one_gpu"))
+    names = {run.stage for run in reproduce._asked(load_profile("one_gpu"), reproduce.select(None))}
+    assert names == {"sft", "entropies", "rl", "trace", "evaluate"}, "no replay, no effects"
+
+
+# --- refused before the first hour ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "remedy"), [("vllm", "make vllm"), ("bitsandbytes", "make gpu")]
+)
+def test_a_missing_package_is_told_before_sft(package, remedy, monkeypatch):
+    there = lambda name: None if name == package else name  # noqa: E731
+    monkeypatch.setattr(consent.importlib.util, "find_spec", there)
+    with pytest.raises(SageError, match=f"the package {package}, which is missing: {remedy}"):
+        consent.check(load_profile("paper"), {"sft"})
+
+
+def test_replay_under_unsloth_is_refused_before_sft(machine):
+    class Unsloth:
+        backend = "unsloth"
+
+        def __getattr__(self, name):
+            return getattr(load_profile("paper"), name)
+
+    with pytest.raises(SageError, match=r"replay watches every update.*backend=trl"):
+        consent.check(Unsloth(), {"sft", "replay"})
+
+
+def test_settings_that_cannot_work_together_are_refused_before_sft():
+    """By the trainer itself, in a process of its own; the profile as it stands is not refused."""
+    spec = "paper_losses+rl.scale_rewards=batch+train=[bnpo_no_kl, dapo_branch]"
+    with pytest.raises(SageError, match=r"method dapo_branch cannot be trained.*dynamic sampling"):
+        consent.rehearse(load_profile(spec))
+
+
+# --- to the end, with a tiny model ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("stand-in")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAGE_BUILD", str(made))
+        patch.setenv("SAGE_RESULTS", str(made))
+        patch.chdir(made)
+        yield made
+
+
+def to_the_end(name, folder):
+    forks.finish(str(ROOT / "whole_run.py"), name)
+    return load_profile(folder / f"{name}-stand-in.yaml")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in GPU]
+)
+def test_a_profile_runs_to_its_end(name, folder):
+    """Same stages, same methods, two steps; and a policy is kept as the profile says."""
+    real, profile = load_profile(name), to_the_end(name, folder)
+    assert list(profile.methods) == list(real.methods) and bool(profile.sft) == bool(real.sft)
+    for stage in stages.STAGES.values():
+        assert len(stage.runs(profile)) == len({(r.name, r.method) for r in stage.runs(profile)})
+        assert all(run.done() for run in stage.runs(profile)), stage.name
+    for key, _, run in runs.rl_runs(profile):
+        assert len(read_lines(run.measured / "steps.jsonl")) == 2
+        lora = real.methods[key].lora and real.rl_lora is not None
+        assert (run.model / "adapter_config.json").is_file() == lora
+        assert (run.model / "model.safetensors").is_file() != lora
+        assert records.load(run.record)["prompts"] == 64
+
+
+def test_a_kept_adapter_is_the_merged_model(folder):
+    """The same run once more with whole models kept: what is read of an adapter and its base has
+    the very weights that were saved; and both are moved together."""
+    from sage_lib.policy import loading
+
+    profile = to_the_end("one_gpu", folder)
+    whole = load_profile(f"{profile.spec}+compute.keep_adapter=false")
+    base = runs.sft_run(whole)
+    forks.finish("sage_lib.pipeline.stages", "sft", "--profile", whole.spec, "--run", "sft")
+    assert base.weights == runs.sft_run(profile).weights
+    run = runs.rl_run(whole, "grpo_branch", 3407)
+    words = ("rl", "--profile", whole.spec, "--run", run.name)
+    kept = runs.rl_run(profile, "grpo_branch", 3407)
+    (kept.build / "done").rename(kept.build / "aside")  # or it would be taken
+    forks.finish("sage_lib.pipeline.stages", *words)
+    (kept.build / "aside").rename(kept.build / "done")
+    saved = load_file(run.model / "model.safetensors")
+    size = sum(file.stat().st_size for file in kept.model.glob("*.safetensors"))
+    moved = folder / "moved"
+    for place in ("sft", f"rl/{kept.name}"):
+        (moved / place).parent.mkdir(parents=True, exist_ok=True)
+        (runs.paths.build(profile.name) / place).rename(moved / place)
+    model, _ = loading.load(profile, moved / f"rl/{kept.name}" / "model")
+    for place in ("sft", f"rl/{kept.name}"):
+        (moved / place).rename(runs.paths.build(profile.name) / place)
+    loaded = {name: value for name, value in model.state_dict().items() if name in saved}
+    assert set(loaded) == set(saved)
+    assert all((loaded[name] == value).all() for name, value in saved.items())
+    assert size < sum(file.stat().st_size for file in run.model.glob("*.safetensors"))
+
+
+def test_vllm_has_a_gpu_for_itself(folder, monkeypatch):
+    """A module in vLLM's place, which draws two tokens: the model is loaded after it was shut
+    down, to score these; and it reads the base with the adapter that the run kept."""
+    from sage_lib.evaluation import evaluate
+
+    profile = load_profile(f"{to_the_end('one_gpu', folder).spec}+evaluation.engine=vllm")
+    for stage, run in (("sft", "sft"), ("rl", "grpo-s3407")):
+        forks.finish("sage_lib.pipeline.stages", stage, "--profile", profile.spec, "--run", run)
+    policy, told = runs.rl_run(profile, "grpo", 3407), []
+    load = evaluate.loading.load
+    monkeypatch.setattr(
+        evaluate.loading, "load", lambda *given: told.append("loaded") or load(*given)
+    )
+
+    class LLM:
+        def __init__(self, model, **keywords):
+            told.append(model)
+            shut_down = SimpleNamespace(shutdown=lambda: told.append("shut down"))
+            self.llm_engine = SimpleNamespace(engine_core=shut_down)
+
+        def generate(self, requests, parameters, use_tqdm, lora_request):
+            told.append(lora_request)
+            one = SimpleNamespace(token_ids=(5, 6), finish_reason="length")
+            return [SimpleNamespace(outputs=[one]) for _ in requests]
+
+    request = SimpleNamespace(LoRARequest=lambda *given: given)
+    vllm = SimpleNamespace(LLM=LLM, SamplingParams=lambda **keywords: keywords)
+    for name, module in {"vllm": vllm, "vllm.lora": request, "vllm.lora.request": request}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    run = runs.evaluation_run(profile, policy)
+    run.prepare()
+    evaluate.evaluate(profile, run)
+    base = str(runs.sft_run(profile).model)
+    assert told == [base, ("policy", 1, str(policy.model)), "shut down", "loaded", "loaded"]
+    assert run.done() and len(read_lines(run.samples)) == 2 * 4
+
+
+def test_a_profile_takes_base_and_policies_of_the_one_that_it_extends(folder):
+    """As paper_ood does of paper: only its evaluations are made."""
+    profile = to_the_end("one_gpu", folder)
+    file = folder / "other.yaml"
+    file.write_text(
+        f"name: other\nextends: {profile.name}.yaml\nevaluation: {{temperature: 0.7}}\n"
+    )
+    other = load_profile(file)
+    for stage, run in (("sft", "sft"), ("rl", "grpo-s3407"), ("evaluate", "eval-grpo-s3407")):
+        words = ("--profile", str(file), "--run", run)
+        forks.finish("sage_lib.pipeline.stages", stage, *words)
+    own, whose = (runs.rl_run(one, "grpo", 3407) for one in (other, profile))
+    assert own.done() and records.load(own.record) == records.load(whose.record)
+    assert not (own.build / "steps.jsonl").exists(), "nothing was trained"
+    [evaluated] = [e for m, s, e, _ in runs.evaluations(other) if m == "grpo"]
+    assert evaluated.done()
+
+
+def test_prompts_over_the_limit_are_left_out_and_counted(folder, capsys):
+    """Of 8 prompts one is longer than the 40 tokens left beside a completion of 24."""
+    profile = to_the_end("one_gpu", folder)
+    assert profile.prompt_limit() == 40
+    lines = [{"question": f"reach {n} from 1 2 3", "gold": str(n)} for n in range(1, 9)]
+    lines[3]["question"] += " + 1" * 30
+    (folder / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = "{name: file, path: mine.jsonl, question: question, gold: gold, rows: 100}"
+    file = folder / "long.yaml"
+    file.write_text(f"name: long\nextends: {profile.name}.yaml\nrl_data: {data}\n")
+    mine = load_profile(file)
+    table = plan.data_sets(mine).set_index("use")
+    assert table.loc["RL", "problems"] == "7, 1 over 40 tokens left out"
+    for stage, run in (("sft", "sft"), ("rl", "grpo-s3407")):
+        forks.finish("sage_lib.pipeline.stages", stage, "--profile", str(file), "--run", run)
+    run = runs.rl_run(mine, "grpo", 3407)
+    record = records.load(run.record)
+    assert (record["prompts"], record["too_long"]) == (7, 1)
+    short = load_profile(f"{file}+rl.max_completion_length=60")
+    from sage_lib.training import rl
+
+    _, tokenizer = rl.loading.load(mine, run.model)
+    with pytest.raises(SageError, match=r"no prompt of .* has at most 4 tokens"):
+        rl.within_limit(short, short.rl, tokenizer)
