@@ -101,7 +101,7 @@ def test_the_same_cells_train_a_model_that_reads(tmp_path, monkeypatch):
 
 
 def test_a_live_curve_keeps_what_was_logged_and_draws_a_panel_a_column(tmp_path):
-    from sage_lib.training.live import LiveCurve
+    from sage_lib.report.live import LiveCurve
 
     curve = LiveCurve("reward", "never", every=2)
     state, control = TrainerState(max_steps=3), TrainerControl()
