@@ -104,7 +104,7 @@ def test_figures_are_drawn_in_the_report_alone():
 
 
 def test_reading_results_loads_no_training_code():
-    """Everything that draws and tabulates measured files, not theory's figures and training's curve."""
+    """Everything that draws and tabulates measured files: not theory, not training's curve."""
     others = {"report.theory_figures", "report.live"}
     readers = [m for m in MODULES if m.startswith("report.") and m not in others]
     readers += ["evaluation.metrics", "evaluation.counts", "experiment.profile"]

@@ -1,5 +1,5 @@
-"""The walk, notebooks 04, 06 and 07: their cells end at the weights of the library's own run, train a
-model that reads as well, and leave a usable kernel when they are stopped."""
+"""The walk, notebooks 04, 06 and 07: their cells end at the weights of the library's own run, train
+a model that reads as well, and leave a usable kernel when they are stopped."""
 
 import time
 from importlib.util import find_spec
