@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-# first: Unsloth patches what is imported after it
+# First: Unsloth, where it is needed, comes before what it patches.
 from sage_lib.algorithm.backend import (
+    REPLACED,
     GRPOTrainer,
     add_fused_lm_head,
     disable_dropout_in_model,
@@ -203,9 +204,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no
         # entropies: there the anchor is shaped where the reference is scored, at the price of one
         # forward pass without a gradient.
-        classes = [f"{c.__module__}.{c.__qualname__}" for c in type(self).__mro__]
-        replaced = any("unsloth" in name.lower() for name in classes)
-        self._seam: Literal["loss", "scoring"] = "scoring" if replaced else "loss"
+        self._seam: Literal["loss", "scoring"] = "scoring" if REPLACED else "loss"
         self._require_usable()
         if reference is not None:
             self._anchor_to(reference)

@@ -185,6 +185,8 @@ class Compute:
     threads: int = 1  # of one process
     parallel: int = 1  # processes at a time
     disk_gb: float = 0.2  # that its build may take
+    #: What RL trains with: plain TRL and PEFT, or Unsloth (profile_checks.BACKENDS).
+    backend: str = "trl"
     #: RL, of SageTrainer: completions are drawn and scored with the adapter merged,
     merge_adapter: bool = False
     #: and scored with others of about their length.

@@ -9,7 +9,7 @@ record says whether the weights came out the same.
 import shutil
 from typing import Any
 
-# First: Unsloth patches what is imported after it.
+# First: Unsloth, where it is needed, comes before what it patches.
 from sage_lib.training import rl
 
 # isort: split
@@ -36,7 +36,7 @@ from sage_lib.policy import token_groups
 from sage_lib.policy.loading import weights_hash
 from sage_lib.policy.token_signals import gradient_norm
 from sage_lib.training.callbacks import StepLog, taken_back
-from sage_lib.training.sft import merged
+from sage_lib.training.models import merged
 
 #: Updates of which one row holds the means.
 BLOCK = 10
