@@ -69,7 +69,7 @@ test: $(VENV)/installed
 		--no-loadscope-reorder
 
 test-gpu: $(VENV)/installed
-	$(RUN) -m pytest -m gpu -rs -s
+	$(RUN) -m pytest tests/test_gpu.py -m gpu -rs -s
 
 test-slow: $(VENV)/installed
 	$(RUN) -m pytest -m slow -rs

@@ -1,7 +1,9 @@
 """What trains: plain TRL and PEFT, or Unsloth, which must then be imported first."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,3 +163,15 @@ def test_both_backends_train_the_same_model(tiny_model, dtype):
         assert weight.dtype == others[name].dtype and torch.equal(weight, others[name])
         assert weight.requires_grad == others[name].requires_grad == ("lora_" in name)
     assert {str(w.dtype) for n, w in ours.items() if "lora_" not in n} == {f"torch.{dtype}"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["trl", "unsloth"])
+def test_what_make_test_gpu_starts_runs_here_too(backend):
+    """On a processor: tests/test_gpu.py looks at the same on a GPU."""
+    script = Path(__file__).with_name("gpu_run.py")
+    done = subprocess.run([sys.executable, script, backend], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.strip().splitlines()[-1].removeprefix("SAID "))
+    assert said["first"]["found"] == pytest.approx(said["first"]["expected"], abs=1e-4)
+    assert said["first"]["padding"] > 0 and len(said["runs"]) == 6
