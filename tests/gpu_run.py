@@ -1,8 +1,8 @@
 """A few steps of SageTrainer by one backend, and what came of them as JSON.
 
-``python gpu_run.py trl`` or ``unsloth``; ``vllm`` after it: completions are drawn by vLLM; ``model``
-after it: with the model in the folder SAGE_GPU_MODEL. A process of its own: Unsloth must be
-imported before TRL, or not at all.
+``python gpu_run.py trl`` or ``unsloth``; ``vllm`` after it: completions are drawn by vLLM;
+``model`` after it: with the model in the folder SAGE_GPU_MODEL. A process of its own: Unsloth must
+be imported before TRL, or not at all.
 """
 
 import dataclasses

@@ -86,6 +86,7 @@ except Exception as error:
 
 def test_unsloth_does_not_come_after_trl_on_a_gpu(monkeypatch):
     monkeypatch.setattr(unsloth_first, "is_loaded", lambda: False)
+    monkeypatch.setattr(unsloth_first, "is_installed", lambda: True)
     monkeypatch.setattr(unsloth_first, "has_gpu", lambda: True)
     monkeypatch.setitem(sys.modules, "trl", object())
     with pytest.raises(SageError, match="imported before them: start a new process"):
@@ -135,6 +136,7 @@ def test_a_stage_imports_unsloth_first_where_its_run_trains_with_it(
 def test_rl_is_refused_in_a_process_with_the_other_backend(monkeypatch):
     from sage_lib.training import rl
 
+    monkeypatch.setattr(unsloth_first, "load", lambda: None)
     monkeypatch.setattr(rl, "REPLACED", True)
     with pytest.raises(SageError, match=r"train RL in a process of its own"):
         rl._by_unsloth(load_profile("smoke"))

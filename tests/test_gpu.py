@@ -61,13 +61,8 @@ def card():
 
 def process(*words, **more):
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env=os.environ | more,
-    )
+    command, environment = [sys.executable, *words], os.environ | more
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
     print(f"{' '.join(words)}: {time.perf_counter() - started:.0f} s, status {done.returncode}")
     return done
 

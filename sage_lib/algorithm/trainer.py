@@ -575,8 +575,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _same_weights(self) -> bool:
         """Whether policy and reference have the same weights on every process, up to the rounding
-        of the coarser precision. False where that cannot be seen: ZeRO hands out no whole weights,
-        and the reference of a new adapter is the model without it."""
+        of the coarser precision. False where that cannot be seen: ZeRO hands out no whole weights.
+        The reference of an adapter without a copy is the model without it: equal while LoRA's B
+        matrices are 0."""
         policy = dict(self.accelerator.unwrap_model(self.model).named_parameters())
         if self.ref_model is not None:
             model = self.accelerator.unwrap_model(self.ref_model)
@@ -584,6 +585,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         else:
             copies = [(n, p) for n, p in policy.items() if _is_of_reference_adapter(n)]
             reference = {n.replace(".ref.", ".default."): p for n, p in copies}
+        if self.ref_model is None and not reference:
+            reference = {n: torch.zeros_like(p) for n, p in policy.items() if ".lora_B." in n}
         seen = bool(reference) and not self.is_deepspeed_enabled
         same = seen and all(n in policy and _equal(policy[n], p) for n, p in reference.items())
         everywhere = self.accelerator.gather(torch.tensor([same], device=self.accelerator.device))
