@@ -49,7 +49,7 @@ from sage_lib.algorithm.advantages import (
 )
 from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabulary, build_anchor
 from sage_lib.algorithm.batches import Batch, counted_tokens, groups_without_spread, replace_rows
-from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
+from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q, try_guide
 from sage_lib.algorithm.merging import merged_adapters
 from sage_lib.algorithm.packing import Packing
 from sage_lib.algorithm.padding import by_length, depends_on_width
@@ -128,10 +128,11 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning.
 
     Args:
-        guide: maps a GuideInputs, whose tensors have shape (batch, time), to q of that shape; None
-            is plain GRPO. Entropies are in nats, at the sampling temperature. q is a constant to
-            the gradient, is computed once for every batch of completions, and stays fixed while
-            that batch is optimised (Section 4), also over ``num_iterations`` > 1. It shapes
+        guide: maps a GuideInputs to q of shape (batch, time); None is plain GRPO. A GuideInputs has
+            ``entropies`` (nats, at the sampling temperature), ``logps``, ``mask`` and ``ids`` of
+            that shape, ``progress`` and ``generator``. q counts as 1 outside the mask. It is a
+            constant to the gradient, is computed once for every batch of completions, and stays
+            fixed while it is optimised (Section 4), also over ``num_iterations`` > 1. It shapes
             training; an evaluation's KL is the one to pi_ref.
         anchor: how the KL term is estimated, a name of ``anchors.ANCHORS`` or an Anchor. "k3": per
             token, eq. 38, as the paper's code, the default with a guide. "k3_corrected": per token,
@@ -204,6 +205,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         if guide is not None:
             check_guide(guide)
+            try_guide(guide)
         chosen = None if anchor is None else build_anchor(anchor)
         self.advantage = None if advantage is None else build_advantage(advantage)
         super().__init__(*args, **kwargs)
