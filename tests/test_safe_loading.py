@@ -68,17 +68,19 @@ def test_a_model_of_pickled_weights_is_refused(pickled, tmp_path):
 
 
 def test_no_loader_of_models_reads_pickled_weights(pickled):
-    from sage_lib.training.sft import load_model
+    from sage_lib.training.models import load_model
 
     profile = load_profile("smoke")
     with pytest.raises(OSError, match="safetensors"):
         loading.load(profile, pickled)
     with pytest.raises(OSError, match="safetensors"):
-        load_model(profile, pickled, full=True, checkpointing=False)
+        load_model(profile, pickled, True, False, by_unsloth=False)
+    with pytest.raises(OSError, match="safetensors"):
+        load_model(profile, pickled, True, False, by_unsloth=True)
 
 
 def test_code_beside_a_model_is_not_run(tiny_model, tmp_path, mark):
-    from sage_lib.training.sft import load_model
+    from sage_lib.training.models import load_model
 
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
@@ -89,7 +91,7 @@ def test_code_beside_a_model_is_not_run(tiny_model, tmp_path, mark):
     profile = load_profile("smoke")
     for model in (
         loading.load(profile, folder)[0],
-        load_model(profile, folder, full=True, checkpointing=False)[0],
+        *(load_model(profile, folder, True, False, one)[0] for one in (False, True)),
     ):
         assert type(model).__name__ == "Qwen2ForCausalLM"
 

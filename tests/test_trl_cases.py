@@ -804,6 +804,7 @@ def run_by_all(build, case, tokenizer=None, generate=None, **given):
         if generate is not None:
             trainer.model.generate = generate
         before = parameters(trainer)
+        watching.counted.clear()  # it was tried
         trainer.train()
         trained[arm], counted[arm] = trainer, parameters(trainer)
         assert all(not torch.equal(p, counted[arm][n]) for n, p in before.items())

@@ -15,6 +15,7 @@ from sage_lib.paths import ROOT
 #: Methods that SageTrainer overrides or calls, with their parameters after self.
 METHODS = {
     "_compute_loss": "model inputs",
+    "compute_loss": "model inputs return_outputs num_items_in_batch",
     "_get_per_token_logps_and_entropies": (
         "model input_ids attention_mask logits_to_keep batch_size compute_entropy compute_aux_loss "
         "pixel_values image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles "

@@ -14,6 +14,7 @@ import pytest
 
 from sage_lib.errors import SageError
 from sage_lib.paths import ROOT
+from sage_lib.tasks import verifier as judging
 from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_answer
 
 
@@ -219,6 +220,31 @@ def test_threads_share_it(verifier):
     for thread in threads:
         thread.join()
     assert found == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("texts", "boxed", "found", "remedy"),
+    [
+        ([r"it is \boxed{3}", "3"], False, r"ends in 'it is \\boxed{3}'", "with boxed=True"),
+        (["3", "4"], False, "looks for <SOLUTION>...</SOLUTION>", "with boxed=True"),
+        (["<SOLUTION> 3 </SOLUTION>"], True, r"looks for \boxed{...}", "without boxed=True"),
+    ],
+)
+def test_a_first_batch_of_which_nothing_is_read_is_said_once(
+    monkeypatch, caplog, texts, boxed, found, remedy
+):
+    monkeypatch.setattr(judging, "_FIRST_SEEN", set())
+    for _ in range(2):
+        assert accuracy_reward(texts, ["3"] * len(texts), boxed=boxed) == [0.0] * len(texts)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert found in said and remedy in said
+
+
+def test_a_first_batch_of_which_something_is_read_is_not_spoken_of(monkeypatch, caplog):
+    monkeypatch.setattr(judging, "_FIRST_SEEN", set())
+    accuracy_reward(["<SOLUTION> 5 </SOLUTION>", "4"], ["4"] * 2)
+    accuracy_reward(["4", "4"], ["4"] * 2)  # a policy may well forget the form later
+    assert not caplog.records
 
 
 def test_reward_takes_texts_and_conversations():

@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Extras that are installed with the project itself: its tests and its habits.
-LOCKED_EXTRAS = ("test", "dev")
+#: Extras that are installed with the project itself: Unsloth, its tests and its habits.
+LOCKED_EXTRAS = ("unsloth", "test", "dev")
 #: Unsloth's GPU-only needs come with the extra "gpu"; torch's CUDA build brings triton.
 GPU_ONLY = {"torchvision", "xformers", "bitsandbytes", "torchao", "diffusers", "triton"}
 #: Needed to install the project itself, editable and without a network.

@@ -115,9 +115,9 @@ class Anchor:
                 "the anchor cannot be shaped inside Liger's kernel: set use_liger_kernel to False"
             )
         if setting.at_scoring and not self.works_at_scoring:
-            working = [anchor.name for anchor in ANCHORS.values() if anchor.works_at_scoring]
+            working = [repr(anchor.name) for anchor in ANCHORS.values() if anchor.works_at_scoring]
             yield (
-                f"Unsloth's GPU trainer has the loss of the anchor {' and '.join(working)!r} only, "
+                f"Unsloth's GPU trainer has the loss of the anchor {' and '.join(working)} only, "
                 f"not of {self.name!r}: use plain TRL for it"
             )
 
@@ -161,6 +161,7 @@ class K3Corrected(Anchor):
 
     name = "k3_corrected"
     bias_corrected = True
+    works_at_scoring = True
 
 
 class BesideTrl(Anchor):

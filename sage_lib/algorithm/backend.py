@@ -1,27 +1,20 @@
-"""The one place that imports Unsloth and TRL, in the order that works.
+"""The one place that imports TRL: plain, unless the process imported Unsloth first.
 
-Unsloth comes first: on a GPU it replaces TRL's trainers, and on a CPU without Triton plain TRL 1.15
-has no kernel for its chunked log-probabilities until Unsloth supplies one. Every module that trains
-imports from here.
+Every module that trains imports from here. Unsloth is imported first where this TRL cannot train on
+this machine without it (:mod:`unsloth_first`), and nowhere else.
 """
 
-import os
 from typing import TYPE_CHECKING, Any
 
-# TRL and Unsloth write caches of compiled code below the working directory unless told otherwise;
-# one run's cache must not meet another's, so the stages point this at their own folder before they
-# import this module.
-os.environ.setdefault(
-    "UNSLOTH_COMPILE_LOCATION",
-    os.path.join(os.path.expanduser("~"), ".cache", "sage-companion", "unsloth"),
-)
+from sage_lib.algorithm import unsloth_first
 
-# isort: off
-import unsloth  # noqa: F401  (must come before trl)
+if unsloth_first.is_needed():
+    unsloth_first.load("trl 1.16 or newer, which trains without a GPU by itself")
+
+# isort: split
+
 import trl
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, use_adapter
-from unsloth import FastLanguageModel
-# isort: on
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
@@ -34,8 +27,13 @@ else:
     GRPOConfig, GRPOTrainer = trl.GRPOConfig, trl.GRPOTrainer
     SFTConfig, SFTTrainer = trl.SFTConfig, trl.SFTTrainer
 
+#: Whether Unsloth has put a trainer of its own in the place of GRPOTrainer, as it does on a GPU.
+REPLACED: bool = any(
+    "unsloth" in f"{cls.__module__}.{cls.__qualname__}".lower() for cls in GRPOTrainer.__mro__
+)
+
 __all__ = [
-    "FastLanguageModel",
+    "REPLACED",
     "GRPOConfig",
     "GRPOTrainer",
     "SFTConfig",

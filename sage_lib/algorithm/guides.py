@@ -1,8 +1,9 @@
 """Guides: q of shape (batch, time) from signals that the loss's own forward pass gives (eq. 9-12).
 
-A guide is any callable that takes a :class:`GuideInputs` and returns q. q is positive, exactly 1
-outside the completion mask, and clamped to [low, high]. Guides hold no state: their noise comes
-from the generator they are handed, and the trainer saves that generator with its checkpoints.
+A guide is any callable that takes a :class:`GuideInputs` and returns q. q is positive; outside the
+completion mask it counts as 1, whatever a guide returns there. Those here clamp it to [low, high].
+Guides hold no state: their noise comes from the generator they are handed, and the trainer saves
+that generator with its checkpoints.
 
 Profiles choose a guide by a mapping, ``{name: token, weight: rank}``: a name of :data:`GUIDES` and
 parameters of that class. This module loads without torch, so that a choice can be checked, and its
@@ -27,16 +28,38 @@ if TYPE_CHECKING:
 LOW, HIGH = 0.6, 1.4
 
 
+class NoSuchInput(SageError, AttributeError):
+    """A guide asked for what :class:`GuideInputs` does not have."""
+
+
 @dataclass(frozen=True)
 class GuideInputs:
-    """What a guide sees of a batch of completions; every tensor has shape (batch, time)."""
+    """What a guide sees of a batch of completions; every tensor has shape (batch, time).
 
-    entropies: torch.Tensor  # of the next token's distribution before each token, nats (eq. 12)
-    logps: torch.Tensor  # log pi of the sampled tokens
-    mask: torch.Tensor  # 1 on completion tokens, else 0
-    progress: float  # how far the run is, in [0, 1]
-    generator: torch.Generator  # the only source of noise, on the CPU
-    ids: torch.Tensor  # the sampled tokens
+    Attributes:
+        entropies: of the next token's distribution before each token, nats, at the sampling
+            temperature (eq. 12).
+        logps: log pi of the sampled tokens.
+        mask: 1 on completion tokens, else 0.
+        progress: how far the run is, in [0, 1].
+        generator: the only source of noise, on the CPU.
+        ids: the sampled tokens.
+    """
+
+    entropies: torch.Tensor
+    logps: torch.Tensor
+    mask: torch.Tensor
+    progress: float
+    generator: torch.Generator
+    ids: torch.Tensor
+
+    if not TYPE_CHECKING:  # a checker that sees it lets every name pass
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("__"):  # what copy and pickle ask every object for
+                raise AttributeError(name)
+            known = ", ".join(f.name for f in dataclasses.fields(GuideInputs))
+            raise NoSuchInput(f"a guide's inputs have no {name!r}: there are {known}")
 
 
 #: Any callable from GuideInputs to q.
@@ -340,8 +363,37 @@ def check_guide(guide: object) -> None:
         ) from None
 
 
+def try_guide(guide: Guide) -> None:
+    """Call a guide on six tokens. SageError where it asks for an input that there is not, or
+    returns no value for each token: else that would come to light after the first generation.
+
+    Another error is none of this: what a guide brings along may lie on another device.
+    """
+    import torch
+
+    tokens = torch.arange(6).view(2, 3)
+    inputs = GuideInputs(
+        entropies=0.5 + 0.3 * tokens,
+        logps=-0.1 - 0.4 * tokens,
+        mask=torch.tensor([[1, 1, 1], [1, 1, 0]]),
+        progress=0.0,
+        generator=torch.Generator().manual_seed(0),
+        ids=tokens,
+    )
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            q = guide(inputs)
+        except NoSuchInput:
+            raise
+        except Exception:
+            return
+    if not isinstance(q, torch.Tensor) or q.shape != tokens.shape:
+        check_q(q, inputs)
+
+
 def check_q(q: object, inputs: GuideInputs) -> torch.Tensor:
-    """``q`` as a guide returned it, if it is what eq. 7 needs; otherwise a SageError."""
+    """``q`` as a guide returned it, 1 outside the mask, if it is what eq. 7 needs; otherwise a
+    SageError."""
     import torch
 
     wanted = (
@@ -352,6 +404,7 @@ def check_q(q: object, inputs: GuideInputs) -> torch.Tensor:
         raise SageError(f"{wanted}, not {q!r} of type {type(q).__name__}")
     if q.shape != inputs.logps.shape:
         raise SageError(f"{wanted}, not a tensor of shape {tuple(q.shape)}")
+    q = q.where(inputs.mask.bool(), 1.0)
     if not q.isfinite().all() or (q <= 0).any():
         raise SageError(f"{wanted}, and some are not")
     return q

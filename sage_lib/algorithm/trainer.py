@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-# first: Unsloth patches what is imported after it
+# First: Unsloth, where it is needed, comes before what it patches.
 from sage_lib.algorithm.backend import (
+    REPLACED,
     GRPOTrainer,
     add_fused_lm_head,
     disable_dropout_in_model,
@@ -48,8 +49,9 @@ from sage_lib.algorithm.advantages import (
 )
 from sage_lib.algorithm.anchors import Anchor, Setting, Shaped, Tokens, Vocabulary, build_anchor
 from sage_lib.algorithm.batches import Batch, counted_tokens, groups_without_spread, replace_rows
-from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
+from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q, try_guide
 from sage_lib.algorithm.merging import merged_adapters
+from sage_lib.algorithm.packing import Packing
 from sage_lib.algorithm.padding import by_length, depends_on_width
 from sage_lib.algorithm.prompt_order import EpochOrder
 from sage_lib.algorithm.reference_reset import ReferenceReset
@@ -69,12 +71,24 @@ REFERENCE_HIDDEN = "ref_hidden"
 #: Ours in the batch while dynamic sampling replaces its rows: each reward times its weight, shape
 #: (batch, reward functions).
 REWARD_TERMS = "reward_terms"
+#: Ours in the first batches on Unsloth's trainer: the KL that its loss must have, (batch, time).
+EXPECTED_KL = "expected_kl"
+#: What Unsloth's trainer keeps in a layout of its own (:mod:`packing`).
+PACKED = ("ref_per_token_logps", "old_per_token_logps")
+#: Its mark of that layout in the batch: the padding of the most padded prompt, for every row.
+MOST_PADDING = "max_left_pad"
+#: Its loss clamps the log-ratio of the KL and the KL itself, nats.
+UNSLOTHS_CLAMPS = (20.0, 10.0)
 #: Mean k3 between the policy and its reference at the first step above which their weights are
 #: compared. A trigger, no test: of equal weights it is 0 in float32, and rounding in bfloat16.
 START_KL = 1e-3
 #: How far the log-probability of a token, computed twice, may lie apart on average: in float32, and
 #: where one of the two is rounded to bfloat16.
 SINGLE_GAP, HALF_GAP = 1e-3, 0.15
+#: Share of the expected KL by which Unsloth's may miss it, where either is in half precision.
+HALF_SHARE = 0.25
+#: Float32 logits at a time, where the policy is scored beside the loss: 1 GB.
+LOGITS = 2**28
 #: Tokens over whose whole vocabulary the canary of an anchor looks.
 CANARY_TOKENS = 64
 #: File of a checkpoint with the reference's weights, where ``sync_ref_model`` moves them.
@@ -114,10 +128,11 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning.
 
     Args:
-        guide: maps a GuideInputs, whose tensors have shape (batch, time), to q of that shape; None
-            is plain GRPO. Entropies are in nats, at the sampling temperature. q is a constant to
-            the gradient, is computed once for every batch of completions, and stays fixed while
-            that batch is optimised (Section 4), also over ``num_iterations`` > 1. It shapes
+        guide: maps a GuideInputs to q of shape (batch, time); None is plain GRPO. A GuideInputs has
+            ``entropies`` (nats, at the sampling temperature), ``logps``, ``mask`` and ``ids`` of
+            that shape, ``progress`` and ``generator``. q counts as 1 outside the mask. It is a
+            constant to the gradient, is computed once for every batch of completions, and stays
+            fixed while it is optimised (Section 4), also over ``num_iterations`` > 1. It shapes
             training; an evaluation's KL is the one to pi_ref.
         anchor: how the KL term is estimated, a name of ``anchors.ANCHORS`` or an Anchor. "k3": per
             token, eq. 38, as the paper's code, the default with a guide. "k3_corrected": per token,
@@ -190,6 +205,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         if guide is not None:
             check_guide(guide)
+            try_guide(guide)
         chosen = None if anchor is None else build_anchor(anchor)
         self.advantage = None if advantage is None else build_advantage(advantage)
         super().__init__(*args, **kwargs)
@@ -203,9 +219,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         # Unsloth's GPU replacement of GRPOTrainer computes its loss elsewhere and returns no
         # entropies: there the anchor is shaped where the reference is scored, at the price of one
         # forward pass without a gradient.
-        classes = [f"{c.__module__}.{c.__qualname__}" for c in type(self).__mro__]
-        replaced = any("unsloth" in name.lower() for name in classes)
-        self._seam: Literal["loss", "scoring"] = "scoring" if replaced else "loss"
+        self._seam: Literal["loss", "scoring"] = "scoring" if REPLACED else "loss"
         self._require_usable()
         if reference is not None:
             self._anchor_to(reference)
@@ -418,8 +432,7 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         mask, reference = counted_tokens(batch), batch["ref_per_token_logps"]
         kl_ref = self._mean(anchors.k3(reference, logps), mask)
         self._record("kl_ref", kl_ref)  # not where the anchor scores the reference
-        if self.state.global_step == 0 and self._step == 0 and kl_ref > START_KL:
-            self._require_start(passing)
+        self._require_start(kl_ref, partial(self._quiet_kl, passing))
         if self.anchor is None:
             return
         fixed = self._fixed_for(self.anchor, batch, logps, entropies)
@@ -503,11 +516,13 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             asked = self._reduced(first_loss, batch).item() + self._routers_share(passing)
             self._require_equal("loss", loss.item(), asked)
 
-    def _require_equal(self, name: str, found: float, expected: float) -> None:
-        if not abs(found - expected) <= 1e-5 + 1e-3 * abs(expected):  # nor where it is no number
+    def _require_equal(
+        self, name: str, found: float, expected: float, share: float = 1e-3, least: float = 1e-5
+    ) -> None:
+        if not abs(found - expected) <= least + share * abs(expected):  # nor where it is no number
             raise SageError(
                 f"the guide did not reach the loss ({name} {found:.3g} instead of {expected:.3g}): "
-                f"this version of TRL reads the reference elsewhere; use the pinned one"
+                f"this version of TRL or Unsloth reads the reference elsewhere; use the pinned one"
             )
 
     def _loss_is_plain(self) -> bool:
@@ -540,15 +555,16 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     # -- the start ---------------------------------------------------------------------------------
 
-    def _require_start(self, passing: _Pass) -> None:
+    def _require_start(self, kl_ref: float, quiet_kl: Callable[[], float]) -> None:
         """Raise a SageError where the reference is another policy than the one that starts.
 
         Precision, dropout and noise on embeddings (NEFTune) part two equal policies too: what
         counts is whether they have the same weights, or score alike without that noise.
         """
-        if self.other_reference or self._same_weights():
+        first = self.state.global_step == 0 and self._step == 0
+        if not first or kl_ref <= START_KL or self.other_reference or self._same_weights():
             return
-        kl = self._quiet_kl(passing)
+        kl = quiet_kl()
         if kl <= START_KL:
             return
         remedy = "merge the SFT adapter and save the model before RL"
@@ -561,8 +577,9 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _same_weights(self) -> bool:
         """Whether policy and reference have the same weights on every process, up to the rounding
-        of the coarser precision. False where that cannot be seen: ZeRO hands out no whole weights,
-        and the reference of a new adapter is the model without it."""
+        of the coarser precision. False where that cannot be seen: ZeRO hands out no whole weights.
+        The reference of an adapter without a copy is the model without it: equal while LoRA's B
+        matrices are 0."""
         policy = dict(self.accelerator.unwrap_model(self.model).named_parameters())
         if self.ref_model is not None:
             model = self.accelerator.unwrap_model(self.ref_model)
@@ -570,6 +587,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         else:
             copies = [(n, p) for n, p in policy.items() if _is_of_reference_adapter(n)]
             reference = {n.replace(".ref.", ".default."): p for n, p in copies}
+        if self.ref_model is None and not reference:
+            reference = {n: torch.zeros_like(p) for n, p in policy.items() if ".lora_B." in n}
         seen = bool(reference) and not self.is_deepspeed_enabled
         same = seen and all(n in policy and _equal(policy[n], p) for n, p in reference.items())
         everywhere = self.accelerator.gather(torch.tensor([same], device=self.accelerator.device))
@@ -583,19 +602,14 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         assert passing.score is not None
         reference = passing.batch["ref_per_token_logps"]
-        modes = [(module, module.training) for module in passing.model.modules()]
         hidden, self._hidden = self._hidden, None
-        passing.model.eval()
-        try:
+        with _without_noise(passing.model):
             logps, *_ = passing.score()
             if self.ref_model is None:
                 model = self.accelerator.unwrap_model(self.model)
                 with use_adapter(model, "ref" if "ref" in model.peft_config else None):
                     reference, *_ = passing.score()
-        finally:
-            self._hidden = hidden
-            for module, training in modes:
-                module.training = training
+        self._hidden = hidden
         return self._mean(anchors.k3(reference, logps), counted_tokens(passing.batch))
 
     # -- hidden states -----------------------------------------------------------------------------
@@ -691,8 +705,14 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         batch = self._scored(inputs)
-        if not self.dynamic_sampling or not self.model.training:
-            return batch
+        if self.dynamic_sampling and self.model.training:
+            batch = self._resampled(batch)
+        if self._is_packed(batch):
+            self._pack(batch)
+        return batch
+
+    def _resampled(self, batch: Batch) -> Batch:
+        """``batch`` after dynamic sampling."""
         rounds = 1
         while rounds <= self.dynamic_sampling and self._any_without_spread(batch):
             batch = self._refilled(batch)
@@ -744,6 +764,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             batch[REFERENCE_HIDDEN] = states.detach()
         self._hidden = None
         training = self.model.training
+        if self._is_packed(batch):
+            self._unpack(batch)
         if self.dynamic_sampling and training:
             batch[REWARD_TERMS] = self._own_reward_terms(batch)
         if isinstance(self.advantage, CompletionShaper) and training:
@@ -786,29 +808,101 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
         batch["advantages"] = shaped
         self._log_advantages(shaped.unsqueeze(1), touched, mask)
 
+    # -- the seam "scoring", on Unsloth's trainer --------------------------------------------------
+
+    def _is_packed(self, batch: Batch) -> bool:
+        """Whether Unsloth keeps this batch of training in its layout: it does for texts."""
+        return self._seam == "scoring" and self.model.training and MOST_PADDING in batch
+
+    def _packing(self, batch: Batch) -> Packing:
+        return Packing(batch["prompt_ids"], batch["completion_ids"], self._tokenizer.pad_token_id)
+
+    def _unpack(self, batch: Batch) -> None:
+        """Log-probabilities in shape (batch, time), as everything here reads them."""
+        packing = self._packing(batch)
+        for key in PACKED:
+            if key not in batch:
+                continue
+            if batch[key].shape[1] != packing.width:
+                raise SageError(
+                    f"Unsloth keeps {key} in {batch[key].shape[1]} columns, not {packing.width}: "
+                    "use the pinned version, or set compute.backend to trl"
+                )
+            batch[key] = packing.unpack(batch[key])
+
+    def _pack(self, batch: Batch) -> None:
+        """Back into Unsloth's layout, of the rows that the batch now has."""
+        packing = self._packing(batch)
+        for key in PACKED:
+            if key in batch:
+                batch[key] = packing.pack(batch[key])
+        batch[MOST_PADDING] = torch.full_like(batch[MOST_PADDING], packing.padding)
+
     @torch.no_grad()
     def _shape_scored(self, batch: Batch) -> None:
-        """The seam "scoring": q from a pass of its own, put into the reference log-probabilities of
-        the whole batch."""
+        """q from a pass of its own, put into the reference log-probabilities of the whole batch."""
         mask, reference = counted_tokens(batch), batch["ref_per_token_logps"]
-        if reference.shape != mask.shape:
-            raise SageError(
-                f"the reference is scored in shape {tuple(reference.shape)}, the completions have "
-                f"{tuple(mask.shape)}: this version of Unsloth packs them differently; "
-                f"use plain TRL"
-            )
         logps, entropies = self._policy_signals(batch)
-        self._record("kl_ref", self._mean(anchors.k3(reference, logps), mask))
+        kl_ref = self._mean(anchors.k3(reference, logps), mask)
+        self._record("kl_ref", kl_ref)
+        self._require_start(kl_ref, partial(self._quiet_kl_at_scoring, batch))
         if self.guide is not None:
-            batch["ref_per_token_logps"] = reference + self._log_q(batch, logps, entropies)
+            reference = reference + self._log_q(batch, logps, entropies)
+            batch["ref_per_token_logps"] = reference
+        if not self._guide_checked:
+            most_ratio, most = UNSLOTHS_CLAMPS
+            ratio = (reference - logps).clamp(-most_ratio, most_ratio)
+            batch[EXPECTED_KL] = anchors.k3(ratio, torch.zeros_like(ratio)).clamp(max=most)
+
+    @torch.no_grad()
+    def _quiet_kl_at_scoring(self, batch: Batch) -> float:
+        """:meth:`_quiet_kl` of a batch whose reference Unsloth scored, which it does without."""
+        with _without_noise(self.model):
+            logps, _ = self._policy_signals(batch)
+        return self._mean(anchors.k3(batch["ref_per_token_logps"], logps), counted_tokens(batch))
+
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: Batch, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Unsloth's loss stands here, and not in ``_compute_loss``; so does its canary."""
+        loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
+        if self.model.training and EXPECTED_KL in inputs and not self._guide_checked:
+            expected = self._mean_of_rows(inputs)
+            if math.isnan(expected):  # in which no token counts
+                return loss
+            self._guide_checked = True
+            half = self.accelerator.mixed_precision != "no" or self.model.dtype.itemsize < 4
+            share, least = (HALF_SHARE, START_KL) if half else (1e-3, 1e-5)
+            found = self._metrics["train"]["kl"][-1]
+            self._require_equal("KL", found, expected, share, least)
+        return loss
+
+    def _mean_of_rows(self, batch: Batch) -> float:
+        """The expected KL as Unsloth logs it: of each completion, then of this process's rows; its
+        loss counts no token whose id is that of padding."""
+        counted = counted_tokens(batch) * (batch["completion_ids"] != self._tokenizer.pad_token_id)
+        rows = (batch[EXPECTED_KL] * counted).sum(1) / counted.sum(1).clamp(min=1)
+        mean: float = rows[counted.sum(1) > 0].mean().item()
+        return mean
+
+    # -- the policy's own signals ------------------------------------------------------------------
 
     def _policy_signals(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """log pi of the sampled tokens and the entropies before them (nats), shape (batch, time),
-        a training batch at a time."""
-        drawn = batch["completion_ids"]
-        ids = torch.cat([batch["prompt_ids"], drawn], 1)
+        """log pi of the sampled tokens and the entropies before them (nats), shape (batch, time), a
+        training batch at a time, and no more rows than :data:`LOGITS` allows.
+
+        On Unsloth's trainer with padding on the right: its models see none on the left.
+        """
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        size, start = self.args.per_device_train_batch_size, batch["prompt_ids"].shape[1]
+        start = batch["prompt_ids"].shape[1]
+        packing = self._packing(batch) if self._seam == "scoring" else None
+        if packing is not None:
+            ids, attention, start = packing.moved(ids), packing.moved(attention), packing.start
+        drawn = ids[:, start:]
+        words = self._plain(self.model).get_output_embeddings().weight.shape[0]
+        fits = max(1, LOGITS // (drawn.shape[1] * words))
+        size = min(self.args.per_device_train_batch_size, fits)
         logps, entropies = [], []
         for first in range(0, len(ids), size):
             rows = slice(first, first + size)
@@ -816,7 +910,8 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
             log_pi = log_probabilities(logits, self.temperature)
             logps.append(drawn_log_probabilities(log_pi, drawn[rows]))
             entropies.append(entropies_of(log_pi))
-        return torch.cat(logps), torch.cat(entropies)
+        found = torch.cat(logps), torch.cat(entropies)
+        return found if packing is None else (packing.unpack(found[0]), packing.unpack(found[1]))
 
     def _generate(self, prompts: list[Any]) -> Any:
         with self._timed("generation"):
@@ -1013,6 +1108,18 @@ class SageTrainer(GRPOTrainer):  # type: ignore[misc]
 def _is_of_reference_adapter(name: str) -> bool:
     """TRL's copy of the adapter as it was at the start, in PEFT's names of parameters."""
     return ".ref." in name
+
+
+@contextmanager
+def _without_noise(model: torch.nn.Module) -> Iterator[None]:
+    """Without dropout and other noise of training; every module's mode is as before at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

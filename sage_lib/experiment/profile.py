@@ -191,15 +191,16 @@ class Compute:
     #: Of pipeline.gpu_hours, for this profile's card, model and task: assumption -> a number, or a
     #: list of the value and both ends of its range (fast, slow).
     assume: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def keeps_adapter(self) -> bool:
-        return self.requires_gpu if self.keep_adapter is None else self.keep_adapter
-
+    #: What RL trains with: plain TRL and PEFT, or Unsloth (profile_checks.BACKENDS).
+    backend: str = "trl"
     #: RL, of SageTrainer: completions are drawn and scored with the adapter merged,
     merge_adapter: bool = False
     #: and scored with others of about their length.
     trim_padding: bool = False
+
+    @property
+    def keeps_adapter(self) -> bool:
+        return self.requires_gpu if self.keep_adapter is None else self.keep_adapter
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ Require: TypeAlias = Callable[[bool, str], None]
 
 REWARDS = ("accuracy", "random")
 ENGINES = ("transformers", "vllm")
+BACKENDS = ("trl", "unsloth")
 #: What the companion itself reads of the section ``rl``; TRL checks the rest.
 RL_NEEDS = (
     "beta",
@@ -110,8 +111,17 @@ def check(profile: Profile, name: str) -> None:
     for key, least in {"threads": 1, "parallel": 1}.items():
         value = getattr(profile.compute, key)
         require(value >= least, f"compute.{key} must be {least} or more, not {value}")
+    backend = profile.compute.backend
+    require(
+        backend in BACKENDS,
+        f"there is no compute.backend {backend!r}; choose one of {', '.join(BACKENDS)}",
+    )
     if profile.rl:
         _check_rl("rl", profile.rl, require)
+        require(
+            backend == "unsloth" or not profile.model.load_in_4bit,
+            "RL trains a model in 4 bits with Unsloth alone: set compute.backend to unsloth",
+        )
     if profile.sft:
         steps = profile.sft["max_steps"]
         whole = _is_whole(steps) and (steps > 0 or steps == -1)

@@ -337,6 +337,8 @@ def rl_run(profile: Profile, method: str, seed: int) -> Run:
     if chosen.reference is not None:
         anchor = reference_run(profile, method)
         made_from["reference"] = (anchor.fingerprint, anchor.weights)
+    if profile.compute.backend != "trl":  # whose loss is not TRL's to the last digit
+        made_from["backend"] = profile.compute.backend
     return _policy_run(profile, method, seed, base, made_from)
 
 

@@ -71,7 +71,7 @@ def check(profile: Profile, names: Collection[str]) -> None:
                 f"profile {profile.name} uses the package {package}, which is missing: "
                 f"{remedies[package]} installs it"
             )
-    if "replay" in names and getattr(profile, "backend", "trl") == "unsloth":
+    if "replay" in names and profile.compute.backend == "unsloth":
         raise SageError(runs.NOT_WATCHED)
     if {"sft", "rl", "replay"} & set(names):
         rehearse(profile)

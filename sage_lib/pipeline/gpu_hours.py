@@ -187,7 +187,7 @@ def _training(
     adapter = profile.rl_lora is not None and chosen.lora
     operations = _operations(adapter, section["gradient_checkpointing"])
     # Passes without a gradient: of the reference, and under Unsloth one for a guide's entropies.
-    apart = getattr(profile, "backend", "trl") == "unsloth" and chosen.guide is not None
+    apart = profile.compute.backend == "unsloth" and chosen.guide is not None
     operations += 2 * ((section["beta"] > 0) + apart)
     return drawn + _passes(whole, operations, parameters, numbers)
 

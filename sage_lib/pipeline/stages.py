@@ -689,6 +689,7 @@ def _work(profile: Profile, stage: Stage, one: Run) -> None:
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(one.build / "unsloth_cache")
     import torch
 
+    _import_unsloth(profile, stage, one)
     torch.set_num_threads(profile.compute.threads)
     work = getattr(_module(stage), stage.work.partition(":")[2])
     try:
@@ -705,6 +706,18 @@ def _work(profile: Profile, stage: Stage, one: Run) -> None:
                 f"that holds it in the build folder, and run with --resume"
             ) from error
         raise
+
+
+def _import_unsloth(profile: Profile, stage: Stage, one: Run) -> None:
+    """Import Unsloth before TRL where a run trains with it: RL by ``compute.backend``; rounds of
+    rejection sampling, as SFT, where it is installed."""
+    if stage.name not in ("rl", "replay"):
+        return
+    from sage_lib.algorithm import unsloth_first
+
+    tuned = profile.methods[one.method].rft is not None
+    if unsloth_first.is_installed() if tuned else profile.compute.backend == "unsloth":
+        unsloth_first.load()
 
 
 def _damaged(policy: Run | None) -> Run | None:

@@ -50,11 +50,14 @@ def starting_point(model: Model, folder: Path) -> str | Path:
     return model.name
 
 
-def load_tokenizer(model: Model, folder: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    model: Model, folder: str | Path, revision: str | None = None
+) -> PreTrainedTokenizerBase:
     """The tokenizer in ``folder``, with the one prompt of SFT, RL and evaluation."""
     if model.name == tiny_qwen.NAME:
         return with_prompt(tiny_qwen.load_tokenizer(folder))
-    return with_prompt(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+    found = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
+    return with_prompt(found)
 
 
 def base_of(folder: str | Path) -> Path | None:

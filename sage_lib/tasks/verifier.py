@@ -596,6 +596,23 @@ def shared() -> Verifier:
     return Verifier()
 
 
+_LOG = logging.getLogger(__name__)
+#: Of which forms of answers a first batch was read.
+_FIRST_SEEN: set[bool] = set()
+
+
+def _nothing_read(texts: Sequence[str], boxed: bool) -> str:
+    """What is said of a batch of which no answer was read."""
+    example = next((text for text in texts if (r"\boxed{" in text) != boxed), texts[0])
+    form = r"\boxed{...}" if boxed else f"{SOLUTION_START}...{SOLUTION_END}"
+    other = "without boxed=True" if boxed else "with boxed=True, as functools.partial gives it"
+    return (
+        f"accuracy_reward read no answer in the first {len(texts)} completions, so all earn 0: it "
+        f"looks for {form}, and one of them ends in {example[-80:]!r}; ask for that form in the "
+        f"prompt, or call it {other}"
+    )
+
+
 def accuracy_reward(
     completions: Sequence,
     answer: Sequence[str | int] | None = None,
@@ -606,7 +623,8 @@ def accuracy_reward(
 
     ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold
     answers, without which there is a SageError; ``boxed`` as in :func:`last_answer`: an answer
-    outside the solution markers, or of ``boxed`` outside of \\boxed{}, counts as none.
+    outside the solution markers, or of ``boxed`` outside of \\boxed{}, counts as none. A first
+    batch of which no answer can be read is said once, as a warning.
     """
     if answer is None:
         raise SageError(
@@ -615,4 +633,8 @@ def accuracy_reward(
         )
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     answers = [last_answer(text, boxed) for text in texts]
+    if boxed not in _FIRST_SEEN:
+        _FIRST_SEEN.add(boxed)
+        if texts and not any(answers):
+            _LOG.warning("%s", _nothing_read(texts, boxed))
     return [float(verdict.correct) for verdict in shared().verify_answers(answer, answers)]

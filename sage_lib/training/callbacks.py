@@ -46,12 +46,9 @@ WHOLE = "whole"
 def check_sections(profile: Profile) -> None:
     """SageError for any setting that SFTConfig, GRPOConfig or PEFT does not know, before anything
     is trained."""
-    # First: Unsloth patches what is imported after it.
-    from sage_lib.algorithm.backend import GRPOConfig, SFTConfig
-
-    # isort: split
-
     from peft import LoraConfig
+
+    from sage_lib.algorithm.backend import GRPOConfig, SFTConfig
 
     by_name = {"SFTConfig": SFTConfig, "GRPOConfig": GRPOConfig, "LoraConfig": LoraConfig}
     for name, place, section in profile.configured():

@@ -9,7 +9,7 @@ record says whether the weights came out the same.
 import shutil
 from typing import Any
 
-# First: Unsloth patches what is imported after it.
+# First: Unsloth, where it is needed, comes before what it patches.
 from sage_lib.training import rl
 
 # isort: split

@@ -16,17 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# First: Unsloth patches what is imported after it.
-from sage_lib.algorithm.backend import SFTConfig, SFTTrainer
-
-# isort: split
-
 import numpy as np
 import pandas as pd
 from datasets import Dataset
 from peft import load_peft_weights, set_peft_model_state_dict
 from transformers import PreTrainedModel
 
+from sage_lib.algorithm import unsloth_first
+from sage_lib.algorithm.backend import SFTConfig, SFTTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile, Rft
@@ -47,7 +44,7 @@ from sage_lib.training.callbacks import (
     taken_back,
     train_on,
 )
-from sage_lib.training.sft import add_lora, load_model, merged
+from sage_lib.training.models import add_lora, load_model, merged
 
 #: Means of a round that its gradient steps log, as RL's steps do.
 ROUND_MEANS: tuple[str, ...] = ("reward", "entropy")
@@ -205,10 +202,11 @@ class Rounds:
         checkpointing = self.rft.sft["gradient_checkpointing"]
         weights = self.folder(number - 1) / "weights"
         start = weights if number and self.lora is None else self.reference
-        model, _ = load_model(self.profile, start, self.lora is None, checkpointing)
+        fast = unsloth_first.is_loaded()  # as for SFT
+        model, _ = load_model(self.profile, start, self.lora is None, checkpointing, fast)
         if self.lora is None:
             return model
-        adapted = add_lora(model, self.lora, self.seed, checkpointing)
+        adapted = add_lora(model, self.lora, self.seed, checkpointing, fast)
         if number:
             set_peft_model_state_dict(adapted, load_peft_weights(str(weights)))
         return adapted

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# First: Unsloth patches what is imported after it.
-from sage_lib.algorithm.backend import GRPOConfig
+# First: Unsloth, where it is needed, comes before what it patches.
+from sage_lib.algorithm.backend import REPLACED, GRPOConfig
 
 # isort: split
 
@@ -19,6 +19,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
+from sage_lib.algorithm import unsloth_first
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
@@ -35,7 +36,7 @@ from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
 from sage_lib.training import rft
 from sage_lib.training.callbacks import Collapse, StepLog, arguments, exact_log, train_on
-from sage_lib.training.sft import add_lora, load_model, merged
+from sage_lib.training.models import add_lora, load_model, merged
 
 
 def train(profile: Profile, run: Run) -> dict:
@@ -112,9 +113,10 @@ def trainer_of(
     guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)
     lora = profile.rl_lora if chosen.lora else None
     checkpointing, base = settings["gradient_checkpointing"], runs.sft_run(profile).model
-    model, tokenizer = load_model(profile, base, lora is None, checkpointing)
+    fast = _by_unsloth(profile)
+    model, tokenizer = load_model(profile, base, lora is None, checkpointing, fast)
     if lora is not None:
-        model = add_lora(model, lora, settings["seed"], checkpointing)
+        model = add_lora(model, lora, settings["seed"], checkpointing, fast)
     asked = within_limit(profile, settings, tokenizer)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
@@ -155,6 +157,19 @@ def within_limit(
     if len(kept) < len(asked):
         print(f"{len(asked) - len(kept)} prompts of more than {limit} tokens are left out")
     return kept
+
+
+def _by_unsloth(profile: Profile) -> bool:
+    """Whether ``compute.backend`` is Unsloth. SageError where this process has the other one."""
+    asked = profile.compute.backend == "unsloth"
+    if REPLACED and not asked:
+        raise SageError(
+            "this process has imported Unsloth, which replaces TRL's trainer: "
+            "train RL in a process of its own, or set compute.backend to unsloth"
+        )
+    if asked:
+        unsloth_first.load()
+    return asked
 
 
 def between_draws(settings: dict[str, Any]) -> dict[str, Any]:

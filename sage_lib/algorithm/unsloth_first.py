@@ -1,0 +1,76 @@
+"""Unsloth, which replaces TRL's classes on a GPU: imported before TRL, or not at all.
+
+Nothing here imports TRL. A process that is to train with Unsloth calls :func:`load` before it
+imports anything that trains; every other process trains with plain TRL and PEFT.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.metadata import version
+from typing import Any
+
+from sage_lib.errors import SageError
+
+# Unsloth writes a cache of compiled code below the working directory unless told otherwise; one
+# run's cache must not meet another's, so the stages point this at their own folder first.
+os.environ.setdefault(
+    "UNSLOTH_COMPILE_LOCATION",
+    os.path.join(os.path.expanduser("~"), ".cache", "sage-companion", "unsloth"),
+)
+
+#: The first TRL whose log-probabilities need no Triton kernel.
+PORTABLE_TRL = (1, 16)
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("unsloth") is not None
+
+
+def is_loaded() -> bool:
+    return "unsloth" in sys.modules
+
+
+def is_needed() -> bool:
+    """Whether this TRL cannot train here without Unsloth: up to 1.15 its log-probabilities are a
+    Triton kernel, for GPUs alone, and Unsloth brings one for the CPU."""
+    installed = tuple(int(part) for part in version("trl").split(".")[:2])
+    runs_kernel = has_gpu() and importlib.util.find_spec("triton") is not None
+    return installed < PORTABLE_TRL and not runs_kernel
+
+
+def load(otherwise: str = "set compute.backend to trl") -> None:
+    """Import Unsloth. SageError where TRL came first on a GPU, or where Unsloth is not installed;
+    ``otherwise``: what else can be done then."""
+    if is_loaded():
+        return
+    if not is_installed():
+        raise SageError(
+            f"Unsloth is needed here and not installed: install the extra unsloth, or {otherwise}"
+        )
+    if comes_late():
+        raise SageError(
+            "Unsloth replaces TRL's classes and must be imported before them: "
+            "start a new process, or restart the notebook's kernel"
+        )
+    import unsloth  # noqa: F401
+
+
+def comes_late() -> bool:
+    """Whether TRL's classes are here already that Unsloth would replace."""
+    return "trl" in sys.modules and has_gpu() and not is_loaded()
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU for which TRL has Triton kernels."""
+    import torch
+
+    return torch.cuda.is_available() or torch.xpu.is_available()
+
+
+def fast_language_model() -> Any:
+    """Unsloth's class that loads models and adds adapters."""
+    load()
+    from unsloth import FastLanguageModel
+
+    return FastLanguageModel
