@@ -182,14 +182,8 @@ def test_a_missing_package_is_told_before_sft(package, remedy, monkeypatch):
 
 
 def test_replay_under_unsloth_is_refused_before_sft(machine):
-    class Unsloth:
-        backend = "unsloth"
-
-        def __getattr__(self, name):
-            return getattr(load_profile("paper"), name)
-
-    with pytest.raises(SageError, match=r"replay watches every update.*backend=trl"):
-        consent.check(Unsloth(), {"sft", "replay"})
+    with pytest.raises(SageError, match=r"replay watches every update.*compute.backend=trl"):
+        consent.check(load_profile("paper+compute.backend=unsloth"), {"sft", "replay"})
 
 
 def test_settings_that_cannot_work_together_are_refused_before_sft():

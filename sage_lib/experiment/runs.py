@@ -61,7 +61,7 @@ TRACED = ("random", "token", "branch")
 #: Why the stage replay refuses a backend.
 NOT_WATCHED = (
     "the stage replay watches every update, and Unsloth computes its loss elsewhere: set "
-    "backend=trl, or exploration.seeds=0"
+    "compute.backend=trl, or exploration.seeds=0"
 )
 
 
