@@ -107,7 +107,7 @@ def test_reading_results_loads_no_training_code():
     """Everything that draws and tabulates measured files, the theory's figures apart."""
     readers = [m for m in MODULES if m.startswith("report.") and m != "report.theory_figures"]
     readers += ["evaluation.metrics", "evaluation.counts", "experiment.profile"]
-    readers += ["pipeline.plan", "pipeline.stages"]
+    readers += ["pipeline.plan", "pipeline.stages", "policy.token_signals"]
     wanted = ", ".join(f"sage_lib.{m.removesuffix('.__init__')}" for m in readers)
     heavy = "{'torch', 'trl', 'unsloth', 'transformers'}"
     code = f"import sys, sage_lib, {wanted}; print(*{heavy} & set(sys.modules))"
