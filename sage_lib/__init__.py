@@ -1,8 +1,8 @@
 """Reproducible companion to "SAGE: Shaping Anchors for Guided Exploration in RLVR of LLMs".
 
 The names below are the public surface: ``from sage_lib import SageTrainer, BranchGuide``. Each is
-loaded from its room when it is first asked for, so that reading results never waits for torch, and
-a trainer always imports Unsloth before TRL. The rooms and their one rule are in CONTRIBUTING.md.
+loaded from its room when it is first asked for, so that reading results never waits for torch. The
+rooms and their one rule are in CONTRIBUTING.md.
 """
 
 import importlib

@@ -129,6 +129,7 @@ def weights(trainer: SageTrainer) -> list[float]:
 
 def run(model_folder: str, out: str, batch: str, method: str) -> None:
     trainer, noise = make(model_folder, out, method, batch)
+    noise.clear()  # of the trial of the guide
     found: dict = {"processes": trainer.accelerator.num_processes, "error": None}
     try:
         trainer.train()

@@ -108,7 +108,7 @@ def test_reading_results_loads_no_training_code():
     others = {"report.theory_figures", "report.live"}
     readers = [m for m in MODULES if m.startswith("report.") and m not in others]
     readers += ["evaluation.metrics", "evaluation.counts", "experiment.profile"]
-    readers += ["pipeline.plan", "pipeline.stages"]
+    readers += ["pipeline.plan", "pipeline.stages", "policy.token_signals"]
     wanted = ", ".join(f"sage_lib.{m.removesuffix('.__init__')}" for m in readers)
     heavy = "{'torch', 'trl', 'unsloth', 'transformers'}"
     code = f"import sys, sage_lib, {wanted}; print(*{heavy} & set(sys.modules))"

@@ -3,12 +3,16 @@
 Log-probabilities and entropies themselves come from ``sage_lib.algorithm.token_probabilities``.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
+
+if TYPE_CHECKING:  # so that reading results does not wait for it
+    import torch
 
 #: Which quantiles of a signal are kept; a profile's guide can take its threshold from any of them.
 QUANTILES = (0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
