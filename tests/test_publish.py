@@ -304,7 +304,7 @@ def test_whatever_a_table_or_a_figure_reads_is_kept():
     read = {*training_figures.PANELS, *training_tables.TIMES, "grad_norm"}
     kept = {name for name in read if name in measured.LOGGED or name.startswith(measured.LOGGED_OF)}
     assert kept == read
-    source = (paths.NOTEBOOKS / "05_grpo_and_sage.ipynb").read_text()
+    source = (paths.NOTEBOOKS / "21_every_method.ipynb").read_text()
     for name in ("kl", "completions/clipped_ratio", "sampling/rounds"):
         assert f'\\"{name}\\"' in source and name in measured.LOGGED
 

@@ -170,7 +170,7 @@ def test_labels():
         (
             "countdown",
             {"digits": 3},
-            "no setting 'digits'; .* rare_share, early_rare_share, distinct$",
+            "no setting 'digits'; .* rare_share, early_rare_share, aimless_share, distinct$",
         ),
         ("countdown", {"usual_most": 3}, "no setting 'usual_most'"),
         ("countdown", {"name": "x"}, "no setting 'name'"),

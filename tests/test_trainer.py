@@ -960,7 +960,8 @@ def test_trimmed_padding_learns_the_same_from_fewer_columns(make, monkeypatch, s
     plain, trimmed = columns["False trained"], columns["True trained"]
     assert sum(columns[True]) < 0.95 * sum(columns[False])
     assert losses(trimmed) == pytest.approx(losses(plain), rel=1e-4, abs=1e-6)
-    assert torch.allclose(weights(trimmed), weights(plain), rtol=1e-4, atol=1e-6)
+    # Adam divides by the gradient's own size: of a tiny one rounding is a larger part.
+    assert torch.allclose(weights(trimmed), weights(plain), rtol=1e-4, atol=1e-5)
 
 
 def named(model):
