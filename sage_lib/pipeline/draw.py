@@ -86,7 +86,7 @@ def drawings(
     ``only``, of the notebooks of these numbers."""
     every = [one for one in notebooks.found() if not only or one.number in only]
     exact = [one for one in every if "profile" not in notebooks.parameters(one.path)]
-    found = [Drawing(notebook, None) for notebook in exact if theory]
+    found = [Drawing(one, None) for one in exact if theory and notebooks.THEORY in one.by_part]
     for profile in profiles:
         for notebook in every:
             made = notebook.made(profile)

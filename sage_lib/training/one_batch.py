@@ -5,9 +5,9 @@ that sees no GPU, so that it is plain TRL's loss on every machine, and fast.
 """
 
 import contextlib
+import io
 import multiprocessing
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -69,10 +69,13 @@ def loss_batch(guide: Guide, beta: float, seed: int = 0) -> LossBatch:
 
 def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, NDArray[Any]], float]:
     """The tensors of a :class:`LossBatch` as arrays, and the loss."""
-    with contextlib.redirect_stdout(sys.stderr):  # Unsloth prints what machine it found
+    with contextlib.ExitStack() as stack:
+        # Libraries have much to say of the machine and of files; an error is raised all the same.
+        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+            stack.enter_context(redirect(io.StringIO()))
+        made = stack.enter_context(tempfile.TemporaryDirectory())
         from sage_lib.algorithm.trainer import SageTrainer  # first: Unsloth before transformers
 
-    with tempfile.TemporaryDirectory() as made:
         trainer = _trainer(SageTrainer, Path(made), guide, beta, seed)
         rows = [trainer.train_dataset[i // GROUP] for i in range(GROUP * PROMPTS)]
         trainer.model.train()
