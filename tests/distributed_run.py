@@ -33,6 +33,7 @@ METHODS = {
     "dapo": {"guide": BranchGuide(threshold=0.5), "loss_type": "dapo"},
     "sequence": {"guide": BranchGuide(threshold=0.5), "anchor": "sequence"},
     "forward_kl": {"anchor": "forward_kl"},
+    "forward_kl_dapo": {"anchor": "forward_kl", "loss_type": "dapo"},
     "random": {"guide": RandomGuide()},
     "full": {"guide": BranchGuide(threshold=0.5), "lora": False},
     # What a configuration for FSDP must not say; transformers reads it as it loads a model.

@@ -256,9 +256,11 @@ def test_valid_completions_are_all_that_the_step_checker_accepts(kind):
 
 def test_a_running_value_beyond_the_limit_is_not_valid():
     """True work, a right answer, and a number that the vocabulary does not have."""
-    puzzle = countdown.Puzzle((9, 8, 7, 3), 21, "forward", 50)
-    work = "L 9 * 8 = 72 , 72 - 7 = 65 , 65 - 3 = 62"
-    assert not countdown.check(puzzle, text(work, "( ( 9 * 8 ) - 7 ) - 3")).valid
+    work = "L 9 * 8 = 72 , 72 - 9 = 63 , 63 - 9 = 54 , 54 - 9 = 45"
+    answer = "( ( ( 9 * 8 ) - 9 ) - 9 ) - 9"
+    for limit, valid in ((50, False), (71, False), (72, True)):
+        puzzle = countdown.Puzzle((9, 8, 9, 9, 9), 45, "forward", limit)
+        assert countdown.check(puzzle, text(work, answer)) == countdown.Check("L", valid)
     problem = countdown.problems(countdown.Settings(kinds={"forward": 1.0}), 50, 1)
     words = {w for p in problem for _, work, _ in countdown.completions(p) for w in work.split()}
     assert {int(word) for word in words if word.isdigit()} <= set(range(51))

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from sage_lib.algorithm.guides import GuideInputs, RandomGuide
 from sage_lib.paths import ROOT
 
-METHODS = ("branch", "dapo", "sequence", "forward_kl", "random", "full")
+METHODS = ("branch", "dapo", "sequence", "forward_kl", "forward_kl_dapo", "random", "full")
 #: What runs sharded: the second is what fsdp.yaml once said, and no method.
 SHARDED = ("full", "ram_efficient")
 CONFIGURATIONS = ROOT / "configs" / "accelerate"
@@ -46,7 +46,7 @@ def runs(tiny_model, tmp_path_factory):
     return {key: json.loads((folder / "{}.{}.{}".format(*key)).read_text()) for key in made}
 
 
-@pytest.mark.parametrize("method", ["branch", "dapo", "sequence", "forward_kl", "full"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "random"])
 def test_two_processes_follow_the_trajectory_of_one(runs, method):
     one, two = runs["one", method, 0], runs["two", method, 0]
     assert (one["processes"], two["processes"]) == (1, 2) and len(one["log"]) == 4

@@ -95,6 +95,25 @@ def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(profile, monk
     assert (row["low over seeds"], row["high over seeds"]) == (-1.0, 1.0), "and the table shows why"
 
 
+def test_what_moves_along_the_line_adds_nothing_to_the_distance_from_it(profile, monkeypatch):
+    """A method beside the steep part of the line, whose seeds lie apart along that part alone."""
+    placed = profile((0.52, 0.66))
+    found = {
+        key: planted(key, one.values.mean((0, 1)), one.seeds, spread=0)
+        for key, one in exact_tables.by_method().items()
+    }
+    along = np.subtract(GRPO[0.2], GRPO[0.0])
+    ours = found["grpo_branch"]
+    moved = ours.values + np.linspace(-0.5, 0.5, len(SEEDS))[:, None, None] * along
+    found["grpo_branch"] = dataclasses.replace(ours, values=moved)
+    monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
+    row = front_tables.outside(placed).set_index("method").loc["grpo_branch"]
+    assert 0 < row["nearest"] < 0.2, "between two points"
+    for end in ("low over seeds", "high over seeds"):
+        assert row[end] == pytest.approx(row["excess"], abs=1e-9)
+    assert row["pass@256 low"] < row["pass@256 difference"] - 0.01, "the seeds do lie apart"
+
+
 def test_grpos_own_points_stand_against_the_front_without_them(profile):
     table = front_tables.outside(profile((0.42, 0.70))).set_index("method")
     own = table[table["on_front"]]

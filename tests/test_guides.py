@@ -85,6 +85,12 @@ def test_cosine_schedule_restarts_lower_each_period():
         CosineSchedule(0.1, 0.2)
 
 
+def test_a_schedule_that_shrinks_stays_at_its_low():
+    schedule = CosineSchedule(high=0.1, low=0.09, periods=8, decay=0.9)
+    assert schedule(1 / 8) == pytest.approx(0.09), "0.1 * 0.9"
+    assert schedule(7 / 8) == pytest.approx(0.09), "not 0.1 * 0.9**7, which is 0.048"
+
+
 def batch(rows=6, time=40, seed=0, progress=0.0, dtype=torch.float64):
     random = torch.Generator().manual_seed(seed)
     h = torch.rand(rows, time, generator=random, dtype=dtype) * 3
@@ -176,6 +182,20 @@ def test_token_weights_equal_a_row_by_row_reference(kind):
         n = int(x.mask[row].sum())
         expected = 1 + 0.2 * torch.as_tensor(reference_weight(kind, -logps[row, :n].numpy()))
         torch.testing.assert_close(q[row, :n], expected)
+
+
+@pytest.mark.parametrize("kind", ["minmax", "rank", "zscore"])
+def test_the_token_guides_noise_is_weighted_as_its_mean_is(kind):
+    """Eq. 10 with a = 0: q - 1 = s·w·z, z drawn for every position in turn."""
+    x = batch(rows=20, seed=2)
+    still, constant = CosineSchedule(0.0, 0.0), CosineSchedule(0.2, 0.2)
+    guide = TokenGuide(kind, amplitude=still, scale=constant, low=1e-6, high=9.0)
+    z = torch.randn(x.logps.shape, generator=torch.Generator().manual_seed(0)).double()
+    q = guide(again(x))
+    for row in range(20):
+        n = int(x.mask[row].sum())
+        w = torch.as_tensor(reference_weight(kind, -x.logps[row, :n].numpy()))
+        torch.testing.assert_close(q[row, :n], 1 + 0.2 * w * z[row, :n])
 
 
 def test_shuffled_guide_keeps_each_sequences_values_and_loses_their_place():

@@ -2,6 +2,7 @@
 get one wrong is told in one sentence; and a stage is made again only when what made it has
 changed."""
 
+import json
 import re
 
 import pytest
@@ -341,6 +342,17 @@ def test_what_is_evaluated_retrains_nothing(kept, variant):
     assert other[:2] == (sft, rl) and other[2] != sampled
     assert fingerprints("smoke+sft.save_steps=7+rl.save_steps=2")[:2] == (sft, rl)
     assert fingerprints("smoke+sft.warmup_steps=30.0")[0] == sft
+
+
+@pytest.mark.parametrize("ood", [False, True])
+def test_a_run_evaluated_as_it_trains_depends_on_what_it_is_evaluated_on(kept, variant, ood):
+    """On one set more, whose words no training has: nothing of it has to be held out."""
+    data = load_profile("smoke").settings["evaluation"]["data"]
+    more = [*data, {**data[3], "seed": 7, "ood": ood}]
+    sft, rl, _ = fingerprints("smoke")
+    other = fingerprints(variant(f"evaluation: {{data: {json.dumps(more)}}}"))
+    assert other[0] == sft
+    assert {method for method in rl if other[1][method] != rl[method]} == (set() if ood else {*rl})
 
 
 def test_a_file_of_ones_own_retrains_nothing_unless_training_meets_its_questions(kept, tmp_path):

@@ -144,19 +144,20 @@ def test_every_sample_is_dealt_once():
 
 
 def test_samples_follow_the_models_distribution(model):
-    chosen = settings(temperature=0.7, top_p=0.9, min_p=0.05)
+    chosen = settings(temperature=2.0, top_p=0.9, min_p=0.2)
     uniform = torch.rand(4000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    logits = 3 * torch.randn(1, 30, generator=torch.Generator().manual_seed(1))
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(1))
     scores = logits.expand(4000, -1)
     for warper in sampling.warpers(chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p):
         scores = warper(None, scores)
     picked = sampling.InverseTransform(uniform, 5)(torch.zeros(4000, 5), scores).argmax(-1)
-    p = (logits[0].double() / 0.7).softmax(-1)  # by hand: nucleus, then min-p
+    p = (logits[0].double() / 2).softmax(-1)  # by hand: nucleus, then min-p
     order = p.argsort(descending=True)
     inside = order[: int((p[order].cumsum(0) < 0.9).sum()) + 1]
     kept = torch.zeros_like(p)
     kept[inside] = p[inside]
-    kept[kept < 0.05 * kept.max()] = 0
+    kept[kept < 0.2 * kept.max()] = 0
+    assert 0 < (kept > 0).sum() < len(inside) < 30, "both cut"
     kept /= kept.sum()
     counts = torch.bincount(picked, minlength=30).double()
     assert (counts[kept == 0] == 0).all()
@@ -187,6 +188,22 @@ def test_a_models_own_generation_settings_do_not_reach_rollouts(model):
         assert sampling.rollouts(network, tokenizer, PROBLEMS[0], 8, chosen, seed=1)[0].equal(plain)
     finally:
         network.generation_config.repetition_penalty = None
+
+
+def test_the_mask_of_rollouts_counts_the_end_token_and_nothing_after_it(model):
+    network, tokenizer = model
+    chosen = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
+    out, start, mask = sampling.rollouts(
+        network, tokenizer, PROBLEMS[0], 64, chosen | {"max_completion_length": 12}, seed=1
+    )
+    ended = 0
+    for ids, counted in zip(out[:, start:].tolist(), mask.tolist(), strict=True):
+        length = len(ids)
+        if tokenizer.eos_token_id in ids:
+            length = ids.index(tokenizer.eos_token_id) + 1
+            ended += length < len(ids)
+        assert counted == [1] * length + [0] * (len(ids) - length)
+    assert 0 < ended < 64, "some end before the length limit"
 
 
 def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):

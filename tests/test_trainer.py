@@ -359,7 +359,6 @@ def test_dynamic_sampling_leaves_no_group_without_a_spread_and_keeps_rows_whole(
     texts, before = completions(trainer, batch), completions(trainer, first)
     for i in range(8):
         assert flat[i // 4] or texts[i] == before[i], "groups with a spread stay"
-    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
     # Every row is still one prompt with its completion: the reference scores it the same alone.
     for i in range(8):
         ids, n = row_alone(batch, i)
@@ -367,6 +366,42 @@ def test_dynamic_sampling_leaves_no_group_without_a_spread_and_keeps_rows_whole(
             log_pi = trainer.model(ids[None]).logits[0, -n - 1 : -1].log_softmax(-1)
         logps = log_pi.gather(-1, ids[-n:, None])[:, 0]
         assert torch.allclose(logps, batch["ref_per_token_logps"][i, :n], atol=1e-4)
+
+
+@pytest.fixture
+def refilled(make):
+    """A batch whose first group one fresh batch replaced, by its second group: in either batch the
+    first has equal rewards. And the ids of the completions that it must then have."""
+    drawn = []
+
+    def second_group_alone(completion_ids, **_):
+        drawn.append(completion_ids)
+        return [float(i >= 4 and i % 2 == 0) for i in range(8)]
+
+    trainer = make(None, dynamic_sampling=1, reward=second_group_alone, max_completion_length=32)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    torch.manual_seed(3)
+    batch = trainer._generate_and_score_completions(
+        [trainer.train_dataset[i // 4] for i in range(8)]
+    )
+    first, fresh = drawn
+    return trainer, batch, fresh[4:] + first[4:], first
+
+
+def test_dynamic_sampling_takes_the_fresh_groups_that_have_a_spread(refilled):
+    trainer, batch, expected, _ = refilled
+    rows = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+    assert [ids[counted == 1].tolist() for ids, counted in rows] == expected
+    assert trainer._metrics["train"]["sampling/flat"] == [0.0]
+
+
+def test_dynamic_sampling_counts_the_tokens_of_what_it_kept(refilled):
+    """By which loss_type dapo divides."""
+    _, batch, _, first = refilled
+    tokens = int(batch["completion_mask"].sum())
+    assert tokens != sum(map(len, first)), "the count has changed"
+    assert batch["num_items_in_batch"] == tokens
 
 
 def test_dynamic_sampling_replaces_groups_of_equal_rewards_that_float32_cannot_average(make):
@@ -816,6 +851,25 @@ def test_resume_is_bit_for_bit(make, tmp_path):
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert losses(whole)[2:] == losses(again)[2:]
     assert torch.equal(weights(whole), weights(again))
+
+
+def test_a_resume_goes_on_with_the_fresh_prompts_of_dynamic_sampling(make, tmp_path):
+    """Equal rewards all along: each step asks its own prompts, and two times fresh ones."""
+
+    def run(**resumed):
+        asked = []
+
+        def told(completions, answer, **_):
+            asked.append(answer)
+            return [0.0 for _ in completions]
+
+        settings = saved(tmp_path, max_steps=2, save_steps=1, max_completion_length=2)
+        make(None, dynamic_sampling=2, reward=told, **settings).train(**resumed)
+        return asked
+
+    whole = run()
+    assert len(whole) == 2 * 3 and whole[1:3] != whole[4:6]
+    assert run(resume_from_checkpoint=str(tmp_path / "checkpoint-1")) == whole[3:]
 
 
 @pytest.mark.parametrize("step", [3, 4, 5, 8, 9])
@@ -1283,6 +1337,18 @@ def test_advantages_of_completions_are_those_of_their_groups(make, name, anchor)
         pairs = [table[int(g.sum())] for g in groups]
         expected = torch.tensor([pairs[i // 4][int(rewards[i] == 0)] for i in range(8)])
     torch.testing.assert_close(batch["advantages"], expected.float(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_policys_own_signals_are_those_at_the_sampling_temperature(make):
+    trainer, batch = one_batch(make(None, lora=False, temperature=0.7, change=larger))
+    logps, entropies = trainer._policy_signals(batch)
+    with torch.no_grad():
+        for i in range(8):
+            ids, n = row_alone(batch, i)
+            logits = trainer.model(ids[None]).logits[0, -n - 1 : -1]
+            law = torch.distributions.Categorical(logits=logits / 0.7)
+            torch.testing.assert_close(logps[i, :n], law.log_prob(ids[-n:]), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(entropies[i, :n], law.entropy(), atol=1e-4, rtol=1e-4)
 
 
 def test_advantages_of_completions_reach_every_update_of_a_split_batch(make):

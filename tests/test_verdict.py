@@ -47,10 +47,14 @@ def test_no_interval_agrees_with_two_expectations_that_exclude_each_other():
             assert {against, found["above"]} != {AGREES}
 
 
-def test_a_floor_decides_nothing(countdown):
-    profile = countdown({BASE: (0.3, 0.9), "grpo": (1e-9, 0.8), "grpo_branch": (1e-9, 0.8)})
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [(0, 0, OPEN), (1, 1, OPEN), (0.5, 0, AGREES), (1, 0.5, AGREES), (0.5, 0.5, DISAGREES)],
+)
+def test_a_floor_or_ceiling_of_both_arms_decides_nothing(countdown, ours, theirs, expected):
+    profile = countdown({BASE: (0.3, 0.9), "grpo": (theirs, 0.8), "grpo_branch": (ours, 0.8)})
     one = Claim("floor", "", "", (Comparison("grpo_branch", "grpo", "pass@1", "above"),), "")
-    assert verdict.comparisons(profile, [one]).iloc[0]["outcome"] == OPEN
+    assert verdict.comparisons(profile, [one]).iloc[0]["outcome"] == expected
 
 
 def test_an_unknown_expectation_is_refused():
