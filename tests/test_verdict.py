@@ -164,18 +164,24 @@ def test_the_summary_says_what_the_planted_files_say(countdown):
         }
     )
     first, second = verdict.summary(profile)
-    assert first.startswith("Our runs agree: at beta 1, SAGE minus GRPO is +0.020")
-    assert " in pass@1 and +0.010 [" in first and first.endswith("] in pass@256 (4 seeds).")
+    assert first.startswith(
+        "Our runs agree with the claim, and had little room: at beta 1, SAGE minus"
+    )
+    assert (
+        " GRPO is +0.020" in first
+        and " in pass@1 and +0.010 [" in first
+        and first.endswith("] in pass@256 (4 seeds).")
+    )
     weak, known = verdict._too_weak(verdict.comparisons(profile))
     assert second == (
-        "They could hardly have told either way: GRPO at best moves pass@1 from 0.300 to 0.320, "
-        f"and {weak} of {known} comparisons were too weak for a difference that matters."
+        "They cannot rule a gain out: GRPO itself moves pass@1 only from 0.300 to 0.320, "
+        f"and {weak} of {known} comparisons could not have seen a difference that matters."
     )
     split = {BASE: (0.30, 0.86), "grpo_no_kl": (0.32, 0.78), "grpo": (0.31, 0.84)}
     fallen = verdict.summary(countdown({**split, "grpo_branch": (0.28, 0.81)}))
-    assert fallen[0].startswith("Our runs disagree: at beta 1, ")
+    assert fallen[0].startswith("Our runs found no gain, ")
     apart = verdict.summary(countdown({**split, "grpo_branch": (0.33, 0.81)}))
-    assert apart[0].startswith("Our runs disagree in part: ")
+    assert apart[0].startswith("Our runs support the claim in part, ")
     assert verdict.summary(countdown(split)) == ["SAGE and GRPO have not both been run yet."]
 
 

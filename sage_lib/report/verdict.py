@@ -177,15 +177,19 @@ def summary(profile: Profile) -> list[str]:
         for row in rows.itertuples()
     )
     [judged] = claims(profile, [_named(MAIN)])["outcome"]
+    words = {"agrees": "agree with the claim", "disagrees": "found no gain"}
+    found = words.get(
+        judged, "support the claim in part" if " in part" in judged else "cannot tell"
+    )
     seeds = count(int(rows["seeds"].min()), "seed")
     level = points(profile).set_index("method")["pass@1"]
     best = level[level.index.intersection(front_methods(profile))].max()
     weak, known = _too_weak(compared)
     return [
-        f"Our runs {judged.replace('agrees', 'agree')}: at beta {rows['beta'].iloc[0]:g}, "
+        f"Our runs {found}, and had little room: at beta {rows['beta'].iloc[0]:g}, "
         f"SAGE minus GRPO is {first} and {second.replace(', 95 % [', ' [')} ({seeds}).",
-        f"They could hardly have told either way: GRPO at best moves pass@1 from {level[BASE]:.3f} "
-        f"to {best:.3f}, and {weak} of {known} comparisons were too weak for a difference that "
+        f"They cannot rule a gain out: GRPO itself moves pass@1 only from {level[BASE]:.3f} to "
+        f"{best:.3f}, and {weak} of {known} comparisons could not have seen a difference that "
         "matters.",
     ]
 
