@@ -994,7 +994,11 @@ def test_a_merged_adapter_is_in_place_in_every_pass_that_allows_it(
         {"guide": BranchGuide(threshold=0.5, ratio=0.3), "beta": 1.0},
         {"guide": None, "beta": 0.0, "num_iterations": 2},
         {"guide": None, "advantage": {"name": "perplexity", "alpha": 0.01}},
-        {"guide": TokenGuide(), "lora": False, "loss_type": "dapo", "temperature": 0.7},
+        # Adam would divide a gradient of nearly 0 by itself, rounding and all.
+        {
+            **{"guide": TokenGuide(), "lora": False, "loss_type": "dapo", "temperature": 0.7},
+            **{"optim": "sgd", "learning_rate": 0.1},
+        },
     ],
 )
 def test_trimmed_padding_learns_the_same_from_fewer_columns(make, monkeypatch, settings):
@@ -1014,8 +1018,7 @@ def test_trimmed_padding_learns_the_same_from_fewer_columns(make, monkeypatch, s
     plain, trimmed = columns["False trained"], columns["True trained"]
     assert sum(columns[True]) < 0.95 * sum(columns[False])
     assert losses(trimmed) == pytest.approx(losses(plain), rel=1e-4, abs=1e-6)
-    # Adam divides by the gradient's own size: of a tiny one rounding is a larger part.
-    assert torch.allclose(weights(trimmed), weights(plain), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(weights(trimmed), weights(plain), rtol=1e-4, atol=1e-6)
 
 
 def named(model):
