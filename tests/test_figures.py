@@ -302,7 +302,7 @@ def test_a_venn_diagram_of_any_number_of_sets(count, solved, tmp_path, monkeypat
 
 def test_a_method_looks_the_same_in_every_profile():
     # A grid has more methods than there are looks: those that come with the paper differ.
-    grids = {"countdown", "countdown_rebased", "paper_grid"}
+    grids = {"countdown", "countdown_rebased"}
     names = [name for name in profile_names() if name not in grids]
     keys = {key for name in names for key in load_profile(name).methods}
     looks = {key: style.look(key) for key in ("base", *sorted(keys))}

@@ -38,7 +38,7 @@ def test_committed_notebooks_are_clean_and_parametrised(entry):
     assert notebooks.parameters(entry.path)
     code = [c for c in nb.cells if c.cell_type == "code"]
     for cell in code:
-        assert len(cell.source.splitlines()) <= 27, "about 25: seen at a glance"
+        assert len(cell.source.splitlines()) <= 25, "a reader does not see it at a glance"
 
 
 def test_notebooks_are_numbered_without_a_gap_in_the_order_in_which_they_run():
