@@ -61,7 +61,7 @@ def test_what_a_profile_takes_from_paper_is_what_it_would_make_itself():
         assert {run.recipe for run in runs.policy_runs(load_profile(name))} <= paper, name
     grid = runs.policy_runs(load_profile("paper_grid"))
     shared = [run.method for run in grid if run.recipe in paper]
-    assert shared == ["base", *["grid_threshold1.2_ratio0.3"] * 3]
+    assert shared == ["base", *["setting_threshold1.2_ratio0.3"] * 3]
     losses = runs.policy_runs(load_profile("paper_losses"))
     assert [run.method for run in losses if run.recipe in paper] == ["base"]
 
