@@ -1,66 +1,38 @@
 """Reproducible companion to "SAGE: Shaping Anchors for Guided Exploration in RLVR of LLMs".
 
 The names below are the public surface: ``from sage_lib import SageTrainer, BranchGuide``. Each is
-loaded from its room when it is first asked for, so that reading results never waits for torch. The
-rooms and their one rule are in CONTRIBUTING.md.
+loaded when it is first asked for, so that reading results never waits for torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sage_lib.algorithm.backend import GRPOConfig
-    from sage_lib.algorithm.guides import (
-        BranchGuide,
-        CosineSchedule,
-        GuideInputs,
-        IdentityGuide,
-        RandomGuide,
-        ShuffledGuide,
-        TokenGuide,
-        build_guide,
-        compose,
-    )
-    from sage_lib.algorithm.trainer import SageTrainer
-    from sage_lib.errors import SageError
-    from sage_lib.evaluation.metrics import (
-        bootstrap_interval,
-        minimum_detectable_effect,
-        paired_difference,
-        pass_at_k,
-    )
-    from sage_lib.experiment.profile import load_profile
-    from sage_lib.tasks.verifier import Verifier, accuracy_reward, last_answer
-    from sage_lib.theory.solutions import tilted
-    from sage_lib.theory.tree import Tree
+    from sage_lib.algorithm.backend import GRPOConfig as GRPOConfig
+    from sage_lib.algorithm.guides import BranchGuide as BranchGuide
+    from sage_lib.algorithm.guides import CosineSchedule as CosineSchedule
+    from sage_lib.algorithm.guides import GuideInputs as GuideInputs
+    from sage_lib.algorithm.guides import IdentityGuide as IdentityGuide
+    from sage_lib.algorithm.guides import RandomGuide as RandomGuide
+    from sage_lib.algorithm.guides import ShuffledGuide as ShuffledGuide
+    from sage_lib.algorithm.guides import TokenGuide as TokenGuide
+    from sage_lib.algorithm.guides import build_guide as build_guide
+    from sage_lib.algorithm.guides import compose as compose
+    from sage_lib.algorithm.trainer import SageTrainer as SageTrainer
+    from sage_lib.errors import SageError as SageError
+    from sage_lib.evaluation.metrics import bootstrap_interval as bootstrap_interval
+    from sage_lib.evaluation.metrics import minimum_detectable_effect as minimum_detectable_effect
+    from sage_lib.evaluation.metrics import paired_difference as paired_difference
+    from sage_lib.evaluation.metrics import pass_at_k as pass_at_k
+    from sage_lib.experiment.profile import load_profile as load_profile
+    from sage_lib.tasks.verifier import Verifier as Verifier
+    from sage_lib.tasks.verifier import accuracy_reward as accuracy_reward
+    from sage_lib.tasks.verifier import last_answer as last_answer
+    from sage_lib.theory.optimum import guide_gain as guide_gain
+    from sage_lib.theory.solutions import tilted as tilted
+    from sage_lib.theory.tree import Tree as Tree
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "BranchGuide",
-    "CosineSchedule",
-    "GRPOConfig",
-    "GuideInputs",
-    "IdentityGuide",
-    "RandomGuide",
-    "SageError",
-    "SageTrainer",
-    "ShuffledGuide",
-    "TokenGuide",
-    "Tree",
-    "Verifier",
-    "__version__",
-    "accuracy_reward",
-    "bootstrap_interval",
-    "build_guide",
-    "compose",
-    "last_answer",
-    "load_profile",
-    "minimum_detectable_effect",
-    "paired_difference",
-    "pass_at_k",
-    "tilted",
-]
 
 #: Where each public name lives.
 _HOMES = {
@@ -80,6 +52,7 @@ _HOMES = {
     "bootstrap_interval": "evaluation.metrics",
     "build_guide": "algorithm.guides",
     "compose": "algorithm.guides",
+    "guide_gain": "theory.optimum",
     "last_answer": "tasks.verifier",
     "load_profile": "experiment.profile",
     "minimum_detectable_effect": "evaluation.metrics",
@@ -87,7 +60,7 @@ _HOMES = {
     "pass_at_k": "evaluation.metrics",
     "tilted": "theory.solutions",
 }
-
+__all__ = ["__version__", *_HOMES]
 
 if not TYPE_CHECKING:  # a checker that sees __getattr__ lets every name pass
 
@@ -95,8 +68,7 @@ if not TYPE_CHECKING:  # a checker that sees __getattr__ lets every name pass
         """A public name, from its home, when it is first asked for (PEP 562)."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-        value = getattr(home, name)
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
 

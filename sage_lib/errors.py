@@ -2,10 +2,8 @@
 
 
 class SageError(Exception):
-    """Bad input, with one sentence that says what was wrong and how to put it right.
-
-    Command lines and notebooks print only that sentence; a traceback is kept for faults of our own.
-    """
+    """Bad input, with one sentence that says what was wrong and how to put it right: all that
+    command lines and notebooks print."""
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in the place of a traceback."""

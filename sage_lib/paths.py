@@ -1,5 +1,4 @@
-"""Where things lie in a checkout. Every other module asks here, so nothing depends on the working
-directory."""
+"""Where things lie in a checkout: nothing depends on the working directory."""
 
 import os
 from pathlib import Path
@@ -12,8 +11,7 @@ REPORTED = ROOT / "data" / "reported"
 #: Results of sage-companion bench, kept with the code that made them.
 BENCHMARKS = ROOT / "data" / "published" / "benchmarks"
 DETECTORS = ROOT / "data" / "published" / "detectors" / "precision.csv"
-#: Published results and their figures, which come with the companion: a folder per profile. Written
-#: by sage-companion publish alone.
+#: Published results and their figures, a folder per profile.
 PUBLISHED = ROOT / "data" / "published"
 FIGURES = ROOT / "figures"
 PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
@@ -21,27 +19,21 @@ GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 
 
 def results() -> Path:
-    """Where a user's own runs keep what they measure and draw, never committed: results/, unless
-    the environment variable ``SAGE_RESULTS`` moves it."""
+    """Where a user's own runs keep what they measure and draw: results/, or ``SAGE_RESULTS``."""
     return Path(os.environ.get("SAGE_RESULTS", ROOT / "results")).expanduser().resolve()
 
 
 def measured(profile: str, published: bool = False) -> Path:
-    """Folder of the numbers that runs of ``profile`` measured: results/measured/<profile>, or
-    data/published/<profile>."""
+    """Folder of what runs measured: results/measured/<profile>, or data/published/<profile>."""
     return (PUBLISHED if published else results() / "measured") / profile
 
 
 def figures(profile: str, published: bool = False) -> Path:
-    """Folder of the figures drawn from the numbers of ``profile``: results/figures/<profile>, or
-    figures/<profile>."""
+    """Folder of figures: results/figures/<profile>, or figures/<profile>."""
     return (FIGURES if published else results() / "figures") / profile
 
 
 def build(profile: str) -> Path:
-    """Folder of everything that can be rebuilt and is never committed: weights, checkpoints,
-    executed notebooks.
-
-    The environment variable ``SAGE_BUILD`` moves it off the checkout, to a larger disk for
-    instance."""
+    """Folder of what can be made again, such as weights: build/<profile>, or below
+    ``SAGE_BUILD``."""
     return Path(os.environ.get("SAGE_BUILD", ROOT / "build")).expanduser().resolve() / profile

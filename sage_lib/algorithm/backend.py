@@ -1,8 +1,7 @@
-"""The one place that imports TRL: plain, unless the process imported Unsloth first.
+"""TRL's classes and batches: the one place that imports TRL, and Unsloth before it where this TRL
+cannot train on this machine without."""
 
-Every module that trains imports from here. Unsloth is imported first where this TRL cannot train on
-this machine without it (:mod:`unsloth_first`), and nowhere else.
-"""
+from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,13 @@ if unsloth_first.is_needed():
 
 # isort: split
 
+import torch
 import trl
-from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, use_adapter
+from trl.trainer import utils
 
 if TYPE_CHECKING:
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.grpo_config import GRPOConfig as GRPOConfig
+    from trl.trainer.sft_config import SFTConfig as SFTConfig
 
     # No static type describes what Unsloth makes of the trainers.
     GRPOTrainer: Any
@@ -27,18 +27,19 @@ else:
     GRPOConfig, GRPOTrainer = trl.GRPOConfig, trl.GRPOTrainer
     SFTConfig, SFTTrainer = trl.SFTConfig, trl.SFTTrainer
 
+add_fused_lm_head, use_adapter = utils.add_fused_lm_head, utils.use_adapter
+disable_dropout_in_model = utils.disable_dropout_in_model
+
 #: Whether Unsloth has put a trainer of its own in the place of GRPOTrainer, as it does on a GPU.
 REPLACED: bool = any(
     "unsloth" in f"{cls.__module__}.{cls.__qualname__}".lower() for cls in GRPOTrainer.__mro__
 )
 
-__all__ = [
-    "REPLACED",
-    "GRPOConfig",
-    "GRPOTrainer",
-    "SFTConfig",
-    "SFTTrainer",
-    "add_fused_lm_head",
-    "disable_dropout_in_model",
-    "use_adapter",
-]
+#: Names to tensors with a row for each completion; those of tokens have shape (batch, time).
+Batch = dict[str, Any]
+
+
+def counted_tokens(batch: Batch) -> torch.Tensor:
+    """The tokens that TRL's loss counts: 1 or 0, shape (batch, time)."""
+    mask: torch.Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask

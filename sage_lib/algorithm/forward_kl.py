@@ -1,143 +1,163 @@
-"""The forward KL over the whole vocabulary, a few tokens' logits at a time (Section A.4)."""
+"""The forward KL over the whole vocabulary (Section A.4), from last hidden states that a hook takes
+from the passes that TRL makes anyway; a few tokens' logits at a time."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from sage_lib.algorithm.anchors import Vocabulary
+from sage_lib.algorithm.backend import Batch, counted_tokens
 from sage_lib.algorithm.token_probabilities import (
     at_temperature,
     drawn_log_probabilities,
     log_probabilities,
+    logits_from_hidden,
 )
+from sage_lib.errors import SageError
 
-#: From hidden states of shape (batch, time, width) to logits (batch, time, vocabulary).
-Head = Callable[[torch.Tensor], torch.Tensor]
-#: Logits (tokens x vocabulary) of which a few copies are held at once: 441 tokens of a vocabulary
-#: of 152,064, 268 MB in float32; on a processor 34 tokens, 21 MB: fewer read the output matrix more
-#: often, and three copies of more are over the 64 MB that glibc keeps, to be had anew page by page.
+#: Logits (tokens x vocabulary) of which a few copies are held at once: 268 MB in float32; on a
+#: processor 21 MB, since three copies of more are over the 64 MB that glibc keeps.
 CHUNK_LOGITS, PROCESSOR_CHUNK_LOGITS = 2**26, 5 * 2**20
+#: Ours in TRL's batch: the reference's hidden states, shape (batch, time, width). TRL shuffles and
+#: splits its batch after scoring, and they must stay with their rows.
+REFERENCE_HIDDEN = "ref_hidden"
+#: How far the log-probability of a token, computed twice, may lie apart on average: in float32, and
+#: where one of the two is rounded to bfloat16.
+SINGLE_GAP, HALF_GAP = 1e-3, 0.15
+#: Tokens over whose whole vocabulary the canary looks.
+CANARY_TOKENS = 64
 
 
-def exact_forward_kl(
-    hidden: torch.Tensor,
-    reference_hidden: torch.Tensor,
-    head: Head,
-    reference_head: Head,
-    temperature: float = 1.0,
-    head_trained: bool = True,
-    *,
-    drawn: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """KL(pi_ref ‖ pi) at every token, with its gradient: a sum over the whole vocabulary, not an
-    estimate from the sampled token.
+def exact_forward_kl(v: Vocabulary) -> torch.Tensor:
+    """KL(pi_ref ‖ pi) at every token with its gradient, nats: float32 of shape (batch, time).
 
-    The logits of a few tokens are made at a time, :data:`CHUNK_LOGITS`. Where the head is not
-    trained, as below an adapter, the gradient by the hidden states is taken with them, and no
-    logits are made twice; where it is, they are made once more on the way back. Both are the same
-    up to rounding.
-
-    Args: as in ``anchors.Vocabulary``. The reference's logits are written over.
-
-    Returns:
-        float32 of shape (batch, time), nats; and log pi_ref of the ``drawn`` tokens, of that shape.
+    Where the head is not trained, as below an adapter, the gradient by the hidden states is taken
+    with the logits; where it is, they are made once more on the way back. The reference's logits
+    are written over.
     """
     with torch.no_grad():
-        words = head(hidden[:1, :1]).shape[-1]
-    on_processor = hidden.device.type == "cpu"
+        words = v.head(v.hidden[:1, :1]).shape[-1]
+    on_processor = v.hidden.device.type == "cpu"
     size = max(1, (PROCESSOR_CHUNK_LOGITS if on_processor else CHUNK_LOGITS) // words)
-    states, references = hidden.flatten(0, 1), reference_hidden.flatten(0, 1)
-    drawn = drawn.flatten()
-    if not head_trained:
-        found, log_ref_drawn = _WithSlopes.apply(  # type: ignore[no-untyped-call]
-            states, references, drawn, head, reference_head, temperature, size
+    states, references = v.hidden.flatten(0, 1), v.reference_hidden.flatten(0, 1)
+    if not v.head_trained:
+        found: torch.Tensor = _WithSlopes.apply(  # type: ignore[no-untyped-call]
+            states, references, v, size
         )
-        return found.view(hidden.shape[:2]), log_ref_drawn.view(hidden.shape[:2])
+        return found.view(v.hidden.shape[:2])
 
-    def of_tokens(
-        h: torch.Tensor, r: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_pi = log_probabilities(_logits(head, h), temperature)
+    def of_tokens(h: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        log_pi = log_probabilities(v.head(h[None])[0], v.temperature)
         with torch.no_grad():
-            log_ref = log_probabilities(_logits(reference_head, r), temperature)
+            log_ref = log_probabilities(v.reference_head(r[None])[0], v.temperature)
         terms = torch.nn.functional.kl_div(log_pi, log_ref, reduction="none", log_target=True)
-        return terms.sum(-1), drawn_log_probabilities(log_ref, tokens)
+        return terms.sum(-1)
 
-    chunks = zip(states.split(size), references.split(size), drawn.split(size), strict=True)
+    chunks = zip(states.split(size), references.split(size), strict=True)
     parts = [checkpoint(of_tokens, *chunk, use_reentrant=False) for chunk in chunks]
-    divergences, log_refs = zip(*parts, strict=True)
-    return torch.cat(divergences).view(hidden.shape[:2]), torch.cat(log_refs).view(hidden.shape[:2])
-
-
-def _logits(head: Head, states: torch.Tensor) -> torch.Tensor:
-    """From states of shape (tokens, width)."""
-    return head(states.unsqueeze(0)).squeeze(0)
+    return torch.cat(parts).view(v.hidden.shape[:2])
 
 
 class _WithSlopes(torch.autograd.Function):
-    """The divergence of each token, and its gradient by the token's hidden state: by the logits it
-    is (pi - pi_ref) / temperature, and each token depends on its own state alone, so that it only
-    remains to multiply it by what arrives."""
+    """The divergence of each token, from states of shape (tokens, width). Its gradient by them is
+    made with it, and only remains to be multiplied by what arrives."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        states: torch.Tensor,
-        references: torch.Tensor,
-        drawn: torch.Tensor,
-        head: Head,
-        reference_head: Head,
-        temperature: float,
-        size: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx: Any, states: torch.Tensor, references: torch.Tensor, v: Vocabulary, size: int
+    ) -> torch.Tensor:
         # Made before the chunks: what is kept between large tensors that come and go leaves holes
         # in the heap which the next ones do not fit.
         slopes = torch.empty_like(states)
         divergences = torch.empty(len(states), dtype=torch.float32, device=states.device)
-        log_refs = torch.empty_like(divergences)
         for first in range(0, len(states), size):
             rows = slice(first, first + size)
-            divergences[rows], log_refs[rows], slopes[rows] = _with_slopes(
-                states[rows], references[rows], drawn[rows], head, reference_head, temperature
-            )
+            divergences[rows], slopes[rows] = _with_slopes(states[rows], references[rows], v)
         ctx.save_for_backward(slopes)
-        ctx.mark_non_differentiable(log_refs)
-        return divergences, log_refs
+        return divergences
 
     @staticmethod
-    def backward(ctx: Any, *arrived: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, arrived: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
-        return (arrived[0].unsqueeze(-1) * slopes).to(slopes.dtype), *([None] * 6)
+        return (arrived.unsqueeze(-1) * slopes).to(slopes.dtype), None, None, None
 
 
 def _with_slopes(
-    states: torch.Tensor,
-    references: torch.Tensor,
-    drawn: torch.Tensor,
-    head: Head,
-    reference_head: Head,
-    temperature: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    states: torch.Tensor, references: torch.Tensor, v: Vocabulary
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of a chunk. What it made is gone before the next one's logits are: three copies at once."""
     with torch.enable_grad():
         leaf = states.detach().requires_grad_()
-        logits = _logits(head, leaf)
-    scores = at_temperature(logits.detach(), temperature)
-    gaps = at_temperature(_logits(reference_head, references), temperature)
+        logits = v.head(leaf[None])[0]
+    scores = at_temperature(logits.detach(), v.temperature)
+    gaps = at_temperature(v.reference_head(references[None])[0], v.temperature)
     pi_ref = gaps.softmax(-1)
-    # log pi = score - highest + log pi(highest): one exponential for each logit, where
-    # log-probabilities cost a second one. The highest are taken off before the sum: where all
-    # scores of one side lie elsewhere than the other's, they would cost it digits.
-    top_ref = gaps.amax(-1, keepdim=True)
-    below_ref = drawn_log_probabilities(gaps, drawn) - top_ref.squeeze(-1)
-    shift = top_ref - scores.amax(-1, keepdim=True)
+    # log pi = score - highest + log pi(highest): one exponential for each logit. The highest are
+    # taken off before the sum, which would lose digits where one side's scores lie elsewhere.
+    shift = gaps.amax(-1, keepdim=True) - scores.amax(-1, keepdim=True)
     expected = gaps.sub_(scores).sub_(shift).mul_(pi_ref).sum(-1)
     pi = torch.softmax(scores, -1, out=gaps)  # in memory that is at hand
     # Over a large vocabulary softmax sums to 1 within a few 1e-6, and its sum knows by how much.
     total_ref = pi_ref.sum(-1)
     highest_ref, highest = pi_ref.amax(-1) / total_ref, pi.amax(-1) / pi.sum(-1)
     divergences = expected / total_ref + (highest_ref / highest).log()
-    by_scores = pi.sub_(pi_ref).to(logits.dtype)
+    by_scores = pi.sub_(pi_ref).to(logits.dtype)  # the gradient by the logits, times temperature
     (slopes,) = torch.autograd.grad(logits, leaf, by_scores)
-    return divergences, below_ref + highest_ref.log(), slopes.div_(temperature)
+    return divergences, slopes.div_(v.temperature)
+
+
+class HiddenStates:
+    """What the scoring passes of ``policy`` and ``reference``, plain causal models, leave."""
+
+    def __init__(self, policy: Any, reference: Any):
+        self.policy, self.reference = policy, reference
+        self.kept: list[torch.Tensor] | None = None  # of the last pass; None: nothing is kept
+        for model in {policy, reference}:
+            model.get_decoder().register_forward_hook(self._keep)
+
+    def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if self.kept is not None:
+            self.kept.append(output.last_hidden_state)
+
+    def before(self, time: int) -> torch.Tensor:
+        """The states before each of ``time`` completion tokens, shape (batch, time, width)."""
+        assert self.kept is not None
+        return torch.cat(self.kept)[:, -time - 1 : -1]
+
+    def vocabulary(self, batch: Batch, temperature: float) -> Vocabulary:
+        output_matrix = self.policy.get_output_embeddings()
+        return Vocabulary(
+            hidden=self.before(batch["completion_ids"].shape[1]),
+            reference_hidden=batch[REFERENCE_HIDDEN],
+            head=logits_from_hidden(self.policy),
+            reference_head=logits_from_hidden(self.reference),
+            temperature=temperature,
+            head_trained=any(p.requires_grad for p in output_matrix.parameters()),
+        )
+
+
+@torch.no_grad()
+def require_same(v: Vocabulary, batch: Batch, logps: torch.Tensor, half: bool) -> None:
+    """The canary of such an anchor: its distributions must give the first tokens of one completion
+    what TRL's own kernel gave them, up to rounding; ``half``: in half precision."""
+    mask = counted_tokens(batch)
+    row, first = int(mask.sum(1).argmax()), slice(CANARY_TOKENS)
+    mask = mask[row, first]
+    sides = (
+        ("policy", v.hidden, v.head, logps),
+        ("reference", v.reference_hidden, v.reference_head, batch["ref_per_token_logps"]),
+    )
+    for name, hidden, head, expected in sides:
+        log_pi = log_probabilities(head(hidden[row, first][None])[0], v.temperature)
+        found = drawn_log_probabilities(log_pi, batch["completion_ids"][row, first])
+        gaps = (found - expected[row, first]).abs() * mask
+        gap = (gaps.sum() / mask.sum().clamp(min=1)).item()
+        if gap > (HALF_GAP if half else SINGLE_GAP):
+            raise SageError(
+                f"the anchor's distributions are not those of the {name} in TRL's loss "
+                f"(log-probabilities of the sampled tokens differ by {gap:.3g}): "
+                f"use the anchor k3 with this model"
+            )

@@ -1,19 +1,18 @@
 """LoRA merged into the layers it adapts for the time of a pass, without touching a weight.
 
 Each adapted layer computes x·Wᵀ + s·(x·Aᵀ)·Bᵀ: three products where one with W + s·B·A does. For
-the time of a ``with`` block a plain product with that sum stands in the adapted layer's place. Base
-and adapter are read, never written, so there is nothing to subtract again: after the block, however
-it ends, they are bit for bit what they were. Where gradients are taken, the sum is a step of their
-way, and they arrive at A and B: where tokens are many and layers narrow, one gradient of the size
-of W costs less than those of the four thin products.
+the time of a ``with`` block a plain product with that sum stands in the adapted layer's place.
+Gradients go through the sum to A and B.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
+from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 
@@ -22,35 +21,38 @@ from torch import nn
 def merged_adapters(model: nn.Module) -> Iterator[int]:
     """Let plain products stand in for the LoRA layers of ``model``, with what is active in each.
 
-    A layer for which that would be another function, beyond the rounding of single precision, stays
-    as it is, as :func:`_stand_in` has it: the others are merged all the same. It takes the memory
-    of the merged layers' weights once more, for as long as the block lasts, or what was computed in
-    it with gradients. Not for sharded weights, nor where layers run again after the block
-    (gradient checkpointing).
-
-    Yields the number of layers that are merged.
+    It takes the memory of those layers' weights once more. Layers for which it would be another
+    function stay (:func:`_stand_in`). Yields the number of layers that are merged.
     """
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
-        for parent, name, layer in _lora_layers(model):
-            merged = _stand_in(layer)
-            if merged is not None:
-                replaced.append((parent, name, layer))
-                setattr(parent, name, merged)
+        for parent in list(model.modules()):
+            for name, layer in list(parent.named_children()):
+                merged = _stand_in(layer) if type(layer) is LoraLinear else None
+                if merged is not None:
+                    replaced.append((parent, name, layer))
+                    setattr(parent, name, merged)
         yield len(replaced)
     finally:
         for parent, name, layer in replaced:
             setattr(parent, name, layer)
 
 
-def _lora_layers(model: nn.Module) -> list[tuple[nn.Module, str, LoraLinear]]:
-    """What each stands in, its name there, and the layer. What is in a layer is not looked
-    through: a step merges four times, and most modules of an adapted model are parts of those."""
-    found: list[tuple[nn.Module, str, LoraLinear]] = []
-    for name, module in model.named_children():
-        adapted = type(module) is LoraLinear
-        found += [(model, name, module)] if adapted else _lora_layers(module)
-    return found
+def may_merge(trainer: Any) -> bool:
+    """Whether the adapter of a SageTrainer's policy is to be merged, and reaches what samples."""
+    t = trainer
+    elsewhere = t.use_vllm or t.use_transformers_continuous_batching or t.shaped_at_scoring
+    sharded = t.is_fsdp_enabled or t.is_deepspeed_enabled
+    return t.merge_adapter and isinstance(t.model, PeftModel) and not elsewhere and not sharded
+
+
+def merged_to_score(trainer: Any, model: nn.Module) -> AbstractContextManager[Any]:
+    """The adapter merged for a pass of ``model`` over whole completions. Not where layers run again
+    on the way back, nor where their products are rounded to half precision."""
+    again = torch.is_grad_enabled() and trainer.model.is_gradient_checkpointing
+    half = trainer.accelerator.mixed_precision != "no"
+    merges = may_merge(trainer) and model is not trainer.ref_model and not again and not half
+    return merged_adapters(trainer.model) if merges else nullcontext()
 
 
 class _Product(nn.Module):
@@ -69,24 +71,19 @@ class _Product(nn.Module):
 
 
 def _stand_in(layer: LoraLinear) -> nn.Module | None:
-    """What computes the same as ``layer`` in one product; None where there is nothing.
-
-    There is none for a base of fewer than 32 bits, or of a type of its own (4-bit, sharded, tensor
-    parallel): most of a small adapter would be lost in the rounding of the sum. None for what is no
-    fixed product: DoRA and its like, dropout in training, a bias of the adapter, and what somebody
-    else has hooked into or merged.
-    """
-    base = layer.base_layer
-    active = (
-        [] if layer.disable_adapters else [a for a in layer.active_adapters if a in layer.lora_A]
-    )
+    """What computes the same as ``layer`` in one product; None where nothing does: for a base of
+    fewer than 32 bits or of a type of its own, for DoRA, dropout in training, a bias of the
+    adapter, and what somebody else has hooked into or merged."""
+    base, active = layer.base_layer, []
+    if not layer.disable_adapters:
+        active = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
     plain = type(base) is nn.Linear and type(base.weight) is nn.Parameter
-    if not plain or layer.merged or any(_is_hooked(module) for module in (layer, base)):
-        return None
-    if not all(_is_product(layer, adapter) for adapter in active):
+    if not plain or layer.merged or _is_hooked(layer) or _is_hooked(base):
         return None
     weight: torch.Tensor = base.weight
     for adapter in active:
+        if not _is_product(layer, adapter):
+            return None
         weight = weight + layer.get_delta_weight(adapter)
     return _Product(weight, base.bias)
 

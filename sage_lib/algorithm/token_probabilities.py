@@ -1,8 +1,5 @@
-"""From a model's logits to log-probabilities and entropies: the one place where either is computed.
-
-The trainer, the base model's entropies from which the branch guide takes its threshold, scores of
-samples and traces all call these functions, so that a token has the same numbers everywhere.
-"""
+"""From a model's logits to log-probabilities and entropies: the one place where either is computed,
+so that a token has the same numbers everywhere."""
 
 import copy
 from collections.abc import Callable
@@ -17,17 +14,13 @@ def completion_logits(
     start: int,
     attention_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Logits from which each token of the completions was, or could have been, drawn.
+    """Logits from which each token of the completions was drawn, at temperature 1, not normalised:
+    float32 of shape (batch, time, vocabulary).
 
     Args:
-        model: a causal language model of transformers, or one wrapped around it.
         ids: token ids of prompts and completions, shape (batch, prompt and time).
         start: length of the prompts, padding included; at least 1.
         attention_mask: shape of ``ids``, 0 where a token is padding; None: there is no padding.
-
-    Returns:
-        float32 of shape (batch, time, vocabulary), at temperature 1, not normalised. It carries a
-        gradient unless the caller is under ``torch.no_grad``.
     """
     return _of_completion(_forward(model, ids, attention_mask).logits, start)
 
@@ -38,26 +31,15 @@ def completion_logits_and_hidden(
     start: int,
     attention_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`completion_logits`, and the last hidden states that the output matrix made them from.
-
-    The hidden states are float32 of shape (batch, time, width).
-    """
+    """:func:`completion_logits`, and the last hidden states, float32 of (batch, time, width)."""
     result = _forward(model, ids, attention_mask, output_hidden_states=True)
-    logits = _of_completion(result.logits, start)
-    hidden = _of_completion(result.hidden_states[-1], start)
-    return logits, hidden
+    return _of_completion(result.logits, start), _of_completion(result.hidden_states[-1], start)
 
 
 def logits_from_hidden(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """How ``model``'s own forward makes logits of its last hidden states: by its output matrix, and
-    by whatever it scales or caps them with (Cohere, Granite, Gemma). Its layers do not run.
-
-    Args:
-        model: a causal language model of transformers, without wrappers; the weights stay shared.
-
-    Returns:
-        From hidden states of shape (batch, time, width) to logits (batch, time, vocabulary).
-    """
+    by whatever it scales or caps them with (Cohere, Granite, Gemma). The weights stay shared. From
+    shape (batch, time, width) to (batch, time, vocabulary)."""
     layers = copy.copy(model.base_model)
     layers.__dict__.update(forward=_GivenStates, _forward_hooks={}, _forward_pre_hooks={})
     headed = copy.copy(model)
@@ -85,41 +67,27 @@ class _GivenStates:
 
 
 def at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Logits in float32, divided by a sampling temperature: ``logits`` itself where both change
-    nothing."""
+    """Logits in float32, divided by a sampling temperature."""
     logits = logits.float()
     # Temperature 1 changes no value and would cost a copy of the largest tensor there is.
     return logits if temperature == 1 else logits / temperature
 
 
 def log_probabilities(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """log pi (nats) of every token of the vocabulary at a sampling temperature: float32, the shape
-    (..., vocabulary) of ``logits``."""
+    """log pi (nats) of the whole vocabulary at a sampling temperature, shape (..., vocabulary)."""
     return at_temperature(logits, temperature).log_softmax(-1)
 
 
 def drawn_log_probabilities(log_pi: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """log pi (nats) of the tokens that were drawn.
-
-    Args:
-        log_pi: :func:`log_probabilities`, shape (..., vocabulary).
-        drawn: token ids, shape (...), which is also that of the result.
-    """
+    """log pi of the tokens ``drawn``, shape (...), from that of all, shape (..., vocabulary)."""
     return log_pi.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
 
 
 def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """Entropy (nats, eq. 12) of the next token over the whole vocabulary, at a temperature.
+    """Entropy (nats, eq. 12) of the next token from logits of shape (..., vocabulary): float32.
 
-    The threshold of the branch guide, and with it every trained weight, depends on the last digit:
-    this is the arithmetic of torch.distributions.Categorical(logits=...).entropy(), bit for bit. A
-    token whose logit is minus infinity adds nothing.
-
-    Args:
-        logits: shape (..., vocabulary), normalised or not.
-
-    Returns:
-        float32 of shape (...).
+    Every trained weight depends on the last digit of the branch guide's threshold: this is the
+    arithmetic of torch.distributions.Categorical(logits=...).entropy(), bit for bit.
     """
     scaled = at_temperature(logits, temperature)
     log_pi = scaled - scaled.logsumexp(-1, keepdim=True)
@@ -129,25 +97,13 @@ def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
 
 
 def entropies_of(log_pi: torch.Tensor) -> torch.Tensor:
-    """:func:`entropies` where log-probabilities are at hand, without normalising them again.
-
-    The arithmetic of TRL's loss. It differs from :func:`entropies` by rounding alone: about 1e-6
-    nats over fifty tokens, a few 1e-5 over a vocabulary of 150,000.
-
-    Args:
-        log_pi: :func:`log_probabilities`, shape (..., vocabulary), all of them finite.
-
-    Returns:
-        float32 of shape (...).
-    """
+    """:func:`entropies` from finite log-probabilities, by the arithmetic of TRL's loss: the same up
+    to rounding, a few 1e-5 nats over a vocabulary of 150,000."""
     return -(log_pi.exp() * log_pi).sum(-1)
 
 
 def _forward(
-    model: torch.nn.Module,
-    ids: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **asked: bool,
+    model: torch.nn.Module, ids: torch.Tensor, attention_mask: torch.Tensor | None, **asked: bool
 ) -> Any:
     if attention_mask is None:
         attention_mask = torch.ones_like(ids)

@@ -1,23 +1,18 @@
-"""Unsloth, which replaces TRL's classes on a GPU: imported before TRL, or not at all.
-
-Nothing here imports TRL. A process that is to train with Unsloth calls :func:`load` before it
-imports anything that trains; every other process trains with plain TRL and PEFT.
-"""
+"""Unsloth, which replaces TRL's classes on a GPU: imported before TRL, or not at all."""
 
 import importlib.util
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from sage_lib.errors import SageError
 
-# Unsloth writes a cache of compiled code below the working directory unless told otherwise; one
-# run's cache must not meet another's, so the stages point this at their own folder first.
-os.environ.setdefault(
-    "UNSLOTH_COMPILE_LOCATION",
-    os.path.join(os.path.expanduser("~"), ".cache", "sage-companion", "unsloth"),
-)
+# Unsloth writes compiled code below the working directory unless told otherwise. The stages point
+# this at a run's own folder first: one run's cache must not meet another's.
+_CACHE = Path.home() / ".cache" / "sage-companion" / "unsloth"
+os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(_CACHE))
 
 #: The first TRL whose log-probabilities need no Triton kernel.
 PORTABLE_TRL = (1, 16)
@@ -32,16 +27,14 @@ def is_loaded() -> bool:
 
 
 def is_needed() -> bool:
-    """Whether this TRL cannot train here without Unsloth: up to 1.15 its log-probabilities are a
-    Triton kernel, for GPUs alone, and Unsloth brings one for the CPU."""
+    """Whether this TRL's log-probabilities are a Triton kernel that this machine cannot run."""
     installed = tuple(int(part) for part in version("trl").split(".")[:2])
     runs_kernel = has_gpu() and importlib.util.find_spec("triton") is not None
     return installed < PORTABLE_TRL and not runs_kernel
 
 
 def load(otherwise: str = "set compute.backend to trl") -> None:
-    """Import Unsloth. SageError where TRL came first on a GPU, or where Unsloth is not installed;
-    ``otherwise``: what else can be done then."""
+    """Import Unsloth. SageError where TRL came first on a GPU, or Unsloth is not installed."""
     if is_loaded():
         return
     if not is_installed():
@@ -62,7 +55,6 @@ def comes_late() -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU for which TRL has Triton kernels."""
     import torch
 
     return torch.cuda.is_available() or torch.xpu.is_available()

@@ -15,27 +15,18 @@ COLUMNS = ("dataset", "problem", "n", "c", "truncated")
 def read(path: Path) -> pd.DataFrame:
     """Read a counts.csv; SageError when it is missing or damaged."""
     place = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
-    try:
-        records.require_whole(path)
-        table = pd.read_csv(path)
-    except FileNotFoundError:
+    if not path.is_file():
         raise SageError(
             f"{place} is missing: run notebook 23 for this profile, "
             "or sage-companion stage evaluate"
-        ) from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise SageError(
-            f"{place} cannot be read ({said}): delete its folder and run with --resume"
-        ) from None
-    missing = [column for column in COLUMNS if column not in table]
-    numbers = [column for column in COLUMNS[2:] if column not in missing]
-    words = any(not pd.api.types.is_numeric_dtype(table[column]) for column in numbers)
-    if (
-        missing
-        or words
-        or table[["n", "c"]].isna().any(axis=None)
-        or (table["c"] > table["n"]).any()
-    ):
+        )
+    records.require_whole(path)
+    try:
+        table = pd.read_csv(path)
+        numbers = table[[*COLUMNS[2:]]].astype(int)
+        whole = (numbers["c"] <= numbers["n"]).all() and {"dataset", "problem"} <= set(table)
+    except (ValueError, KeyError):  # pandas' own errors are ValueErrors
+        whole = False
+    if not whole:
         raise SageError(f"{place} is damaged: delete its folder and run with --resume")
     return table

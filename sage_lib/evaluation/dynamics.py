@@ -1,132 +1,67 @@
-"""Base against trained policy, token by token on the same completions of RL's prompts: which tokens
-lost entropy, which probabilities moved, and where in a completion (exploration report, 3.2)."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Base against trained policy, token by token on the same completions of RL's prompts (exploration
+report, 3.2)."""
 
 import pandas as pd
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from sage_lib.algorithm.token_probabilities import (
-    completion_logits,
-    drawn_log_probabilities,
-    entropies_of,
-    log_probabilities,
-)
-from sage_lib.errors import SageError
+from sage_lib.evaluation import groups
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_text
 from sage_lib.policy import loading, token_groups
-from sage_lib.policy.sampling import rollouts, sample_seed
-from sage_lib.tasks.judging import judge
-from sage_lib.tasks.problem import Problem
-from sage_lib.tasks.verifier import Verifier
 
-#: Whose completions: those of the base, and those of the trained policy.
-BASE, POLICY = "base", "policy"
+BASE, POLICY = "base", "policy"  # whose completions
 
 
 @torch.no_grad()
 def measure(profile: Profile, run: Run) -> dict:
     """Read completions of the base and of a trained policy under both; returns the run record.
 
-    Writes tokens.csv: :data:`token_groups.GROUPS` by ``source`` (whose completions), where before
-    is the base, after the trained policy, and a completion is positive where it is correct; and
-    prompts.csv, a row per source and prompt: completions, correct (share of them) and entropy (mean
-    over their tokens, nats, of the policy that drew them)."""
-    model, base, tokenizer = policies(profile, run)
-    seed = profile.rl["seed"]
-    explored = profile.exploration
+    Writes tokens.csv: :data:`token_groups.GROUPS` by ``source``, where before is the base and after
+    the trained policy; and prompts.csv: share correct and mean entropy (nats) under the source.
+    """
+    drawer = groups.Drawer(profile, run)
+    base, _ = loading.load(profile, runs.sft_run(profile).model)
+    seed, explored = profile.rl["seed"], profile.exploration
     kept = {"prompts": explored.prompts, "completions": explored.completions}
     record = Record("dynamics", profile.name, run.fingerprint, seed, kept)
     asked = problems.rl_problems(profile)[: explored.prompts]
-    verifier = Verifier(workers=profile.compute.threads)
-    drawers = {BASE: base, POLICY: model}
-    groups, prompts = [], []
+    tables, prompts = [], []
     run.live_steps.unlink(missing_ok=True)
-    for source, drawer in drawers.items():
+    for source, model in ((BASE, base), (POLICY, drawer.model)):
         tokens = []
         for number, problem in enumerate(asked):
-            first = number * explored.completions
-            both = (base, model)
-            found = _tokens(profile, drawer, both, tokenizer, problem, seed, verifier, first)
+            count = explored.completions
+            group = drawer.draw(problem, count, seed, model)
+            found = _tokens(drawer, base, group, number * count)
             tokens.append(found)
-            own = "before" if source == BASE else "after"
-            right = found.groupby("completion")["sign"].first() == "positive"
-            numbers = {"completions": len(right), "correct": right.mean()}
-            row = {"source": source, "problem": problem.id, **numbers, "entropy": found[own].mean()}
-            prompts.append(row)
+            entropy = found["before" if source == BASE else "after"].mean()
+            row = {"source": source, "problem": problem.id, "completions": count}
+            prompts.append({**row, "correct": sum(group.correct) / count, "entropy": entropy})
             append_line(run.live_steps, {"step": len(prompts)})
-        groups.append(token_groups.grouped(pd.concat(tokens)).assign(source=source))
-    for name, table in (("tokens", pd.concat(groups)), ("prompts", pd.DataFrame(prompts))):
+        tables.append(token_groups.grouped(pd.concat(tokens)).assign(source=source))
+    for name, table in (("tokens", pd.concat(tables)), ("prompts", pd.DataFrame(prompts))):
         write_text(run.measured / f"{name}.csv", table.to_csv(index=False, float_format="%.6g"))
     return run.finish(record)
 
 
-def policies(
-    profile: Profile, run: Run
-) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
-    """The trained policy that a run reads, the base, and their tokenizer."""
-    policy = run.policy
-    if policy is None or not policy.done():
-        name = policy.name if policy else "-"
-        raise SageError(
-            f"the policy {name} is not there: "
-            f"sage-companion stage rl --profile {profile.spec} --run {name} makes it"
-        )
-    model, tokenizer = loading.load(profile, policy.model)
-    base, _ = loading.load(profile, runs.sft_run(profile).model)
-    return model, base, tokenizer
-
-
 def _tokens(
-    profile: Profile,
-    drawer: PreTrainedModel,
-    both: tuple[PreTrainedModel, PreTrainedModel],
-    tokenizer: PreTrainedTokenizerBase,
-    problem: Problem,
-    seed: int,
-    verifier: Verifier,
-    first: int,
+    drawer: groups.Drawer, base: PreTrainedModel, group: groups.Group, first: int
 ) -> pd.DataFrame:
-    """Completions of one problem, a row for each token: columns ``token_groups.TOKENS``."""
-    count, stream = profile.exploration.completions, sample_seed(seed, problem, 0)
-    out, start, mask = rollouts(drawer, tokenizer, problem, count, profile.rl, stream)
-    drawn, kept = out[:, start:], mask.bool()
-    texts = [
-        tokenizer.decode(ids[row], skip_special_tokens=True)
-        for ids, row in zip(drawn, kept, strict=True)
-    ]
-    correct = judge([problem] * count, texts, verifier)
-    before, after = (signals(model, out, start, profile.rl) for model in both)
+    """A row for each token of a group; ``first`` is the number of its first completion."""
+    temperature = drawer.profile.rl["temperature"]
+    before, logp_before = groups.signals(base, group, temperature)
+    after, logp_after = groups.signals(drawer.model, group, temperature)
+    columns = {"before": before, "after": after}
+    columns |= {"p_before": logp_before.exp(), "p_after": logp_after.exp()}
     frames = []
-    for number in range(count):
-        row = kept[number]
-        frame = pd.DataFrame(
-            {
-                "kind": token_groups.kinds(tokenizer, drawn[number][row].tolist()),
-                "before": before["entropy"][number][row].cpu().numpy(),
-                "after": after["entropy"][number][row].cpu().numpy(),
-                "p_before": before["p"][number][row].cpu().numpy(),
-                "p_after": after["p"][number][row].cpu().numpy(),
-            }
-        )
-        sign = "positive" if correct[number] else "negative"
+    for number, (body, kept) in enumerate(zip(group.bodies, group.mask, strict=True)):
+        values = {name: x[number][kept].cpu().numpy() for name, x in columns.items()}
+        frame = pd.DataFrame({"kind": token_groups.kinds(drawer.tokenizer, body), **values})
+        sign = "positive" if group.correct[number] else "negative"
         place = frame.index / len(frame)
         frames.append(frame.assign(completion=first + number, sign=sign, place=place))
     return pd.concat(frames, ignore_index=True)
-
-
-def signals(
-    model: PreTrainedModel, out: torch.Tensor, start: int, settings: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    """Entropy (nats) before each token of some completions and probability of the drawn one, at the
-    temperature of RL; shape (completions, time)."""
-    logits = completion_logits(model, out, start)
-    log_pi = log_probabilities(logits, settings["temperature"])
-    p = drawn_log_probabilities(log_pi, out[:, start:]).exp()
-    return {"entropy": entropies_of(log_pi), "p": p}

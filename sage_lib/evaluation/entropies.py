@@ -5,7 +5,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.algorithm.token_probabilities import completion_logits, entropies
-from sage_lib.errors import SageError
+from sage_lib.evaluation import groups
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
@@ -17,25 +17,19 @@ from sage_lib.policy.token_signals import summary
 from sage_lib.tasks.judging import digest
 from sage_lib.tasks.problem import Problem
 
-#: Completions a prompt over which entropies are measured, on ``evaluation.traced`` prompts.
-COMPLETIONS = 8
+COMPLETIONS = 8  # of each of ``evaluation.traced`` prompts
 
 
 def measure(profile: Profile, run: Run) -> dict:
     """Write entropy.json, the distribution of :func:`token_entropies`; returns the run record."""
-    if run.policy is None or not run.policy.done():
-        raise SageError(
-            f"entropies are measured on the SFT model of profile {profile.name}, which is not "
-            f"there: sage-companion stage sft --profile {profile.spec} makes it"
-        )
-    seed = profile.rl["seed"]
+    policy = groups.finished(profile, run.policy)
     kept = {"prompts": profile.evaluation.traced, "completions": COMPLETIONS}
-    record = Record("entropies", profile.name, run.fingerprint, seed, kept)
-    model, tokenizer = loading.load(profile, run.policy.model)
+    record = Record("entropies", profile.name, run.fingerprint, profile.rl["seed"], kept)
+    model, tokenizer = loading.load(profile, policy.model)
     asked = problems.rl_problems(profile)[: profile.evaluation.traced]
-    found = token_entropies(model, tokenizer, profile, asked)
-    write_json(run.measured / "entropy.json", summary(found))
-    return run.finish(record, policy=run.policy.name, data=digest(asked))
+    found = summary(token_entropies(model, tokenizer, profile, asked))
+    write_json(run.measured / "entropy.json", found)
+    return run.finish(record, policy=policy.name, data=digest(asked))
 
 
 @torch.no_grad()
@@ -45,10 +39,10 @@ def token_entropies(
     profile: Profile,
     asked: list[Problem],
 ) -> np.ndarray:
-    """Entropies (nats, eq. 12) of the model's own completion tokens, up to and with the end token.
+    """Entropies (nats, eq. 12) of the model's own tokens, end token included, shape (tokens,).
 
-    Shape (tokens,). Drawn on ``asked`` as RL samples, at RL's temperature over the whole
-    vocabulary."""
+    Drawn on ``asked`` as RL samples, at RL's temperature over the whole vocabulary.
+    """
     found = []
     for number, problem in enumerate(asked):
         seed = profile.rl["seed"] + number

@@ -1,30 +1,28 @@
-"""Stage 3: n samples per problem of one model, in three steps: drawn, judged, scored; and the exact
-probabilities of valid completions, where they can be listed.
+"""Stage 3: n samples per problem of one model, drawn, judged and scored; and exact probabilities.
 
-Drawing appends to samples.jsonl and goes on where it stopped. Judging and scoring read those
-samples, and can be done again without drawing any."""
+Drawing goes on where it stopped."""
 
 import gzip
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib.errors import SageError
+from sage_lib.evaluation import groups
 from sage_lib.evaluation.counts import COLUMNS
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.profile import BASE, Profile
+from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_bytes, write_text
 from sage_lib.policy import loading
-from sage_lib.policy.sampling import collect, sample, transformers_engine, vllm_engine
+from sage_lib.policy.sampling import collect, sample, transformers_engine
 from sage_lib.policy.scoring import score, valid_probabilities
+from sage_lib.policy.vllm_engine import vllm_engine
 from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
@@ -32,31 +30,17 @@ from sage_lib.tasks.verifier import Verifier
 
 
 def evaluate(profile: Profile, run: Run) -> dict:
-    """Sample the model of ``run.policy`` and write counts.csv, samples.jsonl.gz and scores.csv, of
-    the problems that are sampled, and support.csv, of all whose valid completions can be listed
-    (``exact`` in the record: how many problems, and the seconds these took); returns the record.
+    """Evaluate the model of ``run.policy``; returns the record.
 
-    Under ``accelerate launch`` the processes share the drawing; the main one judges, scores and
-    writes."""
-    policy = run.policy
-    if policy is None or not policy.done():
-        stage = "sft" if run.method == BASE else "rl"
-        raise SageError(
-            f"there is no finished model of {run.name.removeprefix('eval-')} in profile "
-            f"{profile.name}: sage-companion stage {stage} --profile {profile.spec} makes it, "
-            "or notebook 08"
-        )
-    record = Record(
-        "evaluation",
-        profile.name,
-        run.fingerprint,
-        profile.evaluation.seed,
-        profile.flat(methods=False),
-    )
+    Writes counts.csv, samples.jsonl.gz, scores.csv and support.csv. Under ``accelerate launch`` the
+    processes share the drawing; the main one does the rest.
+    """
+    policy, settings = groups.finished(profile, run.policy), profile.evaluation
+    flat = profile.flat(methods=False)
+    record = Record("evaluation", profile.name, run.fingerprint, settings.seed, flat)
     tokenizer = loading.load_tokenizer(profile.model, policy.model)
     # vLLM loads the model itself, and wants a GPU's memory for it: ours comes after.
-    by_vllm = profile.evaluation.engine == "vllm"
-    model = None if by_vllm else loading.load(profile, policy.model)[0]
+    model = None if settings.engine == "vllm" else loading.load(profile, policy.model)[0]
     asked = problems.sampled_problems(profile)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
@@ -64,8 +48,7 @@ def evaluate(profile: Profile, run: Run) -> dict:
         return {}
     if model is None:
         model, _ = loading.load(profile, policy.model)
-    files = sorted(run.build.glob("samples*.jsonl"))
-    rows = collect(files, asked, profile.evaluation.samples)
+    rows = collect(sorted(run.build.glob("samples*.jsonl")), asked, settings.samples)
     counts = judged(asked, rows, verifier)
     write_text(run.measured / "counts.csv", counts.to_csv(index=False))
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -73,13 +56,13 @@ def evaluate(profile: Profile, run: Run) -> dict:
     base = model
     if policy.stage != "sft":
         base, _ = loading.load(profile, runs.sft_run(profile).model)
-    scores = score(model, base, tokenizer, asked, rows, profile.evaluation.scored)
-    _write(run.measured / "scores.csv", scores)
+    scores = score(model, base, tokenizer, asked, rows, settings.scored)
+    write_text(run.measured / "scores.csv", scores.to_csv(index=False, float_format="%.6g"))
     listed, started = problems.listed_problems(profile), time.perf_counter()
     exact: dict[str, float] = {}
     if listed:
         support = valid_probabilities(model, tokenizer, listed)
-        _write(run.measured / "support.csv", support)
+        write_text(run.measured / "support.csv", support.to_csv(index=False, float_format="%.6g"))
         exact = {"problems": len(listed), "seconds": round(time.perf_counter() - started, 2)}
     sets = dict.fromkeys(problem.dataset for problem in asked)
     return run.finish(
@@ -92,10 +75,6 @@ def evaluate(profile: Profile, run: Run) -> dict:
     )
 
 
-def _write(path: Path, table: pd.DataFrame) -> None:
-    write_text(path, table.to_csv(index=False, float_format="%.6g"))
-
-
 def draw(
     profile: Profile,
     run: Run,
@@ -103,11 +82,9 @@ def draw(
     tokenizer: PreTrainedTokenizerBase,
     asked: Sequence[Problem],
 ) -> bool:
-    """Step 1: this process's share of the samples, of ``model``, or without one by vLLM; True in
-    the process that goes on with them."""
+    """This process's share of the samples, of ``model`` or by vLLM; whether it is the main one."""
     assert run.policy is not None
     settings = profile.evaluation
-    # One process, or those of accelerate launch.
     state = PartialState(cpu=not torch.cuda.is_available())
     own = run.samples
     if not state.is_main_process:
@@ -117,25 +94,16 @@ def draw(
         engine = vllm_engine(run.policy.model, tokenizer, asked, settings)
     else:
         engine = transformers_engine(model, tokenizer, asked, settings)
-    if state.is_main_process:  # only shows progress: the samples are in a file of their own
+    if state.is_main_process:
         run.live_steps.unlink(missing_ok=True)
 
     def progress(done: int, total: int, rate: float) -> None:
         if state.is_main_process:
             append_line(run.live_steps, {"step": done, "tokens_per_second": rate})
 
+    shared = (state.process_index, state.num_processes, others)
     try:
-        sample(
-            engine,
-            tokenizer,
-            asked,
-            settings,
-            own,
-            progress,
-            state.process_index,
-            state.num_processes,
-            others,
-        )
+        sample(engine, tokenizer, asked, settings, own, progress, *shared)
     finally:
         engine.close()
     state.wait_for_everyone()
@@ -143,25 +111,16 @@ def draw(
 
 
 def judged(asked: Sequence[Problem], rows: Sequence[dict], verifier: Verifier) -> pd.DataFrame:
-    """Step 2: judge all samples; returns what counts.csv holds, and puts "correct" into each
-    row."""
-    counted = dict.fromkeys(name for p in asked for name in task_of(p.task).COUNTED)
+    """What counts.csv holds; puts "correct" into each row."""
+    names = dict.fromkeys(name for p in asked for name in task_of(p.task).COUNTED)
     found = []
     for problem, row in zip(asked, rows, strict=True):
-        texts = row["completions"]
+        texts, task = row["completions"], task_of(problem.task)
         row["correct"] = judge([problem] * len(texts), texts, verifier)
-        truncated = row["finished"].count(False)
-        line = [problem.dataset, problem.id, len(texts), sum(row["correct"]), truncated]
-        found.append([*line, *_counts(problem, texts, row["correct"], list(counted))])
-    return pd.DataFrame(found, columns=[*COLUMNS, *counted])
-
-
-def _counts(
-    problem: Problem, texts: Sequence[str], correct: Sequence[bool], names: Sequence[str]
-) -> list[int | None]:
-    """How many samples are what, for each name; None where the problem's task does not say."""
-    task = task_of(problem.task)
-    if not task.COUNTED:
-        return [None] * len(names)
-    measures = [task.measures(problem, t, ok) for t, ok in zip(texts, correct, strict=True)]
-    return [sum(one[name] for one in measures) if name in task.COUNTED else None for name in names]
+        line = [problem.dataset, problem.id, len(texts), sum(row["correct"])]
+        line.append(row["finished"].count(False))
+        pairs = zip(texts, row["correct"], strict=True)
+        measures = [task.measures(problem, *pair) for pair in pairs] if task.COUNTED else []
+        line += [sum(m[name] for m in measures) if name in task.COUNTED else None for name in names]
+        found.append(line)
+    return pd.DataFrame(found, columns=[*COLUMNS, *names])

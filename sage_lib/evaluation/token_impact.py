@@ -1,5 +1,5 @@
 """What a single token is worth: replace it by the runner-up, roll both prefixes out again, compare
-(exploration report, eq. 5-6); and how the size of an update follows uncertainty (its eq. 4)."""
+(exploration report, eq. 5-6)."""
 
 import dataclasses
 import random
@@ -18,26 +18,19 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from sage_lib.algorithm.token_probabilities import (
-    completion_logits,
-    drawn_log_probabilities,
-    entropies_of,
-    log_probabilities,
-)
-from sage_lib.errors import SageError
+from sage_lib.evaluation import groups
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, read_lines, write_text
-from sage_lib.policy import loading, token_signals
-from sage_lib.policy.sampling import rollouts, sample_seed, warpers
-from sage_lib.tasks.judging import judge
+from sage_lib.policy import token_signals
+from sage_lib.policy.sampling import sample_seed, warpers
 from sage_lib.tasks.problem import Problem
-from sage_lib.tasks.verifier import Verifier
 
-#: Continuations of a token and of its runner-up, from which the impact of the token is estimated.
-CONTINUATIONS = 16
+#: The part of a completion that is early, and late (exploration report, Figure 6b), and of the
+#: completions that have a low, or a high perplexity (its Figure 5b).
+END = 0.2
 
 
 @torch.no_grad()
@@ -52,22 +45,16 @@ def impact(
     seed: int,
     judged: Callable[[list[str]], Sequence[bool]],
 ) -> tuple[float, float]:
-    """Accuracy of ``count`` continuations of the token at ``position``, and of as many of its
-    runner-up: I_t is their difference.
+    """Accuracy of ``count`` continuations of the token at ``position`` (0-based), and of as many of
+    its runner-up: I_t is their difference.
 
-    Args:
-        prompt, completion: token ids; the completion is one that the model drew, with or without
-            its end token.
-        position: which of the completion's tokens is replaced, 0-based.
-        settings: temperature, top_p, top_k, min_p and max_completion_length as GRPOConfig has them;
-            the length counts from the start of the completion.
-        judged: texts of whole completions -> which are correct.
+    ``prompt`` and ``completion`` are token ids, ``settings`` those of GRPOConfig; ``judged`` says
+    which texts of whole completions are correct.
     """
-    before = list(completion[:position])
+    before, drawn = list(completion[:position]), completion[position]
     prefix = [*prompt, *before]
     ids = torch.tensor([prefix], device=model.device)
     logits = model(input_ids=ids).logits[0, -1:].float().cpu().numpy()
-    drawn = completion[position]
     other = int(token_signals.runner_up(logits, np.array([drawn]))[0])
     stops = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = stops if isinstance(stops, list) else [stops]
@@ -88,14 +75,14 @@ def impact(
     rolled = [token for token in (drawn, other) if token not in ends]
     if rolled:
         torch.manual_seed(seed)
-        started = [[*prefix, token] for token in rolled for _ in range(count)]
-        ids = torch.tensor(started, device=model.device)
-        keys = ("temperature", "top_p", "top_k", "min_p")
+        ids = torch.tensor([[*prefix, token] for token in rolled for _ in range(count)])
+        ids = ids.to(model.device)
+        possible = warpers(*(settings[k] for k in ("temperature", "top_p", "top_k", "min_p")))
         out = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             generation_config=config,
-            logits_processor=LogitsProcessorList(warpers(*(settings[key] for key in keys))),
+            logits_processor=LogitsProcessorList(possible),
         ).tolist()
         for i, token in enumerate(rolled):
             rows = [row[len(prompt) :] for row in out[i * count : (i + 1) * count]]
@@ -104,72 +91,8 @@ def impact(
     return kept, replaced
 
 
-def impacts(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: Mapping[str, Any],
-    problem: Problem,
-    prompt: list[int],
-    completion: list[int],
-    entropy: list[float],
-    seed: int,
-    verifier: Verifier,
-) -> list[dict[str, Any]]:
-    """The impact of two tokens of one completion: its most uncertain one and another drawn at
-    random.
-
-    A row each, with the accuracy of the continuations of the token (``kept``) and of its runner-up
-    (``replaced``). ``settings`` as :func:`impact` has them; ``entropy`` (nats) of every token.
-    """
-    most = int(np.argmax(entropy))
-    positions = {"most uncertain": most}
-    others = [i for i in range(len(completion)) if i != most]
-    if others:
-        positions["another"] = random.Random(sample_seed(seed, problem, 0)).choice(others)
-
-    rows = []
-    for kind, position in positions.items():
-        kept, replaced = impact(
-            model,
-            tokenizer,
-            prompt,
-            completion,
-            position,
-            CONTINUATIONS,
-            settings,
-            seed,
-            partial(_judged, problem, verifier),
-        )
-        rows.append(
-            {
-                "dataset": problem.dataset,
-                "problem": problem.id,
-                "token": kind,
-                "position": position,
-                "tokens": len(completion),
-                "entropy": entropy[position],
-                "kept": kept,
-                "replaced": replaced,
-                "continuations": CONTINUATIONS,
-            }
-        )
-    return rows
-
-
-#: The part of a completion's tokens that is early, and late (exploration report, Figure 6b), and of
-#: the completions that have a low, or a high perplexity (its Figure 5b).
-END = 0.2
-#: What is kept of each replaced token.
-COLUMNS = (
-    *("problem", "completion", "perplexity_group", "perplexity", "correct", "token", "position"),
-    *("tokens", "entropy", "kept", "replaced", "continuations"),
-)
-
-
 @dataclass(frozen=True)
 class Drawn:
-    """One completion that a policy drew, and what the policy says of it."""
-
     problem: Problem
     number: int  # within the problem
     prompt: list[int]
@@ -183,13 +106,9 @@ class Drawn:
         return f"{self.problem.id}/{self.number}"
 
 
-def _judged(problem: Problem, verifier: Verifier, texts: list[str]) -> list[bool]:
-    return judge([problem] * len(texts), texts, verifier)
-
-
 def chosen_positions(entropy: Sequence[float], stream: random.Random) -> dict[str, int]:
-    """Which tokens of a completion are replaced: its most uncertain one, those of its first and of
-    its last fifth (rounded up), and one drawn from all as a control."""
+    """Which tokens are replaced: the most uncertain one, those of the first and the last fifth
+    (rounded up), and one drawn from all as a control."""
     values = np.asarray(entropy)
     end = max(1, int(np.ceil(END * len(values) - 1e-9)))
     return {
@@ -203,131 +122,66 @@ def chosen_positions(entropy: Sequence[float], stream: random.Random) -> dict[st
 def perplexity_groups(drawn: Sequence[Drawn], count: int) -> dict[str, list[Drawn]]:
     """Up to ``count`` completions of the lowest and of the highest fifth by perplexity.
 
-    One of each problem in a group, the most extreme, so that completions are independent; of these
-    the most extreme problems."""
+    One of each problem, the most extreme, so that completions are independent.
+    """
     ranked = sorted(drawn, key=lambda one: (one.perplexity, one.name))
     end = max(1, int(np.ceil(END * len(ranked) - 1e-9)))
-    groups = {}
+    found = {}
     for name, members in (("low", ranked[:end]), ("high", ranked[::-1][:end])):
         of_problem: dict[str, Drawn] = {}
         for one in members:
             of_problem.setdefault(one.problem.id, one)
-        groups[name] = list(of_problem.values())[:count]
-    return groups
+        found[name] = list(of_problem.values())[:count]
+    return found
 
 
+@torch.no_grad()
 def measure(profile: Profile, run: Run) -> dict:
     """Replace tokens in completions of a trained policy, and roll out again; the run record.
 
-    Writes impact.csv, a row for each replaced token (:data:`COLUMNS`): ``kept`` and ``replaced``
-    are the accuracies of the continuations of the token and of its runner-up, I_t (eq. 6) is their
-    difference. Every row is kept as it is made, and a run that goes on makes the others."""
-    policy = run.policy
-    if policy is None or not policy.done():
-        name = policy.name if policy else "-"
-        raise SageError(
-            f"the policy {name} is not there: "
-            f"sage-companion stage rl --profile {profile.spec} --run {name} makes it"
-        )
+    Writes impact.csv, a row for each replaced token: ``kept`` and ``replaced`` are the accuracies
+    of the continuations of the token and of its runner-up.
+    """
+    drawer = groups.Drawer(profile, run)
     explored, seed = profile.exploration, profile.rl["seed"]
     record = Record("impact", profile.name, run.fingerprint, seed, dataclasses.asdict(explored))
-    model, tokenizer = loading.load(profile, policy.model)
-    verifier = Verifier(workers=profile.compute.threads)
-    asked = problems.rl_problems(profile)[: explored.prompts]
-    drawn = [
-        one
-        for problem in asked
-        for one in _draw(model, tokenizer, profile, problem, seed, verifier)
-    ]
-    made = {
-        (row["completion"], row["perplexity_group"], row["token"])
-        for row in read_lines(run.samples, repair=True)
-    }
-    for group, members in perplexity_groups(drawn, explored.replaced).items():
+    drawn: list[Drawn] = []
+    for problem in problems.rl_problems(profile)[: explored.prompts]:
+        group = drawer.draw(problem, explored.completions, seed)
+        entropy, logps = groups.signals(drawer.model, group, profile.rl["temperature"])
+        prompt = group.out[0, : group.start].tolist()
+        for number, body in enumerate(group.bodies):
+            perplexity = token_signals.perplexity(logps[number, : len(body)].cpu().numpy())
+            own, correct = entropy[number, : len(body)].tolist(), group.correct[number]
+            drawn.append(Drawn(problem, number, prompt, body, own, perplexity, correct))
+    rows = read_lines(run.samples, repair=True)
+    made = {(row["completion"], row["perplexity_group"], row["token"]) for row in rows}
+    for by_perplexity, members in perplexity_groups(drawn, explored.replaced).items():
         for one in members:
             stream = sample_seed(seed, one.problem, one.number)
             positions = chosen_positions(one.entropy, random.Random(stream))
             for token, position in positions.items():
-                if (one.name, group, token) in made:
+                if (one.name, by_perplexity, token) in made:
                     continue
                 kept, replaced = impact(
-                    model,
-                    tokenizer,
+                    drawer.model,
+                    drawer.tokenizer,
                     one.prompt,
                     one.ids,
                     position,
                     explored.continuations,
                     profile.rl,
                     stream + position,
-                    partial(_judged, one.problem, verifier),
+                    partial(drawer.judge, one.problem),
                 )
-                values = (
-                    *(one.problem.id, one.name, group, one.perplexity, one.correct, token),
-                    *(position, len(one.ids), one.entropy[position], kept, replaced),
-                    explored.continuations,
-                )
-                append_line(run.samples, dict(zip(COLUMNS, values, strict=True)))
+                row: dict[str, Any] = {"problem": one.problem.id, "completion": one.name}
+                row |= {"perplexity_group": by_perplexity, "perplexity": one.perplexity}
+                row |= {"correct": one.correct, "token": token, "position": position}
+                row |= {"tokens": len(one.ids), "entropy": one.entropy[position], "kept": kept}
+                row |= {"replaced": replaced, "continuations": explored.continuations}
+                append_line(run.samples, row)
                 append_line(run.live_steps, {"step": len(made) + 1})
-                made.add((one.name, group, token))
-    table = pd.DataFrame(read_lines(run.samples), columns=COLUMNS)
+                made.add((one.name, by_perplexity, token))
+    table = pd.DataFrame(read_lines(run.samples))
     write_text(run.measured / "impact.csv", table.to_csv(index=False, float_format="%.6g"))
-    return run.finish(record, policy=policy.name, drawn=len(drawn))
-
-
-@torch.no_grad()
-def _draw(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    profile: Profile,
-    problem: Problem,
-    seed: int,
-    verifier: Verifier,
-) -> list[Drawn]:
-    """Completions of one problem as RL samples them, judged and scored by the policy itself."""
-    count, stream = profile.exploration.completions, sample_seed(seed, problem, 0)
-    out, start, mask = rollouts(model, tokenizer, problem, count, profile.rl, stream)
-    log_pi = log_probabilities(completion_logits(model, out, start), profile.rl["temperature"])
-    logps, entropy = drawn_log_probabilities(log_pi, out[:, start:]), entropies_of(log_pi)
-    bodies = [ids[kept].tolist() for ids, kept in zip(out[:, start:], mask.bool(), strict=True)]
-    texts = [tokenizer.decode(body, skip_special_tokens=True) for body in bodies]
-    correct = judge([problem] * count, texts, verifier)
-    return [
-        Drawn(
-            problem=problem,
-            number=number,
-            prompt=out[0, :start].tolist(),
-            ids=body,
-            entropy=entropy[number, : len(body)].tolist(),
-            perplexity=token_signals.perplexity(logps[number, : len(body)].cpu().numpy()),
-            correct=bool(correct[number]),
-        )
-        for number, body in enumerate(bodies)
-    ]
-
-
-def updates(entropies: np.ndarray, gradients: np.ndarray) -> pd.DataFrame:
-    """Size of the update by uncertainty: tokens in ten groups of equal size by entropy, least
-    first.
-
-    Args:
-        entropies: nats, shape (tokens,).
-        gradients: G_t of the exploration report, shape (tokens,).
-
-    Returns:
-        Columns group, tokens, entropy (mean, nats), gradient (mean G_t, eq. 4 of the exploration
-        report) and share (of the sum of all G_t).
-    """
-    order = np.argsort(entropies, kind="stable")
-    total = max(gradients.sum(), 1e-300)
-    rows = []
-    for number, part in enumerate(np.array_split(order, 10), 1):
-        rows.append(
-            {
-                "group": number,
-                "tokens": len(part),
-                "entropy": entropies[part].mean(),
-                "gradient": gradients[part].mean(),
-                "share": gradients[part].sum() / total,
-            }
-        )
-    return pd.DataFrame(rows)
+    return run.finish(record, policy=drawer.policy.name, drawn=len(drawn))

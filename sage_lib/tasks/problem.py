@@ -1,29 +1,32 @@
-"""What every task gives: problems, worked examples, and settings of its own."""
+"""What every task gives: problems, worked examples, settings; and the streams they come from."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+import pydantic.dataclasses
 
 from sage_lib.errors import SageError
+
+#: How pydantic checks the settings of tasks: nothing is converted, nothing unknown is taken.
+STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question with its gold answer.
+    """One question with its gold answer."""
 
-    ``id`` is unique within a ``dataset`` (the label in tables and figures); ``task`` is a name of
-    ``table.TASKS``; ``detail`` is what the task's own checks need, and nobody else's business.
-    """
-
-    id: str
-    dataset: str
+    id: str  # unique within a data set
+    dataset: str  # the label in tables
     question: str
     gold: str
-    task: str
-    detail: Any = None
+    task: str  # a name of table.TASKS
+    detail: Any = None  # what the task's own checks need
+    working: str | None = None  # of a worked answer, where the data set has one
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,12 @@ class Demonstration:
     answer: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
 class TaskSettings:
-    """What a line of data in a profile says about its task; each task adds fields of its own.
+    """What a line of data in a profile says about its task; each task adds its own fields."""
 
-    A field with metadata ``filled`` is never written into a profile: the caller fills it, from what
-    holds for the whole profile.
-    """
+    #: Fields that a line never names: they are filled from what holds for the whole profile.
+    FILLED: ClassVar[Mapping[str, str]] = {}
 
     name: str  # of the task, a key of ``table.TASKS``
 
@@ -49,9 +51,10 @@ class TaskSettings:
         """The settings that are not at their defaults, the name first: for records."""
         chosen = {"name": self.name}
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if "filled" not in field.metadata and value != default(field):
-                chosen[field.name] = value
+            made = field.default_factory
+            usual = field.default if made is dataclasses.MISSING else made()
+            if field.name not in self.FILLED and getattr(self, field.name) != usual:
+                chosen[field.name] = getattr(self, field.name)
         return chosen
 
     def identity(self) -> dict[str, Any]:
@@ -59,47 +62,83 @@ class TaskSettings:
         return self.given()
 
 
-def default(field: dataclasses.Field) -> Any:
-    """The default value of a dataclass field; ``dataclasses.MISSING`` where it must be given."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+#: (settings, seed, excluded questions, revision) -> problems, lazily and in order.
+Stream = Callable[[Any, int, frozenset[str], str | None], Iterator[Problem]]
 
 
-def plain(
-    questions: Sequence[str | Problem], golds: Sequence[str | int] = (), dataset: str = "questions"
-) -> list[Problem]:
-    """Problems from a plain list of questions, to be judged by Math-Verify where there are golds.
+def problems_of(stream: Stream) -> Callable[..., list[Problem]]:
+    """A task's function ``problems``: the first problems of its stream."""
 
-    What is a Problem already stays as it is; the others are numbered from 1. Without ``golds`` they
-    can be sampled, not judged. Raises SageError for another number of golds than of questions.
-    """
-    if golds and len(golds) != len(questions):
-        raise SageError(
-            f"{len(questions)} questions need as many gold answers, not {len(golds)}: "
-            "give one each, or none at all"
+    def problems(
+        settings: Any,
+        rows: int,
+        seed: int,
+        exclude: frozenset[str] = frozenset(),
+        revision: str | None = None,
+    ) -> list[Problem]:
+        return list(itertools.islice(stream(settings, seed, exclude, revision), rows))
+
+    return problems
+
+
+def demonstrations_of(stream: Stream, any_length: bool = False) -> Callable[..., list]:
+    """A task's function ``demonstrations``, of a stream of problems with working; unless
+    ``any_length``, both fit half of the context (Appendix E.2)."""
+
+    def demonstrations(
+        settings: Any,
+        rows: int,
+        seed: int,
+        exclude: frozenset[str] = frozenset(),
+        revision: str | None = None,
+        *,
+        count_tokens: Callable[[str], int],
+        max_seq_length: int,
+    ) -> list[Demonstration]:
+        worked = (
+            Demonstration(p.question, p.working or "", p.gold)
+            for p in stream(settings, seed, exclude, revision)
+            if any_length or count_tokens(p.question + (p.working or "")) <= max_seq_length / 2
         )
-    found = []
-    for number, question in enumerate(questions, 1):
-        if isinstance(question, Problem):
-            found.append(question)
-            continue
-        gold = str(golds[number - 1]) if golds else ""
-        found.append(Problem(str(number), dataset, question, gold, task="file", detail="math"))
-    return found
+        return list(itertools.islice(worked, rows))
+
+    return demonstrations
+
+
+def distinct(
+    drawn: Iterable[Problem], exclude: frozenset[str], tries: int = 1000
+) -> Iterator[Problem]:
+    """Those of ``drawn`` whose questions are new and not in ``exclude``; SageError at the end, or
+    after ``tries`` in a row that are not new."""
+    seen, missed = set(exclude), 0
+    for problem in drawn:
+        missed = missed + 1 if problem.question in seen else 0
+        if missed == tries:
+            break
+        if not missed:
+            seen.add(problem.question)
+            yield problem
+    raise SageError(f"only {len(seen) - len(exclude)} different problems were found: ask for fewer")
+
+
+def plain(questions: Sequence[str | Problem]) -> list[Problem]:
+    """Problems from plain questions, numbered from 1; what is a Problem already stays as it is."""
+    return [
+        Problem(str(number), "questions", question, "", task="file", detail="math")
+        if isinstance(question, str)
+        else question
+        for number, question in enumerate(questions, 1)
+    ]
 
 
 def no_revision(settings: TaskSettings, revision: str | None) -> None:
-    """SageError where a task that is made here is asked for a revision."""
     if revision is not None:
         raise SageError(f"the task {settings.name} has no revisions: leave out {revision!r}")
 
 
 def no_measures(problem: Problem, text: str, correct: bool) -> dict[str, bool]:
-    """``measures`` of a task that reads nothing but the answer."""
     return {}
 
 
 def no_completions(problem: Problem) -> list[tuple[str, str, str]]:
-    """``completions`` of a task whose valid completions cannot be listed."""
     return []

@@ -1,25 +1,13 @@
 """The one verifier, for the reward and for evaluation: Math-Verify on the last answer, gold first.
 
-Math-Verify's own time limits use signals, which fail in threads and cancel an outer alarm. It is
-called without them, in worker processes with limits of their own: processor time (a busy machine
-changes no verdict), memory, and as a last resort the clock, after which a worker is killed.
-Identical (gold, answer) pairs are verified once, two plain integers are compared on the spot, and
-two numbers that are far apart by their values.
-
-Both texts are first written as Math-Verify reads them (:func:`parse`), e-notation among it. What it
-gets wrong and is not mended: upper and lower case, a number and its percentage, a number and one of
-another base or unit, a set of two and a pair are the same; names of several letters, primes and
-second derivatives are products and powers of letters; log has base 10; bare words, x for times,
-units such as m/s and "about" are not understood. tests/test_gold_values.py holds an example of
-each.
+Math-Verify's own time limits use signals, which fail in threads. It is called without them, in
+worker processes with limits of their own: processor time (a busy machine changes no verdict),
+memory, and as a last resort the clock, after which a worker is killed.
 """
 
 from __future__ import annotations
 
-import ast
 import atexit
-import dataclasses
-import importlib.util
 import logging
 import math
 import multiprocessing
@@ -28,7 +16,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import TimeoutError as PairTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -43,65 +31,28 @@ from sage_lib.errors import SageError
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START
 
-#: Processor time that one pair may take (seconds; an ordinary one takes about 0.01).
-TIME_LIMIT = 3
-#: Memory that a worker may take beyond its start.
-MEMORY_LIMIT_BYTES = 2_000_000_000
-#: What a worker is given may take so many times its processor time by the clock.
-CLOCK = 10
 #: A longer answer is refused unread (characters).
 LENGTH_LIMIT = 400
-#: Pairs that a worker is given at a time.
-CHUNK = 32
+CHUNK = 32  # pairs that a worker is given at a time
 #: What is compared without Math-Verify. Never \d, which matches the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_ARITHMETIC = re.compile(r"[-+*/^(). 0-9]+")
-#: 4.5e33, 4.5E+33: digits, e, digits, without spaces. Not e^{2}, 24 e, 3e, 2e^x, 3e2t or 3e8.5,
-#: where e is Euler's number.
-_SCIENTIFIC = re.compile(
-    r"(?<![\w.\\^])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?)0*([0-9]+)(?![\w^]|\.[0-9])", re.ASCII
-)
-#: 2**3, 10^-5: of these Math-Verify would read the base alone.
-_POWER = re.compile(r" ?\*\* ?([+-]?[0-9]+)?|\^ ?([+-][0-9]+)(?![\w.])", re.ASCII)
-#: What else is written in another way, so that Math-Verify reads it: -3./2; the letters gamma
-#: (Lorentz factor) and E_0 (energies), which it takes for Euler's numbers; the sun's index.
-_SPELLINGS = (
-    (re.compile(r"(?<=[0-9])\.(?=\s*[-+*/^)])"), ""),
-    (re.compile(r"\\gamma(?![A-Za-z(])"), r"\\mathcal{g}"),
-    (re.compile(r"(?<![A-Za-z\\])([Ee])(?=_)"), r"\\mathcal{\1}"),
-    (re.compile(r"_(?:\{\\odot\}|\\odot\b)"), "_{sun}"),
-)
-#: Digits of the largest exponent of ten that is read: no double has more.
-_EXPONENT_DIGITS = 3
-#: Decimals up to which Math-Verify compares, and digits that it computes: its defaults.
-_DECIMALS, _PRECISION = 6, 15
-#: Numbers below it are compared up to more decimals: six would make all of them 0.
-_SMALL = 1e-3
-#: Part of a number by which it may differ from a rounded one in an equation.
-_ROUNDING = 0.1
-#: Decimals beyond six at most.
-_MOST_DECIMALS = 400
+#: Of which forms of answers a first batch was read.
+_FIRST_SEEN: set[bool] = set()
 
-#: A gold answer and an answer, both as text.
-Pair = tuple[str, str]
+Pair = tuple[str, str]  # a gold answer and an answer
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``correct``, and why: "verified", "no answer", "too long", "timeout", "out of memory",
-    "not understood" or "worker died"."""
-
     correct: bool
-    reason: str
+    reason: str  # "verified", or why there is no verdict
 
 
 def last_answer(text: str, boxed: bool = False) -> str | None:
-    r"""The answer in the last pair of solution markers, with single spaces and without a full stop
-    at its end; None when there is none.
+    r"""The answer in the last pair of solution markers, without a full stop at its end, or None.
 
-    The last pair goes from the last opening marker that is closed to the first closing one after
-    it. With ``boxed`` it is the content of the last \boxed{...} instead, as models write it that
-    were not taught the markers.
+    With ``boxed`` the content of the last \boxed{...} instead. Spaces are single: a line break
+    would hide the answer from Math-Verify.
     """
     if boxed:
         answer = last_boxed(text)
@@ -110,47 +61,42 @@ def last_answer(text: str, boxed: bool = False) -> str | None:
     opening = text.rfind(SOLUTION_START, 0, max(last_end, 0))
     if opening < 0:
         return None
-    after = text[opening + len(SOLUTION_START) :]
-    answer = after.partition(SOLUTION_END)[0]
-    # Single spaces: a line break would hide the answer from Math-Verify, and a vote counts equal
-    # texts.
+    answer = text[opening + len(SOLUTION_START) :].partition(SOLUTION_END)[0]
     return " ".join(answer.split()).removesuffix(".").rstrip()
 
 
 def last_boxed(text: str) -> str | None:
     r"""Contents of the last \boxed{...} with balanced braces; None when there is none."""
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 1, start + len(r"\boxed{")
-    for position in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
+    _, box, rest = text.rpartition(r"\boxed{")
+    depth = 1
+    for position, character in enumerate(rest if box else ""):
+        depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
-            return text[begin:position]
+            return rest[:position]
     return None
 
 
 def _start_worker() -> None:
     """Limit the memory and load Math-Verify, before the first pair's time runs."""
-    import math_verify
+    from sage_lib.tasks import mathematics
 
     # It warns of every call without its own time limit.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    math_verify.parse("$1$", parsing_timeout=None)
+    mathematics.parse("1")
     if hasattr(signal, "SIGPROF"):
         signal.signal(signal.SIGPROF, _time_up)
     try:
         import resource
 
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MEMORY_LIMIT_BYTES
+        limit = pages * resource.getpagesize() + 2_000_000_000
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     except (ImportError, OSError, ValueError):
         pass  # no such limit on this platform: time and length still hold
 
 
 class _TimeUp(BaseException):
-    """Raised in the worker by the alarm; nothing that catches Exception stops it."""
+    """Raised by the alarm; nothing that catches Exception stops it."""
 
 
 def _time_up(number: int, frame: FrameType | None) -> None:
@@ -158,11 +104,8 @@ def _time_up(number: int, frame: FrameType | None) -> None:
 
 
 def _set_alarm(seconds: float) -> None:
-    """Let _TimeUp be raised once this process has used so much more processor time; 0 stops it.
-
-    Where that does not help, as in a long computation of one big number, the kernel ends the
-    process (SIGXCPU) a second or two later.
-    """
+    """Let _TimeUp be raised after so much processor time; 0 stops it. The kernel ends soon after
+    (SIGXCPU) what does not listen."""
     try:
         import resource
 
@@ -175,282 +118,36 @@ def _set_alarm(seconds: float) -> None:
         pass  # no such limits on this platform: the clock's holds
 
 
-def parse(text: str, units: bool = True) -> list:
-    """What Math-Verify makes of a text that is one formula; [] when it is none.
-
-    Left to itself Math-Verify would pick a number out of any text. That is done for whole
-    arithmetic on plain numbers alone, and not for a broken piece of it, such as ( 9.
-
-    With ``units`` a last letter is one and is dropped, as in 5 m; without, it is a variable.
-    """
-    import math_verify
-
-    readable = _rewritten(text)
-    if readable is None:
-        return []
-    formula = f"${readable}$"
-    config = _latex() if units else _latex_without_units()
-    parsed = math_verify.parse(formula, extraction_config=[config], parsing_timeout=None)
-    if not _understood(parsed) and _is_arithmetic(text):
-        parsed = math_verify.parse(formula, parsing_timeout=None)
-    return parsed
-
-
-@lru_cache(maxsize=1)
-def _latex() -> Any:
-    import math_verify
-
-    return math_verify.LatexExtractionConfig()
-
-
-@lru_cache(maxsize=1)
-def _latex_without_units() -> Any:
-    usual = _latex()
-    normal = dataclasses.replace(usual.normalization_config, units=False)
-    return dataclasses.replace(usual, normalization_config=normal)
-
-
-def _rewritten(text: str) -> str | None:
-    r"""The text in a spelling that Math-Verify reads; None where an exponent of ten is too long to
-    be held.
-
-    It reads 4.5e33 as 4.5 times Euler's number times 33, 2**3 as 2, 10^-5 as 10, -3./2 as -3 and
-    \gamma^2 as an infinity, and nothing with E_0 or M_\odot in it.
-    """
-    exponents = [match[3] for match in _SCIENTIFIC.finditer(text)]
-    if any(len(digits) > _EXPONENT_DIGITS for digits in exponents):
-        return None
-    readable = _SCIENTIFIC.sub(_power_of_ten, text) if exponents else text
-    readable = _POWER.sub(_braced_power, readable)
-    for written, read in _SPELLINGS:
-        readable = written.sub(read, readable)
-    return readable
-
-
-def _braced_power(match: re.Match[str]) -> str:
-    exponent = match[1] or match[2]
-    return f"^{{{exponent}}}" if exponent else "^"
-
-
-def _power_of_ten(match: re.Match[str]) -> str:
-    mantissa, sign, exponent = match.groups()
-    sign = "-" if sign == "-" else ""
-    mantissa = mantissa.removesuffix(".")
-    return rf"({mantissa} \cdot 10^{{{sign}{exponent}}})"
-
-
-def _understood(parsed: list) -> bool:
-    """Bare text alone means that nothing was understood."""
-    return any(not isinstance(part, str) for part in parsed)
-
-
-def _is_arithmetic(text: str) -> bool:
-    if not _ARITHMETIC.fullmatch(text):
-        return False
-    try:
-        ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
-
-
-@lru_cache(maxsize=4096)
-def _parse_gold(gold: str) -> tuple[list, bool]:
-    """What Math-Verify makes of a gold, [] when it is no formula, and whether it has variables, in
-    which case it has no units."""
-    parsed = parse(gold)
-    if not _understood(parsed):
-        return [], False
-    if _has_variables(parsed[0]):
-        return _plain_symbols(parse(gold, units=False)), True
-    return parsed, False
-
-
-def _has_variables(formula: Any) -> bool:
-    """Whether the formula, or the right side of the equation, has variables."""
-    value = getattr(formula, "rhs", formula)
-    return bool(value.free_symbols)
-
-
-def _plain_symbols(parsed: list) -> list:
-    """With i for the imaginary unit, one kind of variable, a variable in place of dx/dt, and
-    fractions for decimals.
-
-    Math-Verify leaves i a variable, takes those beside 5 i for complex and those beside 5i for real
-    ones, which then differ, works out dx/dt as 0, and finds arcsin(1.3 x) unlike arcsin(13 x / 10).
-    """
-    import sympy
-
-    found = []
-    for part in parsed:
-        if not isinstance(part, str):
-            plain = {s: sympy.Symbol(s.name, real=True) for s in part.free_symbols}
-            plain.update({s: sympy.I for s in plain if s.name == "i"})
-            rates = {d: sympy.Symbol(str(d), real=True) for d in part.atoms(sympy.Derivative)}
-            plain.update({d: rate for d, rate in rates.items() if d.expr.is_Symbol})
-            plain.update(_written_decimals(part))
-            part = part.xreplace(plain)
-        found.append(part)
-    return found
-
-
-def _verify(pair: Pair) -> bool | None:
-    """None for a gold that does not parse, otherwise Math-Verify's verdict."""
-    from math_verify import verify
-
-    gold, answer = pair
-    expected, has_variables = _parse_gold(gold)
-    if not expected:
-        return None
-    given = parse(answer)
-    if has_variables:
-        given = _plain_symbols(parse(answer, units=False) + given)
-    if any(_contradicts_itself(part) for part in given):
-        return False
-    a, b = _number(gold, expected), _number(answer, given)
-    if a is not None and b is not None:
-        if _far_apart(a, b):
-            return False
-        if _same_fraction(expected[0], given[0]):
-            return True
-    decimals = _decimals(expected + given)
-    digits = max(_PRECISION, decimals + _PRECISION - _DECIMALS)
-    return bool(verify(expected, given, decimals, digits, timeout_seconds=None))
-
-
-def _contradicts_itself(part: Any) -> bool:
-    """Whether it holds an equation of two different numbers, such as 4 = 5, of which Math-Verify
-    compares the right side alone. Decimals may be rounded, as in 1/3 = 0.33."""
-    import sympy
-
-    if not isinstance(part, sympy.logic.boolalg.Boolean):
-        return False
-    for equation in part.atoms(sympy.Eq):
-        if all(_is_number(side) for side in equation.args):
-            a, b = (complex(side) for side in equation.args)
-            rounding = _ROUNDING if equation.has(sympy.Float) else 10**-_DECIMALS
-            if abs(a - b) > rounding * max(abs(a), abs(b)):
-                return True
-    return False
-
-
-def _is_number(side: Any) -> bool:
-    import sympy
-
-    return isinstance(side, sympy.Expr) and side.is_number
-
-
-def _number(text: str, parsed: list) -> float | None:
-    """The value of a text that is one real number and nothing else; None for all else, and for what
-    has two readings (28%)."""
-    if len(parsed) != 2 or "%" in text:
-        return None
-    formula = parsed[0]
-    if not _is_number(formula):
-        return None
-    value = formula.evalf(15)
-    return float(value) if value.is_Float or value.is_Rational else None
-
-
-def _far_apart(a: float, b: float) -> bool:
-    """True for two numbers that no rounding makes equal.
-
-    Math-Verify would simplify their difference to say so, which is most of the time that wrong
-    answers take.
-    """
-    return abs(a - b) > 0.001 * max(1.0, abs(a), abs(b))
-
-
-def _same_fraction(a: Any, b: Any) -> bool:
-    """Whether both are products and powers of integers and decimals, and of one value.
-
-    Math-Verify computes with doubles, in which 2.19 times 10^6 and 21.9 times 10^5 may differ.
-    """
-    fractions = [_fraction(formula) for formula in (a, b) if _is_product(formula)]
-    return len(fractions) == 2 and fractions[0].is_Rational and fractions[0] == fractions[1]
-
-
-def _is_product(formula: Any) -> bool:
-    import sympy
-
-    parts = sympy.preorder_traversal(formula)
-    return all(isinstance(part, (sympy.Number, sympy.Mul, sympy.Pow)) for part in parts)
-
-
-def _fraction(product: Any) -> Any:
-    """The product with its decimals as they were written, multiplied out."""
-    return product.xreplace(_written_decimals(product)).doit()
-
-
-def _written_decimals(formula: Any) -> dict:
-    """Each decimal of a formula, and the fraction that it stands for."""
-    import sympy
-
-    return {number: sympy.Rational(str(number)) for number in formula.atoms(sympy.Float)}
-
-
-def _decimals(parsed: list) -> int:
-    """The decimals that Math-Verify is to compare: its six, and more for small numbers.
-
-    Six decimals of 7.4e-12 and of 0 are the same.
-    """
-    smallest = min((size for part in parsed for size in _sizes(part)), default=1.0)
-    if smallest >= _SMALL:
-        return _DECIMALS
-    return _DECIMALS + min(math.ceil(-math.log10(smallest)), _MOST_DECIMALS)
-
-
-def _sizes(part: Any) -> Iterator[float]:
-    """The sizes of the numbers other than 0 in what was parsed."""
-    import sympy
-
-    if isinstance(part, str):
-        return
-    parts = sympy.preorder_traversal(part)
-    for piece in parts:
-        if _is_product(piece):
-            parts.skip()
-            size = float(abs(piece.evalf(_DECIMALS)))
-            if size > 0:
-                yield size
-
-
 def _verify_chunk(chunk: list[Pair], seconds: float) -> list[bool | str | None]:
-    """In the worker: for each pair what :func:`_verify` says, or the reason why it says nothing."""
+    """For each pair the verdict, None for a gold that does not parse, or why there is none."""
+    from sage_lib.tasks.mathematics import equal
+
     found: list[bool | str | None] = []
     for pair in chunk:
-        verdict: bool | str | None
         try:
             _set_alarm(seconds)
             try:
-                verdict = _verify(pair)
+                verdict: bool | str | None = equal(*pair)
             finally:
                 _set_alarm(0)
         except _TimeUp:
             verdict = "timeout"
         except (MemoryError, RecursionError):
             verdict = "out of memory"
-        except Exception:
-            # Whatever Math-Verify or sympy trips over is an answer they do not understand.
+        except Exception:  # whatever Math-Verify or sympy trips over
             verdict = "not understood"
         found.append(verdict)
     return found
 
 
 class Verifier:
-    """Verifies pairs in ``workers`` killable processes, started at the first pair that needs one.
+    """Verifies pairs in ``workers`` killable processes; safe to call from threads.
 
-    ``counts`` says what happened to every pair asked about: "asked", "distinct" (new ones) and each
-    reason of :class:`Verdict`. Safe to call from threads, notebooks and TRL's reward call.
-    ``time_limit`` is in seconds of processor time.
+    ``counts`` says what happened to every pair: "asked", "distinct" (new ones) and each reason of
+    :class:`Verdict`. ``time_limit`` is in seconds of processor time.
     """
 
-    def __init__(self, workers: int = 1, time_limit: float = TIME_LIMIT) -> None:
-        if importlib.util.find_spec("math_verify") is None:  # the workers import it, in a second
-            raise SageError(
-                "the package math-verify is missing, and without it every answer would score 0: "
-                "install requirements.lock"
-            )
+    def __init__(self, workers: int = 1, time_limit: float = 3) -> None:
         self.workers, self.time_limit = workers, time_limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
@@ -461,18 +158,9 @@ class Verifier:
     def verify_answers(
         self, golds: Sequence[str | int], answers: Sequence[str | int | None]
     ) -> list[Verdict]:
-        """A verdict for each (gold, answer) pair; an answer of None is not correct.
-
-        Raises:
-            SageError: for a gold that Math-Verify cannot parse, or other numbers of golds and
-                answers.
-        """
-        if len(golds) != len(answers):
-            raise SageError(f"{len(golds)} gold answers do not go with {len(answers)} answers")
-        pairs = [
-            (str(gold), None if answer is None else str(answer))
-            for gold, answer in zip(golds, answers, strict=True)
-        ]
+        """A verdict for each (gold, answer) pair; SageError for a gold that cannot be parsed."""
+        both = zip(golds, answers, strict=True)
+        pairs = [(str(gold), None if given is None else str(given)) for gold, given in both]
         with self._lock:
             self.counts["asked"] += len(pairs)
             self._verify_new([pair for pair in dict.fromkeys(pairs) if pair not in self._known])
@@ -490,30 +178,26 @@ class Verifier:
         self.counts["distinct"] += len(pairs)
         hard: list[Pair] = []
         for gold, answer in pairs:
-            if answer is None:
-                self._known[gold, answer] = Verdict(False, "no answer")
-            elif len(answer) > LENGTH_LIMIT:
-                self._known[gold, answer] = Verdict(False, "too long")
+            if answer is None or len(answer) > LENGTH_LIMIT:
+                reason = "no answer" if answer is None else "too long"
+                self._known[gold, answer] = Verdict(False, reason)
             elif _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
                 self._known[gold, answer] = Verdict(int(gold) == int(answer), "verified")
             else:
                 hard.append((gold, answer))
-        # Together first, since handing pairs over costs more than most of them; what a killed
-        # worker takes with it, one by one.
+        # Together first, since handing over costs time; what a killed worker took, one by one.
         lost = self._verify_chunks([hard[i : i + CHUNK] for i in range(0, len(hard), CHUNK)])
         lost = self._verify_chunks([[pair] for pair in lost])
         while lost:
             lost = self._verify_chunks([[pair] for pair in lost], last=True)
 
     def _verify_chunks(self, chunks: list[list[Pair]], last: bool = False) -> list[Pair]:
-        """Verify each chunk in one go; returns the pairs of the chunks of several that a limit
-        ended, of those that a broken pool did not come to, and, but for the ``last`` time, those
-        whose worker died: somebody else may have killed it."""
+        """Verify each chunk in one go; returns the pairs to ask again, one by one. But for the
+        ``last`` time, also those whose worker died: somebody else may have killed it."""
         lost: list[Pair] = []
         if not chunks:
             return lost
-        seconds = [self.time_limit] * len(chunks)
-        patience = CLOCK * self.time_limit
+        seconds, patience = [self.time_limit] * len(chunks), 10 * self.time_limit
         job = self._workers().map(_verify_chunk, chunks, seconds, timeout=patience, chunksize=1)
         results = job.result()
         for number, chunk in enumerate(chunks):
@@ -525,17 +209,24 @@ class Verifier:
                 if self._served:  # a worker was killed as it took or gave something
                     return lost + [pair for left in chunks[number:] for pair in left]
                 raise SageError(
-                    "the verifier's processes could not start: in a script of your own, put what "
-                    "runs under if __name__ == '__main__':"
+                    "the verifier's processes could not start: put what your script runs under "
+                    "if __name__ == '__main__':"
                 ) from error
             except (PairTimeout, ProcessExpired, MemoryError) as error:
-                reason = _reason(error)
+                reason = "out of memory" if isinstance(error, MemoryError) else "timeout"
+                if isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGXCPU:
+                    reason = "worker died"
                 if len(chunk) > 1 or (reason == "worker died" and not last):
                     lost += chunk
                     continue
                 found = [reason]
             for pair, verdict in zip(chunk, found, strict=True):
-                self._known[pair] = _as_verdict(pair, verdict)
+                if verdict is None:
+                    raise SageError(
+                        f"the gold answer {pair[0]!r} cannot be parsed: correct or drop its problem"
+                    )
+                reason = verdict if isinstance(verdict, str) else "verified"
+                self._known[pair] = Verdict(verdict is True, reason)
         return lost
 
     def _workers(self) -> ProcessPool:
@@ -550,31 +241,10 @@ class Verifier:
         return self._pool
 
     def close(self) -> None:
-        """End the worker processes; a later call starts new ones."""
         if self._pool is not None:
             self._pool.stop()
             self._pool.join()
             self._pool = None
-
-
-def _reason(error: Exception) -> str:
-    """Why a worker gave no verdict on its one pair."""
-    if isinstance(error, MemoryError):
-        return "out of memory"
-    if isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGXCPU:
-        return "worker died"
-    return "timeout"
-
-
-def _as_verdict(pair: Pair, found: bool | str | None) -> Verdict:
-    """What a worker found, as a verdict; SageError where the gold did not parse."""
-    if found is None:
-        raise SageError(
-            f"the gold answer {pair[0]!r} cannot be parsed: correct or drop its problem"
-        )
-    if isinstance(found, str):
-        return Verdict(False, found)
-    return Verdict(found, "verified")
 
 
 def judge_by_math(
@@ -586,55 +256,34 @@ def judge_by_math(
 
 
 def require_math_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
-    """Raise SageError for the first gold that Math-Verify cannot parse."""
     verifier.require_golds([problem.gold for problem in problems])
 
 
 @lru_cache(maxsize=1)
 def shared() -> Verifier:
-    """The verifier that the reward function uses, one for the process."""
     return Verifier()
-
-
-_LOG = logging.getLogger(__name__)
-#: Of which forms of answers a first batch was read.
-_FIRST_SEEN: set[bool] = set()
-
-
-def _nothing_read(texts: Sequence[str], boxed: bool) -> str:
-    """What is said of a batch of which no answer was read."""
-    example = next((text for text in texts if (r"\boxed{" in text) != boxed), texts[0])
-    form = r"\boxed{...}" if boxed else f"{SOLUTION_START}...{SOLUTION_END}"
-    other = "without boxed=True" if boxed else "with boxed=True, as functools.partial gives it"
-    return (
-        f"accuracy_reward read no answer in the first {len(texts)} completions, so all earn 0: it "
-        f"looks for {form}, and one of them ends in {example[-80:]!r}; ask for that form in the "
-        f"prompt, or call it {other}"
-    )
 
 
 def accuracy_reward(
     completions: Sequence,
-    answer: Sequence[str | int] | None = None,
+    answer: Sequence[str | int],
     boxed: bool = False,
     **kwargs: Any,
 ) -> list[float]:
     """TRL reward function: 1.0 where the last answer equals the gold, else 0.0.
 
     ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold
-    answers, without which there is a SageError; ``boxed`` as in :func:`last_answer`: an answer
-    outside the solution markers, or of ``boxed`` outside of \\boxed{}, counts as none. A first
-    batch of which no answer can be read is said once, as a warning.
+    answers; ``boxed`` as in :func:`last_answer`. A first batch without any answer gives a warning.
     """
-    if answer is None:
-        raise SageError(
-            "accuracy_reward compares with the data set's column answer, which it does not have: "
-            "add one with the right answers"
-        )
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     answers = [last_answer(text, boxed) for text in texts]
     if boxed not in _FIRST_SEEN:
         _FIRST_SEEN.add(boxed)
         if texts and not any(answers):
-            _LOG.warning("%s", _nothing_read(texts, boxed))
+            form = r"\boxed{...}" if boxed else f"{SOLUTION_START}...{SOLUTION_END}"
+            logging.getLogger(__name__).warning(
+                "accuracy_reward looks for %s and read no answer in %d completions, so all earn 0; "
+                "one ends in %r: ask for that form in the prompt, or call it with boxed=%s",
+                form, len(texts), texts[0][-80:], not boxed,
+            )  # fmt: skip
     return [float(verdict.correct) for verdict in shared().verify_answers(answer, answers)]

@@ -1,12 +1,9 @@
 """What each KL estimator really descends: expected gradients by enumeration, and where they lead.
 
-Notation of eq. 38: d_t = log(q_t pi_ref(y_t)) - log pi(y_t). An estimator is a term k(d_t) for
-every sampled token, and its gradient is taken on-policy: the samples come from pi, and only the
-terms are differentiated.
-
-How the terms of a completion are weighed, how rewards become advantages and what is cut off when
-sampling is a :class:`~sage_lib.theory.losses.Loss`; without one it is a plain sum over tokens of
-completions drawn from pi, for which alone the estimators are gradients of a known divergence.
+With d_t = log(q_t pi_ref(y_t)) - log pi(y_t) (eq. 38), an estimator is a term k(d_t) for every
+sampled token. Its gradient is taken on-policy: completions come from pi, and only the terms are
+differentiated. A :class:`~sage_lib.theory.losses.Loss` says how completions are weighed; without
+one it is a plain sum over tokens.
 """
 
 from collections.abc import Callable
@@ -14,12 +11,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from scipy.optimize import root
+from torch import Tensor
 
 from sage_lib.algorithm import anchors
 from sage_lib.errors import SageError
 from sage_lib.theory.losses import PLAIN, Loss, weights
 from sage_lib.theory.tree import Tree
 
+Term = Callable[[Tensor, Tensor], Tensor]
 #: Every estimator and how it is known.
 LABELS = {
     "k1_loss": "k1 as a loss",
@@ -31,34 +30,16 @@ LABELS = {
 ESTIMATORS = tuple(LABELS)
 #: Those that SageTrainer offers as anchors. Its forward KL is exact and estimates nothing.
 OFFERED = tuple(name for name in ESTIMATORS if name in anchors.ANCHORS)
-
-
-def _k3(d: torch.Tensor) -> torch.Tensor:
-    return d.exp() - d - 1
-
-
 #: The differentiable term of every token, from d and log pi(y_t); eq. 8 has none.
-TERMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "k1_loss": lambda d, log_pi: -d,
-    "k2": lambda d, log_pi: d**2 / 2,
-    anchors.K3.name: lambda d, log_pi: _k3(d),
-    anchors.K3Corrected.name: lambda d, log_pi: (log_pi - log_pi.detach()).exp() * _k3(d),
+TERMS: dict[str, Term] = {
+    "k1_loss": lambda d, lp: -d,
+    "k2": lambda d, lp: d**2 / 2,
+    anchors.K3.name: lambda d, lp: d.exp() - d - 1,
+    anchors.K3Corrected.name: lambda d, lp: (lp - lp.detach()).exp() * (d.exp() - d - 1),
 }
 
 
-def token_terms(estimator: str, d: torch.Tensor, log_pi: torch.Tensor) -> torch.Tensor:
-    """The differentiable term of every token, like ``d``; ``log_pi`` is log pi(y_t).
-
-    Raises SageError for an unknown estimator, and for that of eq. 8, which is no sum of such terms.
-    """
-    if estimator not in TERMS:
-        raise SageError(
-            f"there is no per-token estimator {estimator!r}: choose one of {', '.join(TERMS)}"
-        )
-    return TERMS[estimator](d, log_pi)
-
-
-def mean_over_draws(values: torch.Tensor) -> torch.Tensor:
+def mean_over_draws(values: Tensor) -> Tensor:
     """Mean over the draws of a guide that is noise: (draws, E) to (E,); (E,) stays as it is."""
     return values.reshape(-1, values.shape[-1]).mean(0)
 
@@ -66,20 +47,15 @@ def mean_over_draws(values: torch.Tensor) -> torch.Tensor:
 def kl_gradient(
     tree: Tree,
     estimator: str,
-    logits: torch.Tensor,
-    log_reference: torch.Tensor,
-    log_q: torch.Tensor | None = None,
+    logits: Tensor,
+    log_reference: Tensor,
+    log_q: Tensor | None = None,
     loss: Loss = PLAIN,
-) -> torch.Tensor:
-    """Expected gradient of the estimator in the logits, shape (E,), as the loss weighs completions.
+) -> Tensor:
+    """Expected gradient of one of ESTIMATORS in the logits, shape (E,).
 
-    Args:
-        estimator: one of ESTIMATORS.
-        logits, log_reference: of every edge, shape (E,).
-        log_q: log q_t of every edge, shape (E,), or (draws, E) for a guide that is noise, averaged
-            over the draws.
-    Raises:
-        SageError where the policy gives a token some probability and the reference none.
+    ``logits``, ``log_reference`` and ``log_q`` are of every edge, shape (E,); a guide that is noise
+    has (draws, E) and is averaged. Raises SageError where the divergence is infinite.
     """
     tree.check_edges(log_reference, "log_reference")
     logits = logits.detach().clone().requires_grad_()
@@ -97,88 +73,73 @@ def kl_gradient(
     if estimator != anchors.Sequence.name:
         of_completions, _ = weights(tree, log_pi, loss)
         taken = tree.paths.T @ of_completions
-        terms = token_terms(estimator, d, log_pi.masked_fill(never, 0))
+        terms = TERMS[estimator](d, log_pi.masked_fill(never, 0))
         value = (taken * mean_over_draws(terms)).sum()
-    elif loss.plain:
-        # The whole sequence's -d is a cost of every token before it: this is the gradient of
-        # E_pi[-sum_t d_t] itself.
+    elif loss.normaliser == "sum" and not loss.min_p:
+        # The gradient of E_pi[-sum_t d_t]: the sequence's -d is a cost of all tokens before it.
         of_completion = tree.paths @ mean_over_draws(d)
         value = -(tree.completion_probabilities(log_pi) * of_completion).sum()
     else:
         # No gradient of anything: each token's score times the -d of itself and all later ones.
         of_completions, _ = weights(tree, log_pi, loss)
-        to_come = _from_here_on(tree, -mean_over_draws(d).detach())
+        depths = torch.tensor([len(state) for state, _ in tree.edges])
+        not_before = (depths <= depths[:, None]).to(d.dtype)
+        to_come = tree.paths * ((tree.paths * -mean_over_draws(d).detach()) @ not_before)  # (L, E)
         value = ((of_completions @ to_come) * log_pi.masked_fill(never, 0)).sum()
     return torch.autograd.grad(value, logits)[0]
 
 
-def _from_here_on(tree: Tree, values: torch.Tensor) -> torch.Tensor:
-    """A quantity of every edge, (E,), summed from each edge of a completion to its end, (L, E)."""
-    not_before = (tree.depths[:, None] <= tree.depths).to(values.dtype)  # row: the edge summed for
-    return tree.paths * ((tree.paths * values) @ not_before.T)
-
-
 def reverse_kl_gradient(
-    tree: Tree,
-    logits: torch.Tensor,
-    log_reference: torch.Tensor,
-    log_q: torch.Tensor,
-    loss: Loss = PLAIN,
-) -> torch.Tensor:
-    """Gradient of sum_s visits(s) KL(pi_s ‖ q_s pi_ref,s), the visits held fixed; shape (E,).
+    tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, loss: Loss = PLAIN
+) -> Tensor:
+    """Gradient of sum_s visits(s) KL(pi_s ‖ q_s pi_ref,s), eq. 5, visits held fixed; (E,)."""
 
-    At every state it is the pseudo-KL of eq. 5. ``loss`` weighs the visits.
-    """
-    tree.check_edges(log_reference, "log_reference")
-    tree.check_edges(log_q, "log_q")
-
-    def term(log_pi: torch.Tensor) -> torch.Tensor:
+    def term(log_pi: Tensor, log_anchor: Tensor) -> Tensor:
         never = log_pi.detach() == -torch.inf  # 0 log 0 is 0
-        return log_pi.exp() * (log_pi - log_reference - log_q).masked_fill(never, 0)
+        return log_pi.exp() * (log_pi - log_anchor).masked_fill(never, 0)
 
-    return _state_divergence_gradient(tree, logits, term, loss)
+    return _divergence_gradient(tree, logits, log_reference, log_q, term, loss)
 
 
 def forward_kl_gradient(
-    tree: Tree,
-    logits: torch.Tensor,
-    log_reference: torch.Tensor,
-    log_q: torch.Tensor,
-    loss: Loss = PLAIN,
-) -> torch.Tensor:
-    """Gradient of sum_s visits(s) KL(q_s pi_ref,s ‖ pi_s), the visits held fixed; shape (E,).
+    tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, loss: Loss = PLAIN
+) -> Tensor:
+    """Gradient of sum_s visits(s) KL(q_s pi_ref,s ‖ pi_s), visits held fixed; shape (E,).
 
-    ``loss`` weighs the visits: with the loss that is trained, and q = 1, it is the expected
-    gradient of the trainer's anchor forward_kl.
+    With the loss that is trained and q = 1: the expected gradient of the anchor forward_kl.
     """
-    tree.check_edges(log_reference, "log_reference")
-    tree.check_edges(log_q, "log_q")
-    weight = (log_reference + log_q).exp()
 
-    def term(log_pi: torch.Tensor) -> torch.Tensor:
+    def term(log_pi: Tensor, log_anchor: Tensor) -> Tensor:
+        weight = log_anchor.exp()
         return weight * (weight.log() - log_pi)
 
-    return _state_divergence_gradient(tree, logits, term, loss)
+    return _divergence_gradient(tree, logits, log_reference, log_q, term, loss)
 
 
-def _state_divergence_gradient(
-    tree: Tree, logits: torch.Tensor, term: Callable[[torch.Tensor], torch.Tensor], loss: Loss
-) -> torch.Tensor:
-    """Gradient of sum_s visits(s) sum_a term(s, a), the visits held fixed."""
+def _divergence_gradient(
+    tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, term: Term, loss: Loss
+) -> Tensor:
+    """Gradient of sum_s visits(s) sum_a term(log pi, log q pi_ref), the visits held fixed."""
+    tree.check_edges(log_reference, "log_reference")
+    tree.check_edges(log_q, "log_q")
     logits = logits.detach().clone().requires_grad_()
     log_pi = tree.log_policy(logits)
     of_completions, _ = weights(tree, log_pi, loss)
     state_visits = tree.sum_by_state(tree.paths.T @ of_completions)
-    value = (state_visits[tree.state_of] * term(log_pi)).sum()
+    value = (state_visits[tree.state_of] * term(log_pi, log_reference + log_q)).sum()
     return torch.autograd.grad(value, logits)[0]
 
 
-def reward_gradient(
-    tree: Tree, logits: torch.Tensor, reward: torch.Tensor, loss: Loss = PLAIN
-) -> torch.Tensor:
-    """Gradient of E_pi[R] in the logits, shape (E,); with another loss, the expectation of the
-    policy gradient that it takes, the score of every token times the completion's advantage."""
-    tree.check_completions(reward, "reward")
+def reward_gradient(tree: Tree, logits: Tensor, reward: Tensor, loss: Loss = PLAIN) -> Tensor:
+    """Gradient of E_pi[R] in the logits, shape (E,).
+
+    With another loss: the expected policy gradient, each token's score times the advantage.
+    """
+    if reward.shape != tree.lengths.shape:
+        raise SageError(
+            f"reward must be of each of the tree's {len(tree.lengths)} completions, "
+            f"not {tuple(reward.shape)}"
+        )
     logits = logits.detach().clone().requires_grad_()
     log_pi = tree.log_policy(logits)
     if loss == PLAIN:
@@ -193,26 +154,19 @@ def reward_gradient(
 def fixed_point(
     tree: Tree,
     estimator: str,
-    reward: torch.Tensor,
-    log_reference: torch.Tensor,
+    reward: Tensor,
+    log_reference: Tensor,
     beta: float,
-    log_q: torch.Tensor | None = None,
+    log_q: Tensor | None = None,
     loss: Loss = PLAIN,
-) -> torch.Tensor:
-    """Where ascending E_pi[R] - beta·(estimator), as ``loss`` weighs them, comes to rest, from the
-    reference on.
+) -> Tensor:
+    """log pi of every edge, (E,), where ascending E_pi[R] - beta·(estimator) comes to rest.
 
-    The field of a per-token estimator need not be the gradient of anything, so this looks for its
-    zero: gradient steps to come near, then Powell's hybrid method. With min-p it is a zero of the
-    field in which the tokens cut off there are cut off.
-
-    Returns:
-        log pi of every edge, shape (E,).
-    Raises:
-        SageError when the search ends anywhere else.
+    The field need not be the gradient of anything, so its zero is sought: gradient steps from the
+    reference to come near, then Powell's hybrid method. Raises SageError when none is found.
     """
 
-    def field(log_pi: torch.Tensor) -> torch.Tensor:
+    def field(log_pi: Tensor) -> Tensor:
         pull = kl_gradient(tree, estimator, log_pi, log_reference, log_q, loss)
         return reward_gradient(tree, log_pi, reward, loss) - beta * pull
 
@@ -222,7 +176,7 @@ def fixed_point(
     pinned = never | unreached_states[tree.state_of]
     scale = 1.0 if loss == PLAIN else float(weights(tree, log_reference, loss)[0].sum())
 
-    def policy(free: torch.Tensor) -> torch.Tensor:
+    def policy(free: Tensor) -> Tensor:
         return tree.log_policy(free.masked_fill(never, -torch.inf))
 
     def residual(free: np.ndarray) -> np.ndarray:
@@ -240,8 +194,7 @@ def fixed_point(
         inertia = (beta * tree.visits(near).clamp(min=1e-12)).clamp(min=1e-9)
         step = field(near) / inertia * 0.1
         near = tree.log_policy(near + step)
-        # In nats: from here on Powell's steps are the larger ones. Steps that grow leave a point
-        # that gradient steps do not come to rest at.
+        # Powell's steps are larger from here on. Steps that grow leave an unstable point.
         before, size = size, float(step.abs().max())
         if number >= 20 and size < min(1e-3, before):
             break

@@ -1,13 +1,11 @@
-"""How a training loss weighs completions: normaliser, group, truncation; their expectations, exact.
+"""How a training loss weighs completions, in exact expectation.
 
-TRL's losses draw groups of completions of a prompt from the (truncated) policy, turn rewards into
-advantages within a group, and divide the sum over tokens by something: here each is a number of
-:class:`Loss`, and :func:`weights` takes the expectation over everything that else is in the batch,
-by counting and not by sampling.
+TRL draws groups of completions of a prompt from the (truncated) policy, turns rewards into
+advantages within a group and divides the sum over tokens by something: a :class:`Loss` says how,
+and :func:`weights` takes the expectation over everything else in the batch, by counting.
 
-What is simplified: every group of a batch answers the same prompt, the tree (in training the other
-groups' lengths are those of other prompts); one update per batch, on-policy, so no ratio is
-clipped; no completion is cut at the longest length.
+Simplified: every group of a batch answers the same prompt; one update per batch, on-policy, so no
+ratio is clipped; no completion is cut at the longest length.
 """
 
 from dataclasses import dataclass
@@ -15,28 +13,25 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.signal import convolve
+from torch import Tensor
 
 from sage_lib.algorithm import anchors
 from sage_lib.errors import SageError
-from sage_lib.theory.solutions import tilted
 from sage_lib.theory.tree import Tree
 
 #: What the sum over tokens is divided by: nothing, or as TRL's loss_type of that name.
 NORMALISERS = ("sum", *anchors.REDUCTIONS)
-#: Those whose divisor is a number of the whole batch.
-BY_BATCH = ("bnpo", "dapo")
 #: TRL adds this to a group's standard deviation.
 EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What the exact analysis supposes of the loss. The default is a plain sum over tokens.
+    """What the analysis supposes of the loss; by default a plain sum over tokens.
 
-    Every loss is a mean over completions; of the sum over a completion's tokens ("sum"), of that
-    sum divided by |o|, its number of tokens ("grpo"), by ``longest`` ("dr_grpo"), or by the mean
-    number of tokens of the ``batch`` completions that it is drawn with ("bnpo", where they are the
-    micro-batch; "dapo", where they are the whole generation batch).
+    Every loss is a mean over completions: of the sum over tokens ("sum"), of that sum divided by
+    the completion's tokens ("grpo"), by ``longest`` ("dr_grpo"), or by the mean number of tokens of
+    the ``batch`` completions drawn together ("bnpo": the micro-batch; "dapo": the whole batch).
     """
 
     normaliser: str = "sum"
@@ -47,27 +42,13 @@ class Loss:
     min_p: float = 0.0  # tokens less probable than this times the most probable are not sampled
 
     def __post_init__(self) -> None:
-        if self.normaliser not in NORMALISERS:
-            known = ", ".join(NORMALISERS)
-            raise SageError(f"there is no normaliser {self.normaliser!r}: choose one of {known}")
-        if self.group is not None and self.group < 2:
-            raise SageError(f"a group needs at least 2 completions, not {self.group}")
-        if self.batch < 1 or self.batch % (self.group or 1):
+        whole_groups = self.batch >= 1 and self.batch % (self.group or 1) == 0
+        limits = self.longest >= 1 and 0 <= self.min_p < 1 and (self.group or 2) >= 2
+        if self.normaliser not in NORMALISERS or not (whole_groups and limits):
             raise SageError(
-                f"a batch holds whole groups: choose a multiple of {self.group or 1}, "
-                f"not {self.batch}"
+                f"a loss needs a normaliser of {', '.join(NORMALISERS)}, groups of at least 2, a "
+                f"batch of whole groups, longest >= 1 and min_p in [0, 1), not {self}"
             )
-        if not (self.longest >= 1 and 0 <= self.min_p < 1):
-            raise SageError(
-                f"a loss needs longest >= 1 and min_p in [0, 1), not longest={self.longest}, "
-                f"min_p={self.min_p}"
-            )
-
-    @property
-    def plain(self) -> bool:
-        """A sum over tokens of completions drawn from the policy itself: where nothing is weighed,
-        expectations are gradients of one function."""
-        return self.normaliser == "sum" and not self.min_p
 
 
 #: The plain sum with the reward itself: what the closed forms are about.
@@ -75,55 +56,25 @@ PLAIN = Loss()
 
 
 def kappa(success: float, group: int, scaled: bool = True) -> float:
-    """What the advantage of groups multiplies the gradient of E[R] by, rewards being 0 and 1.
+    """What group advantages multiply the gradient of E[R] by, for rewards of 0 and 1.
 
-    E[A | R = 1] - E[A | R = 0] over the other ``group`` - 1 completions, each right with
-    probability ``success``. It is (group - 1)/group where ``scaled`` is False; the KL term has no
-    such factor, so eq. 2 and 4 hold at beta divided by it.
+    E[A | R = 1] - E[A | R = 0] over the other completions, each right with probability ``success``.
+    The KL term has no such factor, so eq. 2 and 4 hold at beta divided by it.
     """
     right, wrong = _advantages(group, scaled)
     others = _repeated(np.array([1 - success, success]), group - 1)
     return float(others @ (right - wrong))
 
 
-def tilted_by_groups(
-    reference: torch.Tensor,
-    reward: torch.Tensor,
-    beta: float,
-    group: int,
-    guide: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, float]:
-    """Eq. 2, and with a guide eq. 4, for rewards divided by their group's standard deviation.
-
-    The policy, shape (L,), is the tilted one at beta/kappa, where kappa is that of its own success
-    probability; found by iteration from the reference's. Returns it with its kappa; raises
-    SageError where the iteration does not settle.
-    """
-    policy = reference
-    factor = 0.0
-    for _ in range(500):
-        before, factor = factor, kappa(float(policy @ reward), group)
-        policy = tilted(reference, reward, beta / factor, guide)
-        if abs(factor - before) < 1e-14:
-            return policy, factor
-    raise SageError(f"kappa did not settle at beta {beta}: choose a larger beta")
-
-
-def _advantages(group: int, scaled: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The advantage of a right and of a wrong completion, by how many of the others are right.
-
-    Shapes (group,). TRL's standard deviation is the one with n - 1.
-    """
-    others = np.arange(group)
-    sides = []
-    for own in (1, 0):
-        correct = others + own
-        advantage = own - correct / group
-        if scaled:
-            deviation = np.sqrt(correct * (group - correct) / (group * (group - 1)))
-            advantage = advantage / (deviation + EPSILON)
-        sides.append(advantage)
-    return sides[0], sides[1]
+def _advantages(group: int, scaled: bool) -> np.ndarray:
+    """Of a right and a wrong completion, by how many others are right; shape (2, group)."""
+    own = np.array([[1], [0]])
+    correct = np.arange(group) + own
+    advantages: np.ndarray = own - correct / group
+    if scaled:  # by the standard deviation with n - 1, as TRL
+        deviation = np.sqrt(correct * (group - correct) / (group * (group - 1)))
+        advantages = advantages / (deviation + EPSILON)
+    return advantages
 
 
 def _repeated(distribution: np.ndarray, times: int) -> np.ndarray:
@@ -132,12 +83,10 @@ def _repeated(distribution: np.ndarray, times: int) -> np.ndarray:
         return np.ones([1] * distribution.ndim)
     half = _repeated(distribution, times // 2)
     total: np.ndarray = convolve(half, half, method="direct")
-    if times % 2:
-        total = convolve(total, distribution, method="direct")
-    return total
+    return convolve(total, distribution, method="direct") if times % 2 else total
 
 
-def sampled_policy(tree: Tree, log_policy: torch.Tensor, min_p: float) -> torch.Tensor:
+def sampled_policy(tree: Tree, log_policy: Tensor, min_p: float) -> Tensor:
     """log of what min-p leaves of a policy, renormalised in every state; both of shape (E,)."""
     if not min_p:
         return log_policy
@@ -146,16 +95,13 @@ def sampled_policy(tree: Tree, log_policy: torch.Tensor, min_p: float) -> torch.
 
 
 def weights(
-    tree: Tree, log_policy: torch.Tensor, loss: Loss, reward: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    tree: Tree, log_policy: Tensor, loss: Loss, reward: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """How often each completion is drawn times what it then weighs, in expectation; no gradients.
 
-    Args:
-        log_policy: log pi of every edge, shape (E,).
-        reward: of every completion, shape (L,); 0 and 1 where the loss has groups. None: 0.
-    Returns:
-        of a completion's KL terms and of its advantage, both of shape (L,). For the plain loss they
-        are pi(y) and pi(y) R(y).
+    ``log_policy``: of every edge, shape (E,). ``reward``: shape (L,), 0 or 1 where the loss has
+    groups; None: 0. Returns the weights of KL terms and of advantages, both of shape (L,): for the
+    plain loss pi(y) and pi(y) R(y).
     """
     log_policy = log_policy.detach()
     drawn = tree.completion_probabilities(sampled_policy(tree, log_policy, loss.min_p))
@@ -163,7 +109,7 @@ def weights(
     if loss.group is not None and not bool(((reward == 0) | (reward == 1)).all()):
         raise SageError("the expectation over groups is for rewards of 0 and 1")
     success = float(drawn @ reward)
-    if loss.normaliser in BY_BATCH:
+    if loss.normaliser in ("bnpo", "dapo"):
         return _in_a_batch(tree, drawn, loss, reward)
     if loss.normaliser == "grpo":
         drawn = drawn / tree.lengths
@@ -176,11 +122,12 @@ def weights(
     return drawn, drawn * torch.where(reward == 1, right, wrong)
 
 
-def _in_a_batch(
-    tree: Tree, drawn: torch.Tensor, loss: Loss, reward: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`weights` where the divisor is the batch's: by the distribution of the group's other
-    completions (their tokens, how many are right) and of the other groups' tokens."""
+def _in_a_batch(tree: Tree, drawn: Tensor, loss: Loss, reward: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`weights` where the divisor is the batch's.
+
+    By the distribution of the group's other completions (tokens, how many are right) and of the
+    other groups' tokens.
+    """
     lengths, right = tree.lengths.numpy(), (reward == 1).numpy().astype(int)
     one = np.zeros((lengths.max() + 1, 2))  # tokens, right ones
     np.add.at(one, (lengths, right), drawn.numpy())
@@ -193,5 +140,5 @@ def _in_a_batch(
     kl = drawn * torch.as_tensor(shares.sum(1))
     if loss.group is None:
         return kl, kl * reward
-    advantages = np.array(_advantages(group, loss.scaled))[1 - right]
+    advantages = _advantages(group, loss.scaled)[1 - right]
     return kl, drawn * torch.as_tensor((shares * advantages).sum(1))

@@ -1,7 +1,6 @@
-"""Closed-form solutions of RLVR on a tree, and the ascent that finds them without knowing them.
+"""Closed-form solutions of RLVR on a tree, and an ascent that finds them without knowing them.
 
-Everything is float64. Policies, rewards and guides of completions have shape (L,), as
-:mod:`sage_lib.theory.tree` counts them.
+Everything is float64. Policies, rewards and guides of completions have shape (L,).
 """
 
 from collections.abc import Callable
@@ -9,18 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from scipy.optimize import brentq
+from torch import Tensor
 
 from sage_lib.errors import SageError
 from sage_lib.theory.tree import Tree
 
-
-def _normalised(log_weights: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(log_weights, dim=-1)
+Objective = Callable[[Tensor], Tensor]
 
 
-def tilted(
-    reference: torch.Tensor, reward: torch.Tensor, beta: float, guide: torch.Tensor | None = None
-) -> torch.Tensor:
+def tilted(reference: Tensor, reward: Tensor, beta: float, guide: Tensor | None = None) -> Tensor:
     """Eq. 2, and with a guide eq. 4: pi(y) ∝ q(y) pi_ref(y) exp(R(y)/beta), shape (L,).
 
     Raises SageError unless beta > 0.
@@ -30,22 +26,18 @@ def tilted(
             f"beta must be positive, not {beta}: without a KL term there is no closed form"
         )
     log_q = 0 if guide is None else guide.log()
-    return _normalised(reference.log() + reward / beta + log_q)
+    return torch.softmax(reference.log() + reward / beta + log_q, dim=-1)
 
 
-def entropy_bonus(
-    reference: torch.Tensor, reward: torch.Tensor, beta: float, strength: float
-) -> torch.Tensor:
+def entropy_bonus(reference: Tensor, reward: Tensor, beta: float, strength: float) -> Tensor:
     """Eq. 21: pi ∝ pi_ref^(beta/(beta+lambda)) exp(R/(beta+lambda)), shape (L,).
 
     ``strength`` is lambda. The bonus is a temperature: it has no direction.
     """
-    return _normalised((beta * reference.log() + reward) / (beta + strength))
+    return torch.softmax((beta * reference.log() + reward) / (beta + strength), dim=-1)
 
 
-def forward_kl(
-    reference: torch.Tensor, reward: torch.Tensor, beta: float
-) -> tuple[torch.Tensor, float]:
+def forward_kl(reference: Tensor, reward: Tensor, beta: float) -> tuple[Tensor, float]:
     """Eq. 27: pi(y) = beta pi_ref(y)/(Lambda - R(y)), shape (L,), and its multiplier Lambda.
 
     Lambda > max R is the root that makes pi sum to 1.
@@ -65,76 +57,98 @@ def forward_kl(
     return torch.as_tensor(beta * ref / (gap + below)), float(top + gap)
 
 
-def pseudo_kl(policy: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+def pseudo_kl(policy: Tensor, anchor: Tensor) -> Tensor:
     """Eq. 5: sum_y pi(y) log(pi(y)/p(y)) for a positive p, normalised or not; can be negative.
 
-    A completion of which pi has nothing adds 0, whatever p is; infinite where p alone is 0.
+    Where pi is 0 a completion adds 0; the sum is infinite where p alone is 0.
     """
     nothing = policy == 0
     ratio = policy.masked_fill(nothing, 1) / anchor.masked_fill(nothing, 1)
-    divergence: torch.Tensor = torch.special.xlogy(policy, ratio).sum()
+    divergence: Tensor = torch.special.xlogy(policy, ratio).sum()
     return divergence
 
 
-def support(policy: torch.Tensor, reward: torch.Tensor, epsilon: float) -> torch.Tensor:
+def support(policy: Tensor, reward: Tensor, epsilon: float) -> Tensor:
     """Definition 4.1: the correct completions more probable than epsilon; bool of shape (L,)."""
     return (reward == 1) & (policy > epsilon)
 
 
-def theorem_4_3(rlvr: torch.Tensor, guide: torch.Tensor, epsilon: float) -> torch.Tensor:
+def theorem_4_3(rlvr: Tensor, guide: Tensor, epsilon: float) -> Tensor:
     """Theorem 4.3's condition q(y)/E_RLVR[q] > epsilon/pi_RLVR(y); bool of shape (L,).
 
-    The paper's text copy lost the formula: it is restored from the theorem's words, which name both
-    sides, and from eq. 24. ``rlvr`` is the tilted policy of eq. 2. With eq. 24 the two sides are
-    pi_SAGE(y) and epsilon, divided by pi_RLVR(y): for a correct completion the condition is not
-    only sufficient but the same statement as y in supp_eps(pi_SAGE).
+    ``rlvr`` is eq. 2's policy. The formula is lost in the paper's text; it is restored from the
+    theorem's words and eq. 24. For a correct y it is equivalent to y in supp_eps(pi_SAGE).
     """
     return guide / (rlvr * guide).sum() > epsilon / rlvr
 
 
-def detection_probability(probability: torch.Tensor | float, rollouts: int) -> torch.Tensor:
+def detection_probability(probability: Tensor | float, rollouts: int) -> Tensor:
     """Theorem 4.2 with a budget: the chance that a completion shows among ``rollouts`` samples."""
-    missed_once = 1 - torch.as_tensor(probability, dtype=torch.float64)
-    found: torch.Tensor = 1 - missed_once**rollouts
+    found: Tensor = 1 - (1 - torch.as_tensor(probability, dtype=torch.float64)) ** rollouts
     return found
 
 
-def product_guide(tree: Tree, log_q: torch.Tensor) -> torch.Tensor:
+def product_guide(tree: Tree, log_q: Tensor) -> Tensor:
     """Eq. 7: q(y) = prod_t q_t, shape (L,), from log q_t of every edge, shape (E,)."""
     return tree.along_paths(log_q).exp()
 
 
-def ascend(
-    tree: Tree,
-    objective: Callable[[torch.Tensor], torch.Tensor],
-    logits: torch.Tensor,
-    tolerance: float = 1e-9,
-) -> torch.Tensor:
-    """Maximise ``objective(pi)`` over policies by gradient ascent from ``logits``; returns pi.
+def separation(guide: Tensor, reward: Tensor, beta: float, lagrange: float) -> tuple[bool, bool]:
+    """Whether the separation condition holds: eq. 30, and eq. 32, which suffices for it.
 
-    Args:
-        objective: of pi, shape (L,), to a scalar.
-        logits: where to start, shape (E,).
-        tolerance: largest entry of the gradient at rest.
-    Raises:
-        SageError when the gradient has not vanished.
+    Eq. 30 compares sup over wrong of w with inf over correct of w; eq. 32 bounds q alone.
+    ``lagrange`` is the multiplier that :func:`forward_kl` returns.
+    """
+    right = reward == 1
+    if right.all() or not right.any():
+        raise SageError(
+            "the separation condition compares correct with wrong completions: both must be there"
+        )
+    weight = guide * (reward / beta).exp() * (lagrange - reward)
+    eq_30 = bool(weight[~right].max() < weight[right].min())
+    bound = np.exp(1 / beta) * (lagrange - 1) / lagrange
+    eq_32 = bool(guide[~right].max() / guide[right].min() < bound)
+    return eq_30, eq_32
+
+
+def ascend(tree: Tree, objective: Objective, logits: Tensor, tolerance: float = 1e-9) -> Tensor:
+    """Maximise ``objective(pi)``, pi of shape (L,), from ``logits``, shape (E,); returns pi.
+
+    ``tolerance`` bounds the gradient at rest. Raises SageError when it has not vanished.
     """
 
-    def value(x: torch.Tensor) -> torch.Tensor:
+    def value(x: Tensor) -> Tensor:
         return objective(tree.completion_probabilities(tree.log_policy(x)))
 
-    start = tree.log_policy(logits.detach().double())
-    near = _natural_ascent(tree, value, start, tolerance)
-    found = _lbfgs_ascent(value, near, tolerance)
-    return tree.completion_probabilities(tree.log_policy(found)).detach()
+    found = _natural_ascent(tree, value, tree.log_policy(logits.detach().double()), tolerance)
+    found.requires_grad_()
+
+    def loss() -> float:
+        loss = -value(found)
+        found.grad = torch.autograd.grad(loss, found)[0]
+        return float(loss.detach())
+
+    for _ in range(10):  # begun afresh where a search gave up
+        optimiser: torch.optim.Optimizer = torch.optim.LBFGS(
+            [found],
+            max_iter=500,
+            max_eval=2000,
+            tolerance_grad=tolerance,
+            tolerance_change=0,
+            history_size=30,
+            line_search_fn="strong_wolfe",
+        )
+        optimiser.step(loss)
+        steepest = torch.autograd.grad(value(found), found)[0].abs().max()
+        if steepest < 50 * tolerance:  # what double precision leaves of it
+            return tree.completion_probabilities(tree.log_policy(found)).detach()
+    raise SageError(
+        f"ascent did not come to rest (largest gradient {steepest:.1e}): start elsewhere, or "
+        "choose a larger beta"
+    )
 
 
-def _natural_ascent(
-    tree: Tree,
-    value: Callable[[torch.Tensor], torch.Tensor],
-    logits: torch.Tensor,
-    tolerance: float,
-) -> torch.Tensor:
+def _natural_ascent(tree: Tree, value: Objective, logits: Tensor, tolerance: float) -> Tensor:
     """100 steps along the natural gradient, each logit's gradient divided by its edge's visits.
 
     So a rare completion learns as fast as a common one, and no plateau holds it up.
@@ -157,54 +171,3 @@ def _natural_ascent(
                 step = (size * direction).clamp(-5, 5)
             logits = tree.log_policy(logits + step)
     return logits.detach()
-
-
-def _lbfgs_ascent(
-    value: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor, tolerance: float
-) -> torch.Tensor:
-    """L-BFGS from ``logits`` until the gradient vanishes, begun afresh where a search gave up."""
-    logits = logits.requires_grad_()
-    for _ in range(10):
-        optimiser: torch.optim.Optimizer = torch.optim.LBFGS(
-            [logits],
-            max_iter=500,
-            max_eval=2000,
-            tolerance_grad=tolerance,
-            tolerance_change=0,
-            history_size=30,
-            line_search_fn="strong_wolfe",
-        )
-
-        def loss() -> float:
-            loss = -value(logits)
-            logits.grad = torch.autograd.grad(loss, logits)[0]
-            return float(loss.detach())
-
-        optimiser.step(loss)
-        steepest = torch.autograd.grad(value(logits), logits)[0].abs().max()
-        if steepest < 50 * tolerance:  # what double precision leaves of it
-            return logits
-    raise SageError(
-        f"ascent did not come to rest (largest gradient {steepest:.1e}): start elsewhere, or "
-        "choose a larger beta"
-    )
-
-
-def separation(
-    guide: torch.Tensor, reward: torch.Tensor, beta: float, lagrange: float
-) -> tuple[bool, bool]:
-    """Whether the separation condition holds: eq. 30, and eq. 32, which suffices for it.
-
-    Eq. 30 compares sup over wrong of w with inf over correct of w; eq. 32 bounds q alone.
-    ``lagrange`` is the multiplier that :func:`forward_kl` returns.
-    """
-    right = reward == 1
-    if right.all() or not right.any():
-        raise SageError(
-            "the separation condition compares correct with wrong completions: both must be there"
-        )
-    weight = guide * (reward / beta).exp() * (lagrange - reward)
-    eq_30 = bool(weight[~right].max() < weight[right].min())
-    bound = np.exp(1 / beta) * (lagrange - 1) / lagrange
-    eq_32 = bool(guide[~right].max() / guide[right].min() < bound)
-    return eq_30, eq_32

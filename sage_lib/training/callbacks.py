@@ -1,104 +1,73 @@
-"""What supervised fine-tuning and RL share: resolved settings, a step log that survives a kill,
-resumption."""
+"""What every training does besides: check its settings, log each step so that a kill loses none,
+resume, and measure the policy on the way."""
 
 import contextlib
-import dataclasses
-import os
 import sys
 import time
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 from tqdm import tqdm
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems
-from sage_lib.experiment.profile import Profile, digest
+from sage_lib.experiment.checked import check_section, digest
 from sage_lib.experiment.runs import Run, sft_run
-from sage_lib.experiment.typed_fields import kinds_of, refuse_unknown, typed
+from sage_lib.experiment.settings import Profile
 from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
 from sage_lib.policy import tiny_qwen
 from sage_lib.policy.scoring import exact_summary, valid_probabilities
 from sage_lib.tasks import judging
 from sage_lib.tasks.problem import Problem
 
-#: A run whose every group earned one and the same reward for this many steps has collapsed: it
-#: trains nothing any more.
+#: A run whose every group earned one and the same reward for this many steps has collapsed.
 FLAT_STEPS = 50
 #: File that marks a checkpoint as whole; written last. It holds the sizes of the others, and of the
 #: logs of its run.
 WHOLE = "whole"
 
 
+# -- settings --------------------------------------------------------------------------------------
+
+
 def check_sections(profile: Profile) -> None:
-    """SageError for any setting that SFTConfig, GRPOConfig or PEFT does not know, before anything
-    is trained."""
+    """SageError for any setting that SFTConfig, GRPOConfig or PEFT does not know or accept."""
     from peft import LoraConfig
 
     from sage_lib.algorithm.backend import GRPOConfig, SFTConfig
 
     by_name = {"SFTConfig": SFTConfig, "GRPOConfig": GRPOConfig, "LoraConfig": LoraConfig}
     for name, place, section in profile.configured():
-        cls = by_name[name]
-        refuse_unknown(place, section, _settings(cls), name)
-        _typed(cls, section)
-        # What is known may still not go together, or be no name of theirs. (On another machine than
-        # theirs, profiles for a GPU would be refused for that alone.)
+        cls, where = by_name[name], f"{profile.name}: {place}"
+        check_section(cls, section, where)
+        # What is known may still not go together. (On another machine than theirs, profiles for a
+        # GPU would be refused for that alone.)
         if section and cls is not LoraConfig and not profile.compute.requires_gpu:
-            arguments(cls, section, output_dir=str(profile.name), report_to="none")
+            arguments(cls, section, where, output_dir=profile.name)
     tiny_qwen.check_architecture(profile.model)
 
 
-def _settings(cls: type) -> set[str]:
-    return {f.name for f in dataclasses.fields(cls) if f.init}
-
-
-def _typed(cls: type, section: dict[str, Any]) -> None:
-    """SageError for a value of another type than the setting of ``cls`` has: TRL and PEFT take any
-    value, and fail at their first use of it."""
-    hints = typing.get_type_hints(cls)
-    for name, value in section.items():
-        kinds = set(kinds_of(hints[name]))
-        as_word = str in kinds and isinstance(value, bool)  # scale_rewards: false is "none" in TRL
-        if kinds <= _PLAIN and not as_word:
-            typed(value, hints[name], name, cls.__name__)
-        if isinstance(value, list) and kinds >= {list, str}:
-            for one in value:
-                typed(one, str, f"an entry of {name}", cls.__name__)
-
-
-#: Annotations whose values a profile can write, and that can be checked.
-_PLAIN = {int, float, str, bool, dict, list, type(None)}
-
-
-def arguments(cls: type, section: dict[str, Any], **fixed: Any) -> Any:
-    """An instance of ``cls`` (SFTConfig, GRPOConfig, LoraConfig) from a profile's section; unknown
-    keys raise SageError."""
-    refuse_unknown(cls.__name__, section, _settings(cls), cls.__name__)
-    _typed(cls, section)
+def arguments(cls: type, section: dict[str, Any], where: str, **fixed: Any) -> Any:
+    """An instance of ``cls`` (SFTConfig, GRPOConfig) from a profile's section."""
     try:
-        return cls(**{**section, **fixed})
+        return cls(**{"report_to": "none", **section, "disable_tqdm": True, **fixed})
     except (TypeError, ValueError, ArithmeticError) as error:  # TRL divides by num_generations
         raise SageError(
-            f"{cls.__name__} does not accept the profile's settings: {' '.join(str(error).split())}"
+            f"{where}: {cls.__name__} does not accept these settings: "
+            f"{' '.join(str(error).split())}"
         ) from error
 
 
+# -- steps -----------------------------------------------------------------------------------------
+
+
 class Collapse(SageError):
-    """Training came to its end before its last step. Of RL that is a result, not an error."""
+    """Training ended before its last step. Of RL that is a result, not an error."""
 
     def __init__(self, step: int, reason: str):
         super().__init__(f"collapsed at step {step}: {reason}")
@@ -110,93 +79,56 @@ class _Finished(Exception):
 
 
 def taken_back(log: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of a log up to a checkpoint's step; later ones are taken out of the file."""
+    """The rows of a log up to a checkpoint's step; later ones leave the file."""
     rows = [row for row in read_lines(log) if row["step"] <= step]
     rewrite_lines(log, rows)
     return rows
 
 
 class StepLog(TrainerCallback):
-    """Appends every logged step to a JSONL file; after a resume, steps past the checkpoint are
-    taken back first.
+    """Appends every logged step to a JSONL file; after a resume, later steps are taken back first.
 
-    ``before``: steps that stand in the log already, of trainers that came before; ``more``: what
-    every row says besides. Raises :class:`Collapse` where nothing is left to learn from, and before
-    a gradient that is not finite destroys the weights.
+    ``before``: steps of trainers that came before; ``more``: what every row says besides. Raises
+    :class:`Collapse` where nothing is left to learn from, and before a gradient that is not finite
+    destroys the weights.
     """
 
     def __init__(self, path: Path, before: int = 0, more: dict[str, float] | None = None):
         self.path, self.before, self.more = path, before, more or {}
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        rows = taken_back(self.path, self.before + state.global_step)
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.flat, self.clock = 0, time.perf_counter()
-        for row in rows:
+        for row in taken_back(self.path, self.before + state.global_step):
             self._count_flat(row)
 
-    def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:  # where transformers would take one step more
             raise _Finished
 
-    def _count_flat(self, row: dict[str, Any]) -> None:
-        self.flat = self.flat + 1 if row.get("frac_reward_zero_std") == 1 else 0
-
-    def on_save(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-        logs = {log.name: log.stat().st_size for log in _logs(folder)}
-        write_json(folder / WHOLE, {"files": sizes, "logs": logs})
+        write_json(folder / WHOLE, {"files": _sizes(folder, "*"), "logs": _log_sizes(folder)})
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
     ) -> None:
         if not logs or "train_runtime" in logs:
             return
-        now = time.perf_counter()
-        row = {
-            "step": self.before + state.global_step,
-            **self.more,
-            **{k: v for k, v in logs.items() if isinstance(v, (int, float))},
-            "seconds": round(now - self.clock, 4),
-        }
+        now, step = time.perf_counter(), self.before + state.global_step
+        numbers = {k: v for k, v in logs.items() if isinstance(v, (int, float))}
+        row = {"step": step, **self.more, **numbers, "seconds": round(now - self.clock, 4)}
         self.clock = now
         append_line(self.path, row)
         self._count_flat(row)
         if self.flat >= FLAT_STEPS:
-            raise Collapse(
-                self.before + state.global_step,
-                f"every group of the last {FLAT_STEPS} steps earned one and the same reward",
-            )
+            reason = f"every group of the last {FLAT_STEPS} steps earned one and the same reward"
+            raise Collapse(step, reason)
+
+    def _count_flat(self, row: dict[str, Any]) -> None:
+        self.flat = self.flat + 1 if row.get("frac_reward_zero_std") == 1 else 0
 
     def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
         if args.fp16:  # whose scaler meets such gradients now and then, and leaves the step out
             return
@@ -208,9 +140,7 @@ class StepLog(TrainerCallback):
 class ExactLog(TrainerCallback):
     """Exact pass@k of the policy in training, every so many steps: a row per data set and step.
 
-    From the probabilities of all valid completions of ``problems``; nothing is sampled, so no
-    random stream moves. After a resume, steps past the checkpoint are taken back first.
-
+    From the probabilities of all valid completions of ``problems``; no random stream moves.
     ``start``: a file for the rows of the policy before its first step, which are the same for all
     that start from it: measured where it is missing, and read by the others.
     """
@@ -226,41 +156,28 @@ class ExactLog(TrainerCallback):
         every: int,
         start: Path | None = None,
     ):
-        self.path, self.tokenizer, self.problems, self.every = path, tokenizer, problems, every
-        self.start = start
+        self.path, self.tokenizer, self.problems = path, tokenizer, problems
+        self.every, self.start = every, start
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         begins = state.global_step == 0  # anew, too, after an end before the first checkpoint
         taken_back(self.path, -1 if begins else state.global_step)
         if begins:
             self.begin(kwargs["model"])
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.every == 0:
             self.append(kwargs["model"], state.global_step)
 
     def begin(self, model: PreTrainedModel) -> None:
         """The rows of the policy before its first step."""
-        try:
-            rows = None if self.start is None else read_json(self.start)
-        except SageError:  # not measured yet, or damaged
-            rows = None
+        rows = None
+        with contextlib.suppress(SageError):  # not measured yet, or damaged
+            rows = read_json(self.start) if self.start else None
         if rows is None:
             rows = self._measured(model)
-            if self.start is not None:
-                with contextlib.suppress(SageError):  # in another profile's folder, say, read-only
+            with contextlib.suppress(SageError):  # in another profile's folder, read-only
+                if self.start is not None:
                     write_json(self.start, rows)
         self._note(rows, 0)
 
@@ -270,11 +187,8 @@ class ExactLog(TrainerCallback):
 
     def _measured(self, model: PreTrainedModel) -> list[dict[str, Any]]:
         training = model.training
-        model.eval()
-        try:
-            found = valid_probabilities(model, self.tokenizer, self.problems)
-        finally:
-            model.train(training)
+        found = valid_probabilities(model.eval(), self.tokenizer, self.problems)
+        model.train(training)
         return exact_summary(found, self.KS)
 
     def _note(self, rows: Sequence[dict[str, Any]], step: int) -> None:
@@ -282,11 +196,7 @@ class ExactLog(TrainerCallback):
             append_line(self.path, {"step": step, **row})
 
 
-def exact_log(
-    profile: Profile,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-) -> ExactLog | None:
+def exact_log(profile: Profile, run: Run, tokenizer: PreTrainedTokenizerBase) -> ExactLog | None:
     """The log of a run that starts from the profile's base; None where the profile asks for none,
     or has no problem whose valid completions can be listed."""
     every = profile.evaluation.every
@@ -301,54 +211,37 @@ def exact_log(
     return ExactLog(run.build / "exact.jsonl", tokenizer, listed, every, start)
 
 
-def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint to resume from, or None.
-
-    A kill can leave one half-written, without its mark; a disk can lose the end of a file that it
-    took: of one in the checkpoint, or of a log, whose steps would then be missing."""
-    ordered = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rsplit("-", 1)[1]))
-    now = time.time()
-    for age, path in enumerate(reversed(ordered), 1):
-        # The trainer deletes the one that is oldest by its date: after a clock was set back, the
-        # newest.
-        os.utime(path, (now - age, now - age))
-    whole = [path for path in ordered if (path / WHOLE).is_file() and _is_whole(path / WHOLE)]
-    return str(whole[-1]) if whole else None
-
-
 class Bar(TrainerCallback):
     """A progress bar where a user looks on: on a terminal, in place of every logged row."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         steps = {"total": state.max_steps, "initial": state.global_step, "unit": "step"}
         # Not sys.stderr: Unsloth puts a filter in its place, which shows no bar.
         self.bar = tqdm(**steps, file=sys.__stderr__, disable=None)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.bar.update()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.bar.close()
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 def train_on(trainer: Any, checkpoints: Path) -> None:
     """Train from the last whole checkpoint, if there is one; from that of the last step, take its
     weights and train nothing (``trainer`` has a :class:`StepLog`).
 
-    What a checkpoint holds beside weights is read by torch's unpickler for tensors and plain values
-    alone: SageError where there is anything else.
+    Checkpoints are read by torch's unpickler for tensors and plain values alone.
     """
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Bar())
     found = last_checkpoint(checkpoints)
-    if found and hasattr(trainer, "_total_train_tokens"):
-        trainer._total_train_tokens = _tokens_until(Path(found))
+    if found and hasattr(trainer, "_total_train_tokens"):  # SFT's, which would count from zero
+        rows = read_json(Path(found) / TRAINER_STATE_NAME)["log_history"]
+        counted = max((row.get("num_tokens", 0) for row in rows), default=0)
+        trainer._total_train_tokens = int(counted)
     try:
         trainer.train(resume_from_checkpoint=found)
     except _Finished:
@@ -360,16 +253,21 @@ def train_on(trainer: Any, checkpoints: Path) -> None:
         ) from error
 
 
-def _tokens_until(checkpoint: Path) -> int:
-    """The tokens that TRL's SFTTrainer had counted when it last logged: after a resume it would
-    count from zero."""
-    rows = read_json(checkpoint / TRAINER_STATE_NAME)["log_history"]
-    return int(max((row.get("num_tokens", 0) for row in rows), default=0))
+def last_checkpoint(folder: Path) -> str | None:
+    """The newest whole checkpoint, or None. A kill can leave one half-written, without its mark; a
+    disk can lose the end of a file in it, or of a log."""
+    ordered = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rsplit("-", 1)[1]))
+    whole = [path for path in ordered if (path / WHOLE).is_file() and _is_whole(path / WHOLE)]
+    return str(whole[-1]) if whole else None
 
 
-def _logs(checkpoint: Path) -> list[Path]:
-    """The logs of the run that a checkpoint belongs to: they lie beside the folder of all."""
-    return sorted(checkpoint.parent.parent.glob("*.jsonl"))
+def _sizes(folder: Path, pattern: str) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.glob(pattern) if path.is_file()}
+
+
+def _log_sizes(checkpoint: Path) -> dict[str, int]:
+    """Of the logs of a checkpoint's run, which lie beside the folder of all checkpoints."""
+    return _sizes(checkpoint.parent.parent, "*.jsonl")
 
 
 def _is_whole(mark: Path) -> bool:
@@ -379,7 +277,6 @@ def _is_whole(mark: Path) -> bool:
         said = read_json(mark)
     except SageError:
         return False
-    now = {path.name: path.stat().st_size for path in mark.parent.iterdir()}
-    logs = {path.name: path.stat().st_size for path in _logs(mark.parent)}  # which have grown
-    files = all(now.get(name) == size for name, size in said["files"].items())
-    return files and all(logs.get(name, 0) >= size for name, size in said["logs"].items())
+    files, logs = _sizes(mark.parent, "*"), _log_sizes(mark.parent)
+    same = all(files.get(name) == size for name, size in said["files"].items())
+    return same and all(logs.get(name, 0) >= size for name, size in said["logs"].items())

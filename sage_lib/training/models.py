@@ -17,12 +17,7 @@ from sage_lib.policy import loading, tiny_qwen
 def load_model(
     profile: Profile, folder: str | Path, full: bool, checkpointing: bool, by_unsloth: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model to train, in the profile's dtype (None: as it is saved), and its tokenizer.
-
-    ``full``: all weights are to be trained; ``checkpointing``: activations are computed again in
-    the backward pass, to save memory; ``by_unsloth``: its GPU kernels where there is a GPU, its CPU
-    backend where there is none.
-    """
+    """A model to train, in the profile's dtype, and its tokenizer; ``full``: all weights train."""
     settings = profile.model
     dtype = None if settings.dtype is None else getattr(torch, settings.dtype)
     revision = settings.revision if str(folder) == settings.name else None
@@ -51,8 +46,7 @@ def load_model(
 def add_lora(
     model: PreTrainedModel, section: dict, seed: int, checkpointing: bool, by_unsloth: bool
 ) -> PeftModel:
-    """A fresh adapter from a profile's section; its B matrices are zero: the policy starts as the
-    model below it. ``seed`` is that of its A matrices."""
+    """A fresh adapter from a profile's section: B is zero, ``seed`` that of the A matrices."""
     if by_unsloth:
         return unsloth_first.fast_language_model().get_peft_model(
             model, **section, random_state=seed, use_gradient_checkpointing=checkpointing

@@ -1,7 +1,7 @@
 """One batch of a SageTrainer on a tiny random model: what its loss is made of, and what it came to.
 
-For looking at the loss, as notebook 06 does; nothing is trained. It happens in a process of its own
-that sees no GPU, so that it is plain TRL's loss on every machine, and fast.
+For notebook 06; nothing is trained. A process of its own that sees no GPU makes it plain TRL's loss
+on every machine.
 """
 
 import contextlib
@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sage_lib.algorithm.guides import Guide
-from sage_lib.experiment.profile import Model
+from sage_lib.experiment.settings import Model
 
 #: Completions of a prompt, prompts, and the longest completion, tokens.
 GROUP, PROMPTS, LONGEST = 4, 2, 16
@@ -48,32 +47,24 @@ class LossBatch:
 
 
 def loss_batch(guide: Guide, beta: float, seed: int = 0) -> LossBatch:
-    """Sample completions of a tiny random model moved off its reference, and take the loss.
-
-    The anchor is k3, the loss type "grpo" (1/|o|), as in the paper's code. The reward is no task's:
-    it only has to differ between completions. Probabilities come from forward passes of their own,
-    not from the trainer's.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the new process alone
-    try:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            arrays, loss = pool.submit(_arrays, guide, beta, seed).result()
-    finally:
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-        if visible is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    """Sample completions of a tiny random model moved off its reference, and take the loss: anchor
+    k3, loss type "grpo" (1/|o|), as in the paper's code. Probabilities come from forward passes of
+    their own, not from the trainer's."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, _hide_gpus) as pool:
+        arrays, loss = pool.submit(_arrays, guide, beta, seed).result()
     return LossBatch(**{name: torch.tensor(values) for name, values in arrays.items()}, loss=loss)
 
 
-def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, NDArray[Any]], float]:
+def _hide_gpus() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, np.ndarray], float]:
     """The tensors of a :class:`LossBatch` as arrays, and the loss."""
-    with contextlib.ExitStack() as stack:
-        # Libraries have much to say of the machine and of files; an error is raised all the same.
-        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
-            stack.enter_context(redirect(io.StringIO()))
-        made = stack.enter_context(tempfile.TemporaryDirectory())
+    said = io.StringIO()  # what libraries say of the machine and of files
+    quiet = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+    with quiet[0], quiet[1], tempfile.TemporaryDirectory() as made:
         from sage_lib.algorithm.trainer import SageTrainer  # first: Unsloth before transformers
 
         trainer = _trainer(SageTrainer, Path(made), guide, beta, seed)
@@ -128,7 +119,7 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
 
 
 @torch.no_grad()
-def _of_batch(trainer: Any, batch: dict[str, Any]) -> dict[str, NDArray[Any]]:
+def _of_batch(trainer: Any, batch: dict[str, Any]) -> dict[str, np.ndarray]:
     from sage_lib.algorithm.token_probabilities import (
         completion_logits,
         drawn_log_probabilities,

@@ -1,9 +1,7 @@
-"""A finished RL run once more, from the same base, seed and settings, with every update watched:
-how far each token's probability moves, how its entropy does, and how large its gradient was
-(exploration report, 3.2).
+"""A finished RL run once more, with every update watched: how far each token's probability and
+entropy move, and how large its gradient was (exploration report, 3.2).
 
-The run learns what it learned the first time: watching draws nothing and changes no weight. The
-record says whether the weights came out the same.
+Watching draws nothing and changes no weight; the record says whether the weights are the same.
 """
 
 import shutil
@@ -17,9 +15,9 @@ from sage_lib.training import rl
 import numpy as np
 import pandas as pd
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
-from sage_lib.algorithm.batches import Batch, counted_tokens
+from sage_lib.algorithm.backend import Batch, counted_tokens
 from sage_lib.algorithm.token_probabilities import (
     completion_logits_and_hidden,
     drawn_log_probabilities,
@@ -29,9 +27,9 @@ from sage_lib.algorithm.token_probabilities import (
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
-from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
+from sage_lib.experiment.settings import Profile
 from sage_lib.files import append_line, read_lines, write_text
 from sage_lib.policy import token_groups
 from sage_lib.policy.loading import weights_hash
@@ -48,9 +46,8 @@ def measure(profile: Profile, run: Run) -> dict:
 
     Writes moves.csv: ``token_groups.GROUPS`` of the tokens of each update's batch, before and after
     it, as means over :data:`BLOCK` updates (``step``: the last of them). A completion is positive
-    where its advantage is above 0, negative where it is below, and even in a group without a
-    spread, which moves nothing by itself; ``gradient`` is G_t (eq. 4). The record's ``reproduced``
-    says whether the final weights are those of the run."""
+    or negative by its advantage, and even in a group without a spread; ``gradient`` is G_t (eq. 4).
+    """
     policy = run.policy
     if policy is None or not policy.done():
         name = policy.name if policy else "-"
@@ -78,10 +75,10 @@ def measure(profile: Profile, run: Run) -> dict:
 
 def in_blocks(watched: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows {"step", "groups"} as one table: means over blocks of updates, weighed by tokens."""
-    frames = []
+    frames, last = [], watched[-1]["step"]
     for row in watched:
-        block = -(-row["step"] // BLOCK) * BLOCK
-        frames.append(pd.DataFrame(row["groups"]).assign(step=min(block, watched[-1]["step"])))
+        block = min(-(-row["step"] // BLOCK) * BLOCK, last)
+        frames.append(pd.DataFrame(row["groups"]).assign(step=block))
     return token_groups.merged(pd.concat(frames, ignore_index=True), KEYS)
 
 
@@ -91,7 +88,6 @@ class Watched(SageTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._batches: list[tuple[Batch, dict[str, np.ndarray]]] = []
-        self._kinds: dict[int, str] = {}
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
         loss: torch.Tensor = super()._compute_loss(model, inputs)
@@ -107,31 +103,24 @@ class Watched(SageTrainer):
         for batch, before in self._batches:
             after = self._signals(batch)
             mask = counted_tokens(batch).bool().cpu().numpy()
+            ids = batch["completion_ids"].cpu().numpy()
             rows, places = np.nonzero(mask)
             signs = _signs(batch["advantages"])
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "completion": first + rows,
-                        "sign": signs[rows],
-                        "kind": self._kinds_of(batch["completion_ids"].cpu().numpy()[mask]),
-                        "place": places / mask.sum(1)[rows],
-                        "before": before["entropy"][mask],
-                        "after": after["entropy"][mask],
-                        "p_before": before["p"][mask],
-                        "p_after": after["p"][mask],
-                        "gradient": before["gradient"][mask],
-                    }
-                )
-            )
+            columns = {
+                "completion": first + rows,
+                "sign": signs[rows],
+                "kind": token_groups.kinds(self._tokenizer, ids[mask].tolist()),
+                "place": places / mask.sum(1)[rows],
+                "before": before["entropy"][mask],
+                "after": after["entropy"][mask],
+                "p_before": before["p"][mask],
+                "p_after": after["p"][mask],
+                "gradient": before["gradient"][mask],
+            }
+            frames.append(pd.DataFrame(columns))
             first += len(mask)
         self._batches = []
         return token_groups.grouped(pd.concat(frames, ignore_index=True))
-
-    def _kinds_of(self, ids: np.ndarray) -> list[str]:
-        new = sorted(set(ids.tolist()) - set(self._kinds))
-        self._kinds |= dict(zip(new, token_groups.kinds(self._tokenizer, new), strict=True))
-        return [self._kinds[i] for i in ids.tolist()]
 
     @torch.no_grad()
     def _signals(self, batch: Batch) -> dict[str, np.ndarray]:
@@ -140,20 +129,12 @@ class Watched(SageTrainer):
         ids = torch.cat([batch["prompt_ids"], drawn], 1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         training = self.model.training
-        self.model.eval()
-        try:
-            logits, hidden = completion_logits_and_hidden(self.model, ids, start, attention)
-        finally:
-            self.model.train(training)
+        logits, hidden = completion_logits_and_hidden(self.model.eval(), ids, start, attention)
+        self.model.train(training)
         log_pi = log_probabilities(logits, self.temperature)
-        advantages = batch["advantages"].float().cpu().numpy().reshape(len(ids), -1)
-        flat = log_pi.flatten(0, 1).cpu().numpy()
-        gradients = gradient_norm(
-            np.broadcast_to(advantages, drawn.shape).reshape(-1),
-            flat,
-            drawn.flatten().cpu().numpy(),
-            hidden.flatten(0, 1).cpu().numpy(),
-        )
+        advantages = batch["advantages"].float().reshape(len(ids), -1).expand(drawn.shape)
+        signals = advantages.flatten(), log_pi.flatten(0, 1), drawn.flatten(), hidden.flatten(0, 1)
+        gradients = gradient_norm(*(signal.cpu().numpy() for signal in signals))
         return {
             "entropy": entropies_of(log_pi).cpu().numpy(),
             "p": drawn_log_probabilities(log_pi, drawn).exp().cpu().numpy(),
@@ -162,35 +143,22 @@ class Watched(SageTrainer):
 
 
 def _signs(advantages: torch.Tensor) -> np.ndarray:
-    """The sign of each completion in words; rounding leaves one where all rewards are equal."""
+    """The sign of each completion in words; rounding leaves one where rewards are equal."""
     values = advantages.float().cpu().numpy().reshape(len(advantages), -1)[:, 0]
     least = 1e-3 * np.abs(values).max()
     return np.where(values > least, "positive", np.where(values < -least, "negative", "even"))
 
 
 class _Watch(TrainerCallback):
-    """Appends the groups of every update to a JSONL file; after a resume, updates past the
-    checkpoint are taken back first."""
+    """Appends the groups of every update to a JSONL file, as StepLog does."""
 
     def __init__(self, trainer: Watched, log: Any):
         self.trainer, self.log = trainer, log
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         taken_back(self.log, state.global_step)
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         groups = self.trainer.moves()
         rows = groups.astype(object).where(groups.notna(), None).to_dict("records")
         append_line(self.log, {"step": state.global_step, "groups": rows})

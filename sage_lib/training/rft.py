@@ -1,9 +1,8 @@
 """Rejection-sampling fine-tuning (exploration report, 4.4.1), the rounds of a method with ``rft``.
 
-A round draws completions of RL's prompts as RL draws its rollouts, keeps what the report's rules
-keep (:mod:`sage_lib.tasks.filters`), selects correct ones, and fine-tunes on them by SFTTrainer.
-The policy goes on from round to round: one adapter, or all weights. A killed run goes on from its
-samples, its last checkpoint and its last whole round.
+A round draws completions of RL's prompts as RL does, keeps what the report's rules keep
+(:mod:`sage_lib.tasks.filters`), selects correct ones, and fine-tunes the policy on them. A killed
+run goes on from its samples, its last checkpoint and its last whole round.
 """
 
 import dataclasses
@@ -11,9 +10,10 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,28 +26,18 @@ from sage_lib.algorithm import unsloth_first
 from sage_lib.algorithm.backend import SFTConfig, SFTTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.profile import Profile, Rft
-from sage_lib.experiment.profile_checks import DEMONSTRATIONS, ROLLOUTS
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
-from sage_lib.files import append_line, read_json, read_lines, write_bytes, write_json, write_text
+from sage_lib.experiment.settings import DEMONSTRATIONS, ROLLOUTS, Profile, Rft
+from sage_lib.files import append_line, read_lines, write_bytes, write_text
 from sage_lib.policy import loading, sampling, scoring, token_signals
 from sage_lib.tasks import filters
 from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.verifier import Verifier
-from sage_lib.training.callbacks import (
-    WHOLE,
-    StepLog,
-    arguments,
-    exact_log,
-    taken_back,
-    train_on,
-)
+from sage_lib.training.callbacks import WHOLE, StepLog, arguments, exact_log, taken_back, train_on
 from sage_lib.training.models import add_lora, load_model, merged
 
-#: Means of a round that its gradient steps log, as RL's steps do.
-ROUND_MEANS: tuple[str, ...] = ("reward", "entropy")
 #: Counts of a round in rounds.csv: completions drawn, correct, refused by each rule, eligible (they
 #: are correct and no rule refuses them), selected, wrong and different ones among the selected.
 COUNTS = ("drawn", "correct", *filters.REFUSALS, "eligible", "selected", "wrong", "distinct")
@@ -55,11 +45,10 @@ COUNTS = ("drawn", "correct", *filters.REFUSALS, "eligible", "selected", "wrong"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A completion that the rules keep, up to its first answer: who asked for it (place of the
-    problem in the round, number of the sample), whether it is right, and means over its tokens."""
+    """A completion that the rules keep, up to its first answer, with means over its tokens."""
 
-    place: int
-    number: int
+    place: int  # of its problem in the round
+    number: int  # of the sample
     ids: tuple[int, ...]  # without the end token
     text: str
     correct: bool
@@ -69,29 +58,21 @@ class Candidate:
     position: float  # where its entropy lies, from 0 (first token) to 1 (last)
 
 
-#: Larger is better, by the name of a selection. The report selects by entropy and by branching
-#: factor; perplexity and position are what its eq. 7 and 8 shape advantages by.
-SCORES: Mapping[str, Callable[[Candidate], float]] = {
-    "entropy": lambda one: one.entropy,
-    "branching": lambda one: one.branching,
-    "perplexity": lambda one: -one.perplexity,
-    "position": lambda one: one.position,
-}
+#: What selections go by; larger is better, but for the perplexity.
+SCORES = ("entropy", "branching", "perplexity", "position")
 
 
 def select(candidates: Sequence[Candidate], rft: Rft, rng: random.Random) -> list[Candidate]:
-    """What a round learns from, in random order.
-
-    ``rft.selected`` candidates, of which a share ``rft.noise`` is wrong (drawn at random) and the
-    others are correct: those of the best score, ties by place and number, or with "random" any. Of
-    fewer correct ones all are taken, and the share of wrong ones stays.
-    """
+    """What a round learns from, in random order: ``rft.selected`` candidates, of which a share
+    ``rft.noise`` is wrong and the others have the best scores among the correct, or with "random"
+    any. Of fewer correct ones all are taken, and the share of wrong ones stays."""
     correct = [one for one in candidates if one.correct]
     wrong = [one for one in candidates if not one.correct]
     wanted = min(len(correct), rft.selected - round(rft.noise * rft.selected))
     if rft.select in SCORES:
-        score = SCORES[rft.select]
-        chosen = sorted(correct, key=lambda one: (-score(one), one.place, one.number))[:wanted]
+        sign = 1 if rft.select == "perplexity" else -1
+        correct.sort(key=lambda one: (sign * getattr(one, rft.select), one.place, one.number))
+        chosen = correct[:wanted]
     else:
         chosen = rng.sample(correct, wanted)
     noisy = min(len(wrong), round(wanted * rft.noise / (1 - rft.noise)))
@@ -101,10 +82,7 @@ def select(candidates: Sequence[Candidate], rft: Rft, rng: random.Random) -> lis
 
 
 def prompts_of(asked: Sequence[Problem], rft: Rft, seed: int, number: int) -> list[Problem]:
-    """The problems of round ``number`` (from 0): the next ones of a seeded order, again and again.
-
-    Raises SageError where there are fewer problems than a round asks.
-    """
+    """The problems of round ``number`` (from 0): the next of a seeded order, over and over."""
     order = random.Random(seed).sample(range(len(asked)), len(asked))
     first = number * rft.prompts
     places = [order[place % len(order)] for place in range(first, first + rft.prompts)]
@@ -115,50 +93,33 @@ def prompts_of(asked: Sequence[Problem], rft: Rft, seed: int, number: int) -> li
     return [asked[place] for place in places]
 
 
-@dataclass(frozen=True)
-class Draws:
-    """How a round samples: as RL does (``sampling.SamplingSettings``)."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float | None
-    max_new_tokens: int
-    samples: int
-    batch_size: int
-    seed: int
-
-
 def train(profile: Profile, run: Run) -> dict:
-    """Train one method from the SFT model by rounds; save the merged policy; returns the record.
+    """Train one method from the SFT model by rounds, for :func:`rl.train`; returns the record.
 
     Beside the record lie steps.jsonl (gradient steps, counted through all rounds), exact.jsonl (at
-    the end of each round) and rounds.csv. Raises SageError where a round has nothing to learn from.
+    the end of each round) and rounds.csv.
     """
-    reference = runs.sft_run(profile)
-    if not reference.done():
-        raise SageError(
-            f"RFT starts from the SFT model of profile {profile.name}, which is not there: "
-            f"sage-companion stage sft --profile {profile.spec} makes it, or takes it from a "
-            "profile with the same base"
-        )
     chosen, rft = profile.methods[run.method], profile.rft_of(run.method)
     seed = profile.seeds[0] if run.seed is None else run.seed
-    lora = profile.rl_lora if chosen.lora else None
-    kept = {"method": run.method, **dataclasses.asdict(chosen), "rft": dataclasses.asdict(rft)}
-    rollouts = {key: profile.rl[key] for key in ROLLOUTS}
-    record = Record(
-        "rl", profile.name, run.fingerprint, seed, {**kept, "lora": lora, "rollouts": rollouts}
-    )
     work = Rounds(profile, run, rft, seed)
+    kept = {"method": run.method, **dataclasses.asdict(chosen), "rft": dataclasses.asdict(rft)}
+    kept |= {"lora": work.lora, "rollouts": {key: profile.rl[key] for key in ROLLOUTS}}
+    record = Record("rl", profile.name, run.fingerprint, seed, kept)
     whole = [n for n in range(rft.rounds) if (work.folder(n) / WHOLE).is_file()]
     model = work.load(len(whole))
-    work.go_back(len(whole), model)
+    for log in (work.rounds, run.build / "exact.jsonl"):
+        taken_back(log, work.step(len(whole)) if whole else -1)
+    if not whole and work.exact:
+        work.exact.begin(model)
     for number in range(len(whole), rft.rounds):
-        work.do(number, model)
+        said = work.do(number, model)
         # Loaded anew, since a trainer leaves its own forward on a model; a resumed run does alike.
-        model = work.load(number + 1)
-        work.end(number, model)
+        model, step = work.load(number + 1), work.step(number + 1)
+        if work.exact:
+            work.exact.append(model, step)
+        append_line(work.rounds, {"round": number + 1, "step": step, **said})
+        (work.folder(number) / WHOLE).touch()
+        shutil.rmtree(work.folder(number) / "checkpoints", ignore_errors=True)
     merged(model).save_pretrained(run.model)
     work.tokenizer.save_pretrained(run.model)
     run.publish_steps()
@@ -169,7 +130,7 @@ def train(profile: Profile, run: Run) -> dict:
     written = run.finish(
         record,
         data=digest(work.asked),
-        reference=loading.weights_hash(reference.model),
+        reference=loading.weights_hash(work.reference),
         weights=loading.weights_hash(run.model),
         drawn=sum(row["drawn"] for row in rounds),
         collapsed=None,
@@ -215,15 +176,8 @@ class Rounds:
         """The gradient step after so many rounds."""
         return number * int(self.rft.sft["max_steps"])
 
-    def go_back(self, whole: int, model: PreTrainedModel) -> None:
-        """Take the logs back to the end of the last whole round; log the base before the first."""
-        for log in (self.rounds, self.run.build / "exact.jsonl"):
-            taken_back(log, self.step(whole) if whole else -1)
-        if not whole and self.exact:
-            self.exact.begin(model)
-
-    def do(self, number: int, model: PreTrainedModel) -> None:
-        """One round: draw, select, fine-tune, keep the weights."""
+    def do(self, number: int, model: PreTrainedModel) -> dict[str, Any]:
+        """One round: draw, select, fine-tune, keep the weights; returns what rounds.csv says."""
         folder = self.folder(number)
         folder.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
@@ -232,32 +186,21 @@ class Rounds:
         else:
             rows, said = self.own_samples(number, model, folder)
         drawn = time.perf_counter() - started
-        seeds = {"seed": self.seed + number, "data_seed": self.seed + number}
-        fixed = {"report_to": "none", "disable_tqdm": True, **seeds}
-        checkpoints = folder / "checkpoints"
-        beside: dict[str, float] = {key: said[key] for key in ROUND_MEANS if key in said}
+        checkpoints, seed = folder / "checkpoints", self.seed + number
+        fixed = {"output_dir": str(checkpoints), "seed": seed, "data_seed": seed}
+        beside: dict[str, float] = {k: said[k] for k in ("reward", "entropy") if k in said}
         trainer = SFTTrainer(
             model=model,
             processing_class=self.tokenizer,
             train_dataset=Dataset.from_list(rows),
-            args=arguments(SFTConfig, self.rft.sft, output_dir=str(checkpoints), **fixed),
+            args=arguments(SFTConfig, self.rft.sft, f"{self.profile.name}: rft.sft", **fixed),
             callbacks=[StepLog(self.run.live_steps, self.step(number), beside)],
         )
         train_on(trainer, checkpoints)
         seconds = time.perf_counter() - started
         trainer.model.save_pretrained(folder / "weights")
         times = {"seconds drawing": round(drawn, 2), "seconds training": round(seconds - drawn, 2)}
-        write_json(folder / "said.json", {**said, **times})
-
-    def end(self, number: int, model: PreTrainedModel) -> None:
-        """Log a round, whose trained policy ``model`` is, and mark it as whole."""
-        folder, step = self.folder(number), self.step(number + 1)
-        if self.exact:
-            self.exact.append(model, step)
-        said = read_json(folder / "said.json")
-        append_line(self.rounds, {"round": number + 1, "step": step, **said})
-        (folder / WHOLE).touch()
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        return {**said, **times}
 
     def demonstrations(self, number: int) -> tuple[list[dict], dict[str, Any]]:
         """A round's share of the first or last rows of the SFT data, and what rounds.csv says."""
@@ -267,9 +210,8 @@ class Rounds:
             raise SageError(f"rft asks for {wanted} demonstrations and sft_data has {len(rows)}")
         part = rows[-wanted:] if self.rft.select == "last_demonstrations" else rows[:wanted]
         chosen = part[number * self.rft.selected : (number + 1) * self.rft.selected]
-        texts = {str(row) for row in chosen}
-        counts = dict.fromkeys(COUNTS, 0)
-        return chosen, {**counts, "selected": len(chosen), "distinct": len(texts)}
+        counts = dict.fromkeys(COUNTS, 0) | {"selected": len(chosen)}
+        return chosen, counts | {"distinct": len({str(row) for row in chosen})}
 
     def own_samples(
         self, number: int, model: PreTrainedModel, folder: Path
@@ -281,7 +223,7 @@ class Rounds:
         engine = sampling.transformers_engine(model, self.tokenizer, posed, draws)
         sampling.sample(engine, self.tokenizer, posed, draws, path)
         drawn = sampling.collect([path], posed, draws.samples)
-        found, refused, correct = self.candidates(model, posed, drawn)
+        found, refused, correct = self.candidates(model.eval(), posed, drawn)
         chosen = select(found, self.rft, random.Random(f"{self.seed}/{number}"))
         if not chosen:
             raise SageError(
@@ -290,27 +232,26 @@ class Rounds:
             )
         total = len(posed) * draws.samples
         eligible = [one for one in found if one.correct]
-        said: dict[str, Any] = {
-            "drawn": total,
-            "correct": correct,
-            **{name: refused[name] for name in filters.REFUSALS},
-            "eligible": len(eligible),
-            "selected": len(chosen),
-            "wrong": sum(not one.correct for one in chosen),
-            "distinct": len({(one.place, one.ids) for one in chosen}),
-            "reward": correct / total,
-            "entropy": float(np.mean([one.entropy for one in found])),
-        }
+        wrong, distinct = sum(not one.correct for one in chosen), {(c.place, c.ids) for c in chosen}
+        counts = [total, correct, *(refused[name] for name in filters.REFUSALS), len(eligible)]
+        counts += [len(chosen), wrong, len(distinct)]
+        said: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
+        said["reward"] = correct / total
+        said["entropy"] = float(np.mean([one.entropy for one in found]))
         said |= _means("eligible", eligible) | _means("selected", chosen)
         prompts = [loading.encode(self.tokenizer, problem.question) for problem in posed]
-        end = self.tokenizer.eos_token_id
-        return [_row(prompts[one.place], one.ids, end) for one in chosen], said
+        rows = []
+        for one in chosen:  # in tokens, as they were drawn; the mask is 1 where it is learned
+            ids = [*one.ids, self.tokenizer.eos_token_id]
+            mask = [0] * len(prompts[one.place]) + [1] * len(ids)
+            rows.append({"input_ids": [*prompts[one.place], *ids], "completion_mask": mask})
+        return rows, said
 
-    def settings(self, number: int) -> Draws:
-        """How round ``number`` samples. Seeds of rounds are far apart, since a prompt that returns
-        must not meet the random numbers of its last time."""
+    def settings(self, number: int) -> Any:
+        """How round ``number`` samples. Seeds of rounds lie far apart: a prompt that returns must
+        not meet the random numbers of its last time."""
         rl = self.profile.rl
-        return Draws(
+        return SimpleNamespace(
             **{key: rl[key] for key in ("temperature", "top_p", "top_k", "min_p")},
             max_new_tokens=rl["max_completion_length"],
             samples=self.rft.samples,
@@ -322,9 +263,7 @@ class Rounds:
         self, model: PreTrainedModel, posed: Sequence[Problem], drawn: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Candidate], Counter[str], int]:
         """What the rules keep; how many they refused, by reason; how many of all were correct.
-
-        A completion is judged as it is learned from, up to its first answer.
-        """
+        A completion is judged as it is learned from, up to its first answer."""
         found: list[Candidate] = []
         refused: Counter[str] = Counter()
         right = 0
@@ -332,72 +271,44 @@ class Rounds:
             texts = [filters.up_to_first_answer(text) or text for text in row["completions"]]
             verdicts = judge([problem] * len(texts), texts, self.verifier)
             right += sum(verdicts)
-            kept: list[tuple[int, list[int]]] = []
-            for number, (text, ids) in enumerate(zip(texts, row["ids"], strict=True)):
-                reason = filters.refusal(text, self.rft.redundancy)
-                if reason is None:
-                    kept.append((number, self._cut(ids, text)))
-                else:
-                    refused[reason] += 1
-            for (number, ids), values in zip(
-                kept, self._signals(model, problem, kept), strict=True
-            ):
-                found.append(
-                    Candidate(place, number, tuple(ids), texts[number], verdicts[number], *values)
+            reasons = [filters.refusal(text, self.rft.redundancy) for text in texts]
+            refused.update(reason for reason in reasons if reason is not None)
+            kept = [(n, self._cut(row["ids"][n])) for n, why in enumerate(reasons) if why is None]
+            prompt = loading.encode(self.tokenizer, problem.question)
+            bodies = [[*ids, self.tokenizer.eos_token_id] for _, ids in kept]
+            pad = self.tokenizer.pad_token_id
+            signals = scoring.signals(model, model, prompt, bodies, pad) if kept else ()
+            for (n, ids), one in zip(kept, signals, strict=True):
+                own = Candidate(
+                    *(place, n, tuple(ids), texts[n], verdicts[n]),
+                    entropy=float(one.entropy.mean()),
+                    branching=float(one.branching.mean()),
+                    perplexity=token_signals.perplexity(one.base_log_pi),
+                    position=position(one.entropy),
                 )
+                found.append(own)
         return found, refused, right
 
-    def _cut(self, ids: list[int], text: str) -> list[int]:
-        """The fewest leading tokens that hold ``text``, which ends with the first answer."""
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The fewest leading tokens that hold the first answer."""
         for length in range(1, len(ids) + 1):
-            if filters.up_to_first_answer(
-                self.tokenizer.decode(ids[:length], skip_special_tokens=True)
-            ):
-                return ids[:length]
-        raise ValueError(f"no prefix of the tokens holds {text!r}")
-
-    def _signals(
-        self, model: PreTrainedModel, problem: Problem, kept: Sequence[tuple[int, list[int]]]
-    ) -> Iterator[tuple[float, float, float, float]]:
-        """Entropy, branching factor, perplexity and position of each completion of a problem."""
-        if not kept:
-            return
-        prompt = loading.encode(self.tokenizer, problem.question)
-        bodies = [[*ids, self.tokenizer.eos_token_id] for _, ids in kept]
-        model.eval()
-        pad = self.tokenizer.pad_token_id
-        for one in scoring.signals(model, model, prompt, bodies, pad):
-            perplexity = token_signals.perplexity(one.base_log_pi)
-            entropy = float(one.entropy.mean())
-            yield entropy, float(one.branching.mean()), perplexity, position(one.entropy)
+            text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+            if filters.up_to_first_answer(text):
+                break
+        return ids[:length]
 
 
 def position(entropy: np.ndarray) -> float:
-    """Where the entropy of a completion lies, given that of its tokens, shape (tokens,).
-
-    The mean relative position of its tokens (0 the first, 1 the last), weighted by their entropy;
-    0.5 where there is none.
-    """
+    """The mean relative position of tokens (0 the first, 1 the last), weighted by their entropy,
+    shape (tokens,); 0.5 where there is none."""
     total = float(entropy.sum())
     if len(entropy) < 2 or total <= 0:
         return 0.5
     return float(np.linspace(0, 1, len(entropy)) @ entropy / total)
 
 
-def _means(name: str, chosen: Iterable[Candidate]) -> dict[str, float]:
+def _means(name: str, chosen: Sequence[Candidate]) -> dict[str, float]:
     """Means of what selections go by, over completions, and of their tokens."""
-    listed = list(chosen)
-    values: dict[str, list[float]] = {
-        key: [getattr(one, key) for one in listed]
-        for key in ("entropy", "branching", "perplexity", "position")
-    }
-    values["tokens"] = [len(one.ids) + 1 for one in listed]
-    return {f"{name} {key}": float(np.mean(found)) for key, found in values.items() if found}
-
-
-def _row(prompt: list[int], ids: Sequence[int], end: int) -> dict[str, list[int]]:
-    """A row for SFTTrainer in tokens, as they were drawn: prompt, completion, end; the mask is 1
-    where it is learned."""
-    answer = [*ids, end]
-    mask = [0] * len(prompt) + [1] * len(answer)
-    return {"input_ids": [*prompt, *answer], "completion_mask": mask}
+    rows = [[getattr(one, key) for key in SCORES] + [len(one.ids) + 1] for one in chosen]
+    columns = zip((*SCORES, "tokens"), zip(*rows, strict=True), strict=True) if rows else ()
+    return {f"{name} {key}": float(np.mean(found)) for key, found in columns}

@@ -1,11 +1,9 @@
-"""Stage 2: RL with verifiable rewards (Table 8), one run per method and seed, through
-SageTrainer."""
+"""Stage 2: RL with verifiable rewards (Table 8), a run per method and seed, by SageTrainer."""
 
 import dataclasses
 import math
 import shutil
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,12 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from sage_lib.algorithm import unsloth_first
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
+from sage_lib.experiment.settings import Profile
 from sage_lib.files import write_bytes
 from sage_lib.policy import loading
 from sage_lib.policy.loading import weights_hash
@@ -40,27 +37,25 @@ from sage_lib.training.models import add_lora, load_model, merged
 
 
 def train(profile: Profile, run: Run) -> dict:
-    """Train one method from the SFT model; save the merged policy; returns the run record.
+    """Train one method from the SFT model; save the policy; returns the run record.
 
-    A run that collapses is a result: its policy is kept as it stood, and the record says at which
-    step and why (``collapsed``, null otherwise).
+    A run that collapses is a result: its policy is kept, and the record's ``collapsed`` says at
+    which step and why.
     """
     anchored = runs.reference_profile(profile, run.method)
-    for made, whose in (("starts from", profile), ("is anchored to", anchored)):
+    for whose in (profile, anchored):
         if not runs.sft_run(whose).done():
             raise SageError(
-                f"RL {made} the SFT model of profile {whose.name}, which is not there: "
-                f"sage-companion stage sft --profile {whose.spec} makes it, or takes it from a "
-                "profile with the same base"
+                f"RL starts from the SFT model of profile {whose.name}, which is not there: "
+                f"sage-companion stage sft --profile {whose.spec} makes it"
             )
     chosen, settings = profile.methods[run.method], settings_of(profile, run)
     if chosen.rft is not None:
         return rft.train(profile, run)
     runs.require_entropies(profile, chosen.guide)
     guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)
-    lora = profile.rl_lora if chosen.lora else None
-    kept = {"method": run.method, **dataclasses.asdict(chosen), "rl": settings, "lora": lora}
-    kept["q"] = repr(guide)
+    kept = {"method": run.method, **dataclasses.asdict(chosen), "rl": settings, "q": repr(guide)}
+    kept["lora"] = profile.rl_lora if chosen.lora else None
     record = Record("rl", profile.name, run.fingerprint, settings["seed"], kept)
     checkpoints = run.build / "checkpoints"
     trainer, tokenizer, asked = trainer_of(profile, run, checkpoints)
@@ -89,7 +84,7 @@ def train(profile: Profile, run: Run) -> dict:
 def save_policy(
     profile: Profile, run: Run, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Keep what was trained: the adapter alone where the profile says so, else a whole model."""
+    """Keep the adapter alone where the profile says so, else a whole model."""
     if profile.compute.keeps_adapter and isinstance(model, PeftModel):
         loading.save_adapter(model, run.model, runs.sft_run(profile).model)
     else:
@@ -106,21 +101,23 @@ def settings_of(profile: Profile, run: Run) -> dict[str, Any]:
 def trainer_of(
     profile: Profile, run: Run, checkpoints: Path, kind: type[SageTrainer] = SageTrainer
 ) -> tuple[SageTrainer, PreTrainedTokenizerBase, list[Problem]]:
-    """The trainer of an RL run, from the base policy; its tokenizer, and the problems it asks.
-
-    ``kind``: SageTrainer, or a class of it that watches what it does."""
+    """The trainer of an RL run, from the base policy; its tokenizer, and the problems it asks."""
     chosen, settings = profile.methods[run.method], settings_of(profile, run)
-    guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)
     lora = profile.rl_lora if chosen.lora else None
     checkpointing, base = settings["gradient_checkpointing"], runs.sft_run(profile).model
-    fast = _by_unsloth(profile)
+    fast = profile.compute.backend == "unsloth"
+    if REPLACED and not fast:
+        raise SageError(
+            "this process has imported Unsloth, which replaces TRL's trainer: "
+            "train RL in a process of its own, or set compute.backend to unsloth"
+        )
     model, tokenizer = load_model(profile, base, lora is None, checkpointing, fast)
     if lora is not None:
         model = add_lora(model, lora, settings["seed"], checkpointing, fast)
     asked = within_limit(profile, settings, tokenizer)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
-    fixed = {"output_dir": str(checkpoints), "disable_tqdm": True}
+    given = between_draws(settings)
     anchored = None
     if chosen.reference is not None:
         anchored, _ = loading.load(profile, runs.reference_run(profile, run.method).model)
@@ -128,7 +125,7 @@ def trainer_of(
         model=model,
         processing_class=tokenizer,
         reward_funcs=reward(asked, verifier, chosen.reward),
-        guide=guide,
+        guide=None if chosen.guide is None else runs.guide_of(profile, chosen.guide),
         anchor=chosen.anchor if settings["beta"] else None,
         reference=anchored,
         advantage=chosen.advantage,
@@ -137,16 +134,15 @@ def trainer_of(
         trim_padding=profile.compute.trim_padding,
         reference_reset=chosen.reference_reset,
         train_dataset=Dataset.from_list(rows(asked)),
-        args=arguments(GRPOConfig, {"report_to": "none", **between_draws(settings)}, **fixed),
+        args=arguments(GRPOConfig, given, f"{profile.name}: rl", output_dir=str(checkpoints)),
     )
     return trainer, tokenizer, asked
 
 
 def within_limit(
-    profile: Profile, settings: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+    profile: Profile, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> list[Problem]:
-    """The prompts of RL that fit the model's length beside a completion: TRL cuts none, and a model
-    that meets a longer one reads past its context. SageError where none is left."""
+    """The prompts of RL that fit the model's length beside a completion: TRL cuts none."""
     asked, limit = problems.rl_problems(profile), profile.prompt_limit(settings)
     kept = [p for p in asked if len(loading.encode(tokenizer, p.question)) <= limit]
     if not kept:
@@ -159,25 +155,9 @@ def within_limit(
     return kept
 
 
-def _by_unsloth(profile: Profile) -> bool:
-    """Whether ``compute.backend`` is Unsloth. SageError where this process has the other one."""
-    asked = profile.compute.backend == "unsloth"
-    if REPLACED and not asked:
-        raise SageError(
-            "this process has imported Unsloth, which replaces TRL's trainer: "
-            "train RL in a process of its own, or set compute.backend to unsloth"
-        )
-    if asked:
-        unsloth_first.load()
-    return asked
-
-
 def between_draws(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of RL with ``save_steps`` raised to the next step after which completions are drawn.
-
-    No checkpoint holds completions that are still to be learned from: a run that is resumed among
-    the updates of one draw would draw them again, from a policy that has learned from them.
-    """
+    """``save_steps`` raised to the next step after which completions are drawn: no checkpoint holds
+    completions that are still to be learned from."""
     batches = settings.get("gradient_accumulation_steps") or 1
     of_draw = settings.get("steps_per_generation") or batches
     of_draw *= settings.get("num_iterations") or 1
@@ -188,8 +168,7 @@ def between_draws(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_to_end(trainer: SageTrainer, checkpoints: Path) -> dict[str, Any] | None:
-    """Train from the last whole checkpoint, if there is one; at which step and why the run
-    collapsed, None where it did not."""
+    """Train from the last whole checkpoint: at which step and why the run collapsed, or None."""
     try:
         train_on(trainer, checkpoints)
     except Collapse as found:
@@ -203,7 +182,7 @@ def run_to_end(trainer: SageTrainer, checkpoints: Path) -> dict[str, Any] | None
 
 
 def rows(asked: Sequence[Problem]) -> list[dict[str, Any]]:
-    """The rows of TRL's training set: prompt, gold answer, and the problem's number."""
+    """The rows of TRL's training set."""
     return [
         {"prompt": prompts.messages(problem.question), "answer": problem.gold, "number": number}
         for number, problem in enumerate(asked)
@@ -213,12 +192,11 @@ def rows(asked: Sequence[Problem]) -> list[dict[str, Any]]:
 def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy") -> Callable:
     """TRL's reward function over the rows of :func:`rows`.
 
-    "accuracy": 1 where the last answer is right, as :func:`judge` says. "random": a fair coin for
-    every completion, drawn from torch's global stream, which checkpoints keep; the accuracy is then
-    the metric ``task/accuracy``. What the problems' task measures besides (``LOGGED``) becomes the
-    metrics ``task/NAME``, shares of all samples that earn nothing.
+    "accuracy": 1 where the last answer is right. "random": a fair coin from torch's global stream,
+    which checkpoints keep; the accuracy is then the metric ``task/accuracy``. What the problems'
+    task measures besides (``LOGGED``) becomes the metrics ``task/NAME``, shares of all samples.
     """
-    logged = {name for task in {p.task for p in asked} for name in task_of(task).LOGGED}
+    logged = sorted({name for task in {p.task for p in asked} for name in task_of(task).LOGGED})
 
     def accuracy(
         completions: list[list[dict]],
@@ -230,11 +208,10 @@ def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy")
         texts = [turns[-1]["content"] for turns in completions]
         verdicts = judge(posed, texts, verifier)
         if log_metric is not None:
-            found: Counter[str] = Counter(dict.fromkeys(sorted(logged), 0))
-            for problem, text, correct in zip(posed, texts, verdicts, strict=True):
-                measures = task_of(problem.task).measures(problem, text, correct)
-                found.update(name for name in logged if measures.get(name))
-            for name, count in found.items():
+            rows = list(zip(posed, texts, verdicts, strict=True))
+            measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
+            for name in logged:
+                count = sum(bool(measures.get(name)) for measures in measured)
                 log_metric(f"task/{name}", count / len(texts))
             if kind == "random":
                 log_metric("task/accuracy", sum(verdicts) / len(verdicts))

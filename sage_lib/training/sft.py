@@ -2,7 +2,6 @@
 merged model is the reference of RL."""
 
 import shutil
-from collections.abc import Iterable
 
 from sage_lib.algorithm import unsloth_first
 
@@ -12,13 +11,12 @@ if unsloth_first.is_installed() and not unsloth_first.comes_late():
 # isort: split
 
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.algorithm.backend import SFTConfig, SFTTrainer
 from sage_lib.experiment import problems
-from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
+from sage_lib.experiment.settings import Profile
 from sage_lib.policy import loading
 from sage_lib.tasks.judging import digest
 from sage_lib.training.callbacks import StepLog, arguments, check_sections, train_on
@@ -26,55 +24,41 @@ from sage_lib.training.models import add_lora, load_model, merged
 
 
 def train(profile: Profile, run: Run) -> dict:
-    """Make the base policy: train, merge, save; returns the run record.
-
-    A profile without a section ``sft`` takes its model as it comes; it is saved alike.
-    """
+    """Make the base policy: train, merge, save; returns the run record. A profile without a section
+    ``sft`` takes its model as it comes."""
     check_sections(profile)  # RL's settings, too: before the hours, not after them
     seed = profile.sft.get("seed", profile.model.seed)
     record = Record("sft", profile.name, run.fingerprint, seed, profile.flat(methods=False))
     start = loading.starting_point(profile.model, run.build / "base")
-    fast = unsloth_first.is_loaded()
-    if not profile.sft:
-        model, tokenizer = load_model(profile, start, True, False, fast)
-        return _save(model, tokenizer, run, record, ())
-    checkpointing = profile.sft["gradient_checkpointing"]
-    full = profile.sft_lora is None
+    checkpointing = profile.sft.get("gradient_checkpointing", False)
+    lora, fast, rows = profile.sft_lora, unsloth_first.is_loaded(), []
+    full = lora is None or not profile.sft
     model, tokenizer = load_model(profile, start, full, checkpointing, fast)
-    if profile.sft_lora is not None:
-        model = add_lora(model, profile.sft_lora, seed, checkpointing, fast)
-    rows = problems.sft_rows(profile, lambda text: len(tokenizer(text)["input_ids"]))
     checkpoints = run.build / "checkpoints"
-    fixed = {"output_dir": str(checkpoints), "report_to": "none", "disable_tqdm": True}
-    trainer = SFTTrainer(
-        model=model,
-        processing_class=tokenizer,
-        train_dataset=Dataset.from_list(rows),
-        args=arguments(SFTConfig, profile.sft, **fixed),
-        callbacks=[StepLog(run.live_steps)],
-    )
-    train_on(trainer, checkpoints)
-    run.publish_steps()
-    written = _save(merged(trainer.model), tokenizer, run, record, rows)
-    shutil.rmtree(checkpoints, ignore_errors=True)
-    return written
-
-
-def _save(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    run: Run,
-    record: Record,
-    rows: Iterable[dict],
-) -> dict:
+    if profile.sft:
+        if lora is not None:
+            model = add_lora(model, lora, seed, checkpointing, fast)
+        rows = problems.sft_rows(profile, lambda text: len(tokenizer(text)["input_ids"]))
+        where = f"{profile.name}: sft"
+        trainer = SFTTrainer(
+            model=model,
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_list(rows),
+            args=arguments(SFTConfig, profile.sft, where, output_dir=str(checkpoints)),
+            callbacks=[StepLog(run.live_steps)],
+        )
+        train_on(trainer, checkpoints)
+        run.publish_steps()
+        model = merged(trainer.model)
     # RL loads it again: TRL takes a full-fine-tuning reference from the folder the model came from.
     model.save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
-    rows = list(rows)
-    return run.finish(
+    written = run.finish(
         record,
         rows=len(rows),
         data=digest(rows),
         parameters=sum(p.numel() for p in model.parameters()),
         weights=loading.weights_hash(run.model),
     )
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return written

@@ -1,0 +1,167 @@
+"""What a resumed SageTrainer needs beyond transformers' checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+# First: Unsloth, where it is needed, comes before what it patches.
+from sage_lib.algorithm.backend import GRPOTrainer
+
+# isort: split
+
+import torch
+from peft import PeftModel
+from torch.utils.data import Sampler
+from transformers import TrainerCallback
+
+from sage_lib.errors import SageError
+
+#: File of a checkpoint with the reference's weights, where ``sync_ref_model`` moves them.
+MOVED_REFERENCE = "sage_reference.pt"
+
+
+def _restore_on_processor(storage: Any, location: str) -> Any:
+    """torch.load knows "cpu" alone; accelerate's "cpu:0" is that of several processes."""
+    return storage if re.fullmatch(r"cpu:\d+", location) else None
+
+
+torch.serialization.register_package(11, lambda storage: None, _restore_on_processor)
+
+
+def is_of_reference(name: str) -> bool:
+    """Whether a parameter is of "ref", TRL's copy of the adapter as it was at the start."""
+    return ".ref." in name
+
+
+class Checkpoints(GRPOTrainer):  # type: ignore[misc]
+    """Keeps the random streams and the reference, and compares the base model and reference."""
+
+    def _hash_base(self) -> str:
+        """Hash of the weights that training never changes: the reference model's, and the frozen
+        ones of the policy without the adapter "ref"."""
+        frozen = [(n, p) for n, p in self.model.named_parameters() if not p.requires_grad]
+        kept = [(n, p) for n, p in frozen if not is_of_reference(n)]
+        if self.ref_model is not None:
+            kept += [(f"reference.{n}", p) for n, p in self.ref_model.named_parameters()]
+        return self._digest(kept)
+
+    def _hash_reference(self) -> str:
+        """Hash of the base and of the reference's adapter as it is now."""
+        named = self.model.named_parameters()
+        return f"{self._base_hash}-{self._digest((n, p) for n, p in named if is_of_reference(n))}"
+
+    def _digest(self, named: Iterable[tuple[str, torch.Tensor]]) -> str:
+        """Hash of names, types, shapes and bytes; "" where no process has whole weights."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return ""
+        digest = hashlib.sha256()
+        for name, weight in named:
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            as_bytes = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(as_bytes.numpy().data)
+        return digest.hexdigest()[:12]
+
+    def _streams(self) -> dict[str, torch.Generator]:
+        return {
+            "guide": self.guide_generator,
+            "prompts": self.prompt_generator,
+            "advantages": self.advantage_generator,
+        }
+
+    def _state_file(self, folder: str | Path) -> Path:
+        return Path(folder, f"sage_state_{self.accelerator.process_index}.pt")
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        state = {name: stream.get_state() for name, stream in self._streams().items()}
+        torch.save({**state, "reference": self._hash_reference()}, self._state_file(folder))
+        if self.args.sync_ref_model and self.args.should_save:
+            moved = self.accelerator.unwrap_model(self.ref_model).state_dict()
+            torch.save(moved, folder / MOVED_REFERENCE)
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: torch.nn.Module | None = None
+    ) -> None:
+        """Also load the trained adapter, which transformers 5.17 does not look for beside "ref",
+        and the reference where it moves."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        folder = Path(resume_from_checkpoint)
+        if self.args.sync_ref_model:
+            if not (folder / MOVED_REFERENCE).is_file():
+                raise SageError(
+                    f"{folder} has no {MOVED_REFERENCE}, the reference that sync_ref_model had "
+                    "moved: start a new run"
+                )
+            moved = torch.load(folder / MOVED_REFERENCE, map_location="cpu", weights_only=True)
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(moved)
+        model = self.model if model is None else model
+        trained = (folder / "adapter_model.safetensors").is_file()
+        if isinstance(model, PeftModel) and trained and len(model.peft_config) > 1:
+            active = model.active_adapters[0]
+            model.load_adapter(resume_from_checkpoint, active, is_trainable=True)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if not checkpoint or not self._state_file(checkpoint).is_file():
+            return
+        state = torch.load(self._state_file(checkpoint), weights_only=True)
+        for name, stream in self._streams().items():
+            stream.set_state(state[name])
+        if state["reference"] != self._hash_reference():
+            raise SageError(
+                "the base model or reference policy is not the one that this run started with: "
+                "resume with the same SFT model and adapter settings, or start a new run"
+            )
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        if not getattr(sampler, "shuffle", False):
+            return sampler
+        return EpochOrder(sampler, lambda: int(self.state.epoch or 0))
+
+
+class EpochOrder(Sampler[int]):
+    """TRL's shuffled order of prompts, the same after a resume in a later epoch.
+
+    TRL's sampler shuffles from a stream that no checkpoint keeps, and would give a resumed run the
+    order of the first epoch. Here the epochs that are over (``epoch()``) are drawn first.
+    """
+
+    def __init__(self, sampler: Any, epoch: Callable[[], int]):
+        self.sampler, self.epoch = sampler, epoch
+
+    def __iter__(self) -> Iterator[int]:
+        stream = self.sampler.generator
+        stream.manual_seed(self.sampler.seed)
+        for _ in range(self.epoch()):
+            torch.randperm(self.sampler.num_samples, generator=stream)
+        yield from self.sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+class ReferenceReset(TrainerCallback):  # type: ignore[misc]
+    """ProRL's reference reset (Liu et al. 2025, arXiv 2505.24864) for a policy that is an adapter.
+
+    Every ``steps`` steps the adapter "ref" becomes the trained one, and the optimiser's moments are
+    forgotten. Batches that were scored before keep the reference that scored them.
+    """
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.steps != 0:
+            return
+        weights = dict(kwargs["model"].named_parameters())
+        for name, reference in weights.items():
+            if is_of_reference(name):
+                reference.copy_(weights[name.replace(".ref.", ".default.")])
+        kwargs["optimizer"].state.clear()

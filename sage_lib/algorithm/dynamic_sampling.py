@@ -1,0 +1,88 @@
+"""DAPO's dynamic sampling: fresh prompts for groups whose rewards are all equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sage_lib.algorithm.backend import Batch, counted_tokens
+
+#: Ours in the batch meanwhile: each reward times its weight, shape (batch, functions).
+REWARD_TERMS = "reward_terms"
+#: Rewards that differ by less than this share of their size are equal: sums in float32.
+ROUNDING = 1e-6
+
+
+def filled(t: Any, batch: Batch, rounds: int) -> Batch:
+    """A batch of the SageTrainer ``t`` without its :data:`REWARD_TERMS`, in which at most
+    ``rounds`` fresh batches of prompts have replaced the groups that teach nothing."""
+    gather, generations, drawn = t.accelerator.gather, t.num_generations, 1
+
+    def flat(some: Batch) -> torch.Tensor:
+        return groups_without_spread(some[REWARD_TERMS], generations)
+
+    # Flat on any process: all of them sample again, or none.
+    while drawn <= rounds and gather(flat(batch).any()).any():
+        rows, data = (
+            torch.arange(len(batch["completion_ids"])).view(-1, generations),
+            t.train_dataset,
+        )
+        prompts = torch.randint(len(data), (len(rows),), generator=t.prompt_generator)
+        fresh = t._scored([data[i] for i in prompts.tolist() for _ in range(generations)])
+        needed, offered = (x.nonzero().flatten().cpu() for x in (flat(batch), ~flat(fresh)))
+        used = min(len(needed), len(offered))
+        replaced, taken = (rows[some[:used]].flatten().tolist() for some in (needed, offered))
+        batch = replace_rows(batch, replaced, fresh, taken, t._tokenizer.pad_token_id)
+        drawn += 1
+    if "num_items_in_batch" in batch:
+        batch["num_items_in_batch"] = gather(counted_tokens(batch).sum()).sum()
+    left = flat(batch).float().mean()
+    del batch[REWARD_TERMS]
+    t._record("sampling/rounds", float(drawn))
+    t._record("sampling/flat", gather(left).mean().item())
+    return batch
+
+
+def groups_without_spread(terms: torch.Tensor, generations: int) -> torch.Tensor:
+    """Groups whose rewards are all equal, and so teach nothing: bool of shape (groups,).
+
+    Advantages do not tell: TRL's mean of eight rewards of 0.7 in float32 is not 0.7.
+
+    Args:
+        terms: each reward times its weight, shape (groups · generations, functions), not a number
+            where a function gave none. A completion with none at all teaches nothing.
+    """
+    grouped = terms.view(-1, generations, terms.shape[1])
+    rewards, scored = grouped.nansum(2), ~grouped.isnan().all(2)
+    highest = rewards.masked_fill(~scored, -torch.inf).amax(1)
+    lowest = rewards.masked_fill(~scored, torch.inf).amin(1)
+    size = grouped.abs().nansum(2).amax(1)
+    return highest - lowest <= ROUNDING * size
+
+
+def replace_rows(
+    batch: Batch, rows: list[int], fresh: Batch, fresh_rows: list[int], pad_token: int
+) -> Batch:
+    """``batch`` with ``rows`` taken from ``fresh_rows`` of another batch.
+
+    Both are padded to the longer of the two: prompts on the left, everything else on the right.
+    What has no row for each completion stays as it was.
+    """
+    size, replaced = len(batch["completion_ids"]), dict(batch)
+    for key, value in batch.items():
+        other = fresh.get(key)
+        if other is None or not torch.is_tensor(value) or value.shape[:1] != (size,):
+            continue
+        if value.dim() > 1:
+            width = max(value.shape[1], other.shape[1])
+            fill, left = pad_token if key.endswith("_ids") else 0, key.startswith("prompt")
+            value, other = (_widened(x, width, fill, left) for x in (value, other))
+        replaced[key] = value.clone()
+        replaced[key][rows] = other[fresh_rows]
+    return replaced
+
+
+def _widened(x: torch.Tensor, width: int, fill: int, left: bool) -> torch.Tensor:
+    extra = x.new_full((x.shape[0], width - x.shape[1], *x.shape[2:]), fill)
+    return torch.cat([extra, x] if left else [x, extra], dim=1)

@@ -1,0 +1,181 @@
+"""Drawing and scoring completions: TRL's, timed and measured, with what SageTrainer does to whole
+groups."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# First: Unsloth, where it is needed, comes before what it patches.
+from sage_lib.algorithm.backend import Batch, GRPOTrainer, counted_tokens
+
+# isort: split
+
+import torch
+
+from sage_lib.algorithm import dynamic_sampling
+from sage_lib.algorithm.advantages import Completions, CompletionShaper
+from sage_lib.algorithm.forward_kl import REFERENCE_HIDDEN
+from sage_lib.algorithm.merging import may_merge, merged_adapters
+from sage_lib.algorithm.token_probabilities import (
+    completion_logits,
+    drawn_log_probabilities,
+    entropies_of,
+    log_probabilities,
+)
+
+#: Float32 logits at a time, where the policy is scored beside the loss: 1 GB.
+LOGITS = 2**28
+
+
+class Rollouts(GRPOTrainer):  # type: ignore[misc]
+    """From prompts to a batch that is ready for the loss, and what is logged."""
+
+    # -- metrics -----------------------------------------------------------------------------------
+
+    def _record(self, name: str, value: float) -> None:
+        """Log a value, unless it is the mean of no tokens."""
+        if not math.isnan(value):
+            self._metrics["train"][name].append(value)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        phase = "train" if self.model.training else "eval"
+        self._metrics[phase][f"time/{part}"].append(time.perf_counter() - started)
+
+    def _mean(self, per_token: torch.Tensor, mask: torch.Tensor) -> float:
+        """Mean over the masked tokens of all processes; not a number where there are none."""
+        local = torch.stack([(per_token * mask).sum(), mask.sum().to(per_token)])
+        total, count = self.accelerator.reduce(local, reduction="sum")
+        mean: float = (total / count).item()
+        return mean
+
+    def _log_advantages(
+        self, advantages: torch.Tensor, touched: torch.Tensor, mask: torch.Tensor
+    ) -> None:
+        self._record("advantage/touched", self._mean(touched.to(advantages), mask))
+        self._record("advantage/size", self._mean(advantages.abs(), mask))
+
+    def _log_entropies(self, batch: Batch, entropies: torch.Tensor) -> None:
+        """Mean entropy (nats) of the tokens of completions above and below their group's mean."""
+        mask, advantages = counted_tokens(batch), batch["advantages"]
+        if advantages.dim() == 1:
+            advantages = advantages.unsqueeze(1)
+        least = 1e-3 * advantages.abs().max()  # rounding leaves a sign where rewards are equal
+        self._record("entropy/positive", self._mean(entropies, mask * (advantages > least)))
+        self._record("entropy/negative", self._mean(entropies, mask * (advantages < -least)))
+
+    def _log_guide(self, q: torch.Tensor, mask: torch.Tensor) -> None:
+        self._record("guide/mean", self._mean(q, mask))
+        self._record("guide/acting", self._mean((q != 1).to(q), mask))
+        low, high = getattr(self.guide, "low", None), getattr(self.guide, "high", None)
+        if low is not None and high is not None:
+            self._record("guide/clamped", self._mean(((q <= low) | (q >= high)).to(q), mask))
+        lowest = q.masked_fill(mask == 0, torch.inf).min()
+        highest = q.masked_fill(mask == 0, -torch.inf).max()
+        # One gather for both: the largest is the smallest of the negatives.
+        ends = self.accelerator.gather(torch.stack([lowest, -highest]).unsqueeze(0)).amin(0)
+        if ends.isfinite().all():  # not where no token counts on any process
+            self._record("guide/min", ends[0].item())
+            self._record("guide/max", -ends[1].item())
+
+    # -- drawing and scoring -----------------------------------------------------------------------
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        with self._timed("generation"):
+            return super()._generate(prompts)
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        if not may_merge(self):
+            return super()._generate_single_turn(*args, **kwargs)
+        # What comes out are lists: no tensor without a gradient's books reaches the loss.
+        with torch.inference_mode(), merged_adapters(self.model):
+            return super()._generate_single_turn(*args, **kwargs)
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        with self._timed("reward"):
+            rewards = super()._calculate_rewards(*args, **kwargs)
+        self._reward_terms = rewards * self.reward_weights.to(rewards.device)
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        batch = self._scored(inputs)
+        if self.resampling and self.model.training:
+            batch = dynamic_sampling.filled(self, batch, self.resampling)
+        if self._is_packed(batch):
+            self._pack(batch)
+        return batch
+
+    def _scored(self, inputs: list[dict[str, Any]]) -> Batch:
+        """TRL's generation and scoring; then what is made of whole groups, and the time it took."""
+        started, training = time.perf_counter(), self.model.training
+        batch: Batch = super()._generate_and_score_completions(inputs)
+        if self.states is not None:
+            if training:  # the reference is scored last
+                states = self.states.before(batch["completion_ids"].shape[1])
+                batch[REFERENCE_HIDDEN] = states.detach()
+            self.states.kept = None
+        if self._is_packed(batch):
+            self._unpack(batch)
+        if training:
+            # Each reward times its weight, of this process, shape (rows, functions).
+            of_processes = self._reward_terms.split(len(batch["completion_ids"]))
+            terms = of_processes[self.accelerator.process_index]
+            if self.resampling:
+                batch[dynamic_sampling.REWARD_TERMS] = terms
+            if isinstance(self.advantage, CompletionShaper):
+                self._shape_completions(self.advantage, batch, terms)
+            if self.shaped_at_scoring and "ref_per_token_logps" in batch:
+                self._shape_scored(batch)
+        metrics = self._metrics["train" if training else "eval"]
+        elsewhere = metrics["time/generation"][-1] + metrics["time/reward"][-1]
+        metrics["time/scoring"].append(time.perf_counter() - started - elsewhere)
+        return batch
+
+    @torch.no_grad()
+    def _shape_completions(
+        self, shaper: CompletionShaper, batch: Batch, terms: torch.Tensor
+    ) -> None:
+        """Put the shaper's advantages in place of TRL's, while the groups are whole."""
+        mask, log_perplexity = counted_tokens(batch), None
+        if shaper.reads_perplexity:
+            logps = batch.get("old_per_token_logps")
+            logps = self._policy_signals(batch)[0] if logps is None else logps
+            log_perplexity = -(logps * mask).sum(1) / mask.sum(1)
+        rewards = terms.nansum(1).masked_fill(terms.isnan().all(1), torch.nan)
+        before = batch["advantages"]
+        shaped = shaper.shape(Completions(before, rewards, self.num_generations, log_perplexity))
+        touched = (shaped != before).unsqueeze(1).expand(mask.shape)
+        batch["advantages"] = shaped
+        self._log_advantages(shaped.unsqueeze(1), touched, mask)
+
+    def _policy_signals(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """log pi of the sampled tokens and the entropies before them (nats), shape (batch, time).
+
+        At most a training batch of rows at a time, and :data:`LOGITS` logits. On Unsloth's trainer
+        with padding on the right: its models see none on the left.
+        """
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        start = batch["prompt_ids"].shape[1]
+        packing = self._packing(batch) if self.shaped_at_scoring else None
+        if packing is not None:
+            ids, attention, start = packing.moved(ids), packing.moved(attention), packing.start
+        drawn = ids[:, start:]
+        words = self._plain(self.model).get_output_embeddings().weight.shape[0]
+        fits = max(1, LOGITS // (drawn.shape[1] * words))
+        size = min(self.args.per_device_train_batch_size, fits)
+        logps, entropies = [], []
+        for first in range(0, len(ids), size):
+            rows = slice(first, first + size)
+            logits = completion_logits(self.model, ids[rows], start, attention[rows])
+            log_pi = log_probabilities(logits, self.temperature)
+            logps.append(drawn_log_probabilities(log_pi, drawn[rows]))
+            entropies.append(entropies_of(log_pi))
+        found = torch.cat(logps), torch.cat(entropies)
+        return found if packing is None else (packing.unpack(found[0]), packing.unpack(found[1]))

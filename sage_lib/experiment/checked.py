@@ -1,0 +1,113 @@
+"""Settings checked, with errors of one sentence; and settings as text and as a hash."""
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from sage_lib.errors import SageError
+
+T = TypeVar("T")
+
+
+def make(cls: type[T], given: Any, where: str) -> T:
+    """``cls(**given)``; SageError of one sentence that begins with the place ``where``."""
+    if not isinstance(given, dict):
+        raise SageError(f"{where} must be a section of named settings, not {given!r}")
+    try:
+        return cls(**given)
+    except ValidationError as error:
+        raise _said(error, where, cls) from None
+
+
+def _said(error: ValidationError, where: str, cls: Any = None) -> SageError:
+    first = error.errors()[0]
+    loc, said = list(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "unexpected_keyword_argument":
+        return unknown(where, loc[0], [f.name for f in dataclasses.fields(cls)])
+    value = "" if first["type"] in ("missing", "value_error") else f", not {first['input']!r}"
+    return SageError(f"{functools.reduce(below, loc, where)}: {said[0].lower()}{said[1:]}{value}")
+
+
+def below(where: str, key: str) -> str:
+    """The place of a key: "smoke: rl.beta" below "smoke: rl"."""
+    return f"{where}.{key}" if ": " in where else f"{where}: {key}"
+
+
+def unknown(where: str, key: str, known: Iterable[str]) -> SageError:
+    """The error for a key that is not ``known``, with the one that is spelt most alike."""
+    alike = difflib.get_close_matches(key, known := list(known), 1)
+    named = f"did you mean {below(where, alike[0]).split(': ')[-1]}?" if alike else ""
+    return SageError(f"{below(where, key)} is unknown; {named or 'choose of ' + ', '.join(known)}")
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter | None:
+    """What checks values of a type that YAML can write; None for any other."""
+    union = typing.get_origin(hint) in (typing.Union, UnionType)
+    options = typing.get_args(hint) if union else (hint,)
+    plain = {typing.get_origin(option) or option for option in options}
+    return TypeAdapter(hint) if plain <= {int, float, str, bool, dict, list, NoneType} else None
+
+
+def check_section(cls: type, given: Mapping[str, Any], where: str) -> None:
+    """SageError for a setting that ``cls`` (SFTConfig, say) does not have, or of another type: TRL
+    and PEFT take any value, and fail at their first use of it."""
+    hints, known = typing.get_type_hints(cls), [f.name for f in dataclasses.fields(cls) if f.init]
+    for key, value in given.items():
+        if key not in known:
+            raise unknown(where, key, known)
+        adapter = _adapter(hints[key])
+        try:
+            if adapter is not None and key != "scale_rewards":  # false is "none" in TRL
+                adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            raise _said(error, below(where, key)) from None
+
+
+def digest(value: Any) -> str:
+    """Hash (12 hex digits) of settings. Neither the order of keys, nor 0 against 0.0, nor a
+    dataclass's field at its default makes a difference."""
+    text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def canonical(value: Any) -> Any:
+    """Settings as JSON has them, the same for all ways to write them down."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: canonical(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if getattr(value, f.name) != default_of(f)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): canonical(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [canonical(inner) for inner in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def default_of(f: dataclasses.Field) -> Any:
+    """A field's default, dataclasses.MISSING where it has none."""
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested sections, in their order."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from flatten(inner, f"{prefix}{key}.")
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for i, inner in enumerate(value):
+            yield from flatten(inner, f"{prefix}{i}.")
+    else:
+        yield prefix.rstrip("."), value

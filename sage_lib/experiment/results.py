@@ -1,0 +1,291 @@
+"""The results of a profile as data frames.
+
+`load("countdown")` reads the published results, `load("smoke", own=True)` what your own runs
+left. Reading computes no hash, generates no problem and imports no torch.
+
+Each frame has the columns run, method and seed in front. The base has the method "base", the run
+"sft" and no seed. data/published/README.md says what the other columns are.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment import records
+from sage_lib.experiment.profile import BASE, Profile, load_profile
+from sage_lib.files import read_json, read_lines, write_bytes
+
+#: The stages that make runs of their own, in the order of their folders.
+STAGES = "sft entropies rl replay trace effects dynamics impact evaluation"
+#: Frame -> the stages whose folders hold its file, and the file's name.
+FRAMES = {
+    "runs": (STAGES, "record.json"),
+    "steps": ("rl sft", "steps.jsonl"),
+    "exact": ("rl", "exact.jsonl"),
+    "rounds": ("rl", "rounds.csv"),
+    "counts": ("evaluation", "counts.csv"),
+    "support": ("evaluation", "support.csv"),
+    "scores": ("evaluation", "scores.csv"),
+    "samples": ("evaluation", "samples.jsonl"),
+    "prompts": ("dynamics", "prompts.csv"),
+    "tokens": ("dynamics", "tokens.csv"),
+    "moves": ("replay", "moves.csv"),
+    "impact": ("impact", "impact.csv"),
+}
+#: Document -> the stage and the file that hold it.
+DOCUMENTS = {
+    "entropy": ("entropies", "entropy.json"),
+    "effects": ("effects", "effects.json"),
+    "traces": ("trace", "traces.json"),
+    "signals": ("trace", "signals.json"),
+}
+#: The first columns of every frame.
+RUN = ["run", "method", "seed"]
+#: What a row of `runs` takes from a run's record as it is.
+RECORDED = ("seconds", "peak_memory_gb", "revision", "finished", "weights", "data", "fingerprint")
+#: Columns of a published step log that are kept, and how the names of others begin.
+LOGGED = {
+    *("step", "reward", "entropy", "kl", "kl_ref", "grad_norm", "frac_reward_zero_std"),
+    *("completions/mean_length", "completions/clipped_ratio", "sampling/rounds"),
+    *("time/generation", "time/scoring", "time/reward", "time/loss", "step_time"),
+}
+LOGGED_OF = ("guide/", "task/", "entropy/")
+#: Steps of a block of a published step log, and the longest log that is published whole.
+BLOCK, WHOLE_LOG = 10, 100
+
+
+class Study:
+    """The results of one profile. A frame (a key of FRAMES) or a document (of DOCUMENTS) is an
+    attribute, read when it is first asked for: `study.counts`, `study.entropy`."""
+
+    def __init__(self, settings: Profile, own: bool) -> None:
+        self.settings, self.own, self.name = settings, own, settings.name
+        self.folder = paths.measured(self.name, published=not own)
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """The base and every method that has an evaluation, in the profile's order."""
+        runs = self.runs
+        return list(dict.fromkeys(runs.loc[runs["stage"] == "evaluation", "method"]))
+
+    @cached_property
+    def main(self) -> list[str]:
+        """The base and the evaluated methods of the family of the profile's first method."""
+        own = {key: method.family for key, method in self.settings.methods.items()}
+        family = own.get(self.settings.reference)
+        return [key for key in self.methods if key == BASE or own[key] == family]
+
+    def label(self, method: str) -> str:
+        """A method's name in tables; a key that the profile does not have stays."""
+        known = method == BASE or method in self.settings.methods
+        return self.settings.label(method) if known else method
+
+    def __getattr__(self, name: str) -> Any:
+        if name in DOCUMENTS:
+            stage, file = DOCUMENTS[name]
+            path = self.folder / stage / file if self.own else self.folder / file
+            value: Any = dict(read_json(path)) if path.is_file() else None
+        elif name in FRAMES:
+            stage, value = FRAMES[name][0].split()[0], self.frame(name)
+            value = _every_step(value) if name == "steps" else value
+        else:
+            raise AttributeError(name)
+        if value is None or not len(value):
+            raise self._missing(name, stage)
+        setattr(self, name, value)  # read once
+        return value
+
+    def require(self, *families: str) -> None:
+        """SageError where the profile has no methods of one of these families."""
+        there = {method.family for method in self.settings.methods.values()}
+        lacking = [family for family in families if family not in there]
+        if lacking:
+            raise SageError(
+                f"{self.name} has no methods of the family {lacking[0]}, which this notebook "
+                'shows: set profile = "countdown"'
+            )
+
+    def frame(self, name: str) -> pd.DataFrame:
+        """A frame as it is stored, with the rows of the profile's methods and seeds; may be empty.
+
+        They stand in the profile's order of methods, then by seed.
+        """
+        path = self.folder / f"{name}.parquet"
+        if self.own:
+            found = _gathered(self.folder, name, self.settings)
+        else:
+            found = pd.read_parquet(path) if path.is_file() else pd.DataFrame()
+        if found.empty:
+            return found
+        found = found[[*RUN, *found.columns.drop(RUN)]].astype({"seed": "Int64"})
+        methods = {m: sorted(self.settings.seeds_of(m)) for m in self.settings.methods}
+        pairs = [(BASE, -1), *((m, seed) for m, seeds in methods.items() for seed in seeds)]
+        rank = {pair: place for place, pair in enumerate(pairs)}
+        own = zip(found["method"], found["seed"].fillna(-1), strict=True)
+        places = pd.Series([rank.get(pair) for pair in own], index=found.index, dtype=float)
+        kept = places.dropna().sort_values(kind="stable").index
+        return found.loc[kept].reset_index(drop=True)
+
+    def _missing(self, name: str, stage: str) -> SageError:
+        kind, remedy = "published", "set own_results = True to read what you trained"
+        if self.own:
+            stage = "evaluate" if stage == "evaluation" else stage
+            what = "reproduce" if name == "runs" else f"stage {stage}"
+            made = f"sage-companion {what} --profile {self.settings.spec}"
+            kind, remedy = "own", f"{made} makes them"
+        return SageError(f"{name} is not among the {kind} results of {self.name}: {remedy}")
+
+
+def load(profile: str | Path, own: bool = False) -> Study:
+    """The results of a profile: the published ones, or with `own` those of your own runs.
+
+    Raises SageError for a profile that does not exist, or of which nothing is published.
+    """
+    settings = load_profile(profile)
+    if not own and not (paths.measured(settings.name, True) / "runs.parquet").is_file():
+        raise SageError(
+            f"nothing is published for {settings.name}: set own_results = True to read what you "
+            f"trained, or choose one of {', '.join(published())}"
+        )
+    return Study(settings, own)
+
+
+def published() -> list[str]:
+    """Names of the profiles with published results."""
+    return sorted(path.parent.name for path in paths.PUBLISHED.glob("*/runs.parquet"))
+
+
+# --- from the folders of runs ---------------------------------------------------------------------
+
+
+def collect(settings: Profile) -> dict[str, pd.DataFrame]:
+    """Every frame of a user's own results as it is published: what :func:`write` writes."""
+    study = Study(settings, own=True)
+    frames = {name: study.frame(name) for name in FRAMES}
+    found = {name: frame for name, frame in frames.items() if len(frame)}
+    return {name: thinned(one) if name == "steps" else one for name, one in found.items()}
+
+
+def write(frames: dict[str, pd.DataFrame], settings: Profile, folder: Path) -> None:
+    """Write frames and documents as they are published, one file each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, frame in frames.items():
+        frame.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
+    for stage, file in DOCUMENTS.values():
+        path = paths.measured(settings.name) / stage / file
+        if path.is_file():
+            write_bytes(folder / file, path.read_bytes())
+
+
+def _gathered(root: Path, name: str, settings: Profile) -> pd.DataFrame:
+    """One frame from the folders of finished runs: those that hold a record."""
+    stages, file = FRAMES[name]
+    found = []
+    for stage in stages.split():
+        folders = [root / stage, *sorted((root / stage).glob("*/"))]
+        for folder in (one for one in folders if (one / "record.json").is_file()):
+            path = folder / file if (folder / file).is_file() else folder / f"{file}.gz"
+            if not path.is_file():
+                continue
+            records.require_whole(path)
+            try:
+                rows = _read(path, name, settings)
+            except (ValueError, EOFError, OSError) as error:
+                raise SageError(
+                    f"{'/'.join(path.parts[-3:])} cannot be read ({error}): delete its folder and "
+                    "run with --resume to make it again"
+                ) from None
+            named = pd.DataFrame([_names(folder)] * len(rows), columns=RUN, index=rows.index)
+            found.append(pd.concat([named.astype({"seed": "Int64"}), rows], axis=1))
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+
+def _names(folder: Path) -> tuple[str, str, int | None]:
+    """Run, method and seed of a run's folder: ("grpo-s3407", "grpo", 3407)."""
+    method, dash, seed = folder.name.rpartition("-s")
+    return (folder.name, method, int(seed)) if dash else ("sft", BASE, None)
+
+
+def _read(path: Path, name: str, settings: Profile) -> pd.DataFrame:
+    if name == "runs":
+        return pd.DataFrame([_run_row(path, settings)])
+    if name == "samples":
+        rows = pd.read_json(path, lines=True, dtype=False).drop(columns="ids", errors="ignore")
+        long = rows.rename(columns={"completions": "completion"})
+        long = long.explode(["completion", "tokens", "finished", "correct"], ignore_index=True)
+        long.insert(2, "number", long.groupby(["dataset", "problem"]).cumcount())
+        return long.astype({"tokens": "int32", "finished": bool, "correct": bool})
+    if path.suffix == ".jsonl":
+        return pd.DataFrame(read_lines(path))
+    return pd.read_csv(path)
+
+
+def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
+    """A row of `runs`: what was trained or measured, from what, where and in which time."""
+    record = records.load(path)
+    _, key, _ = _names(path.parent)
+    row = {"stage": "evaluation" if record["stage"] == "evaluate" else record["stage"]}
+    method = settings.methods.get(key)
+    if method is not None:
+        rl = settings.rl_of(key)
+        row |= {
+            "label": method.label,
+            "family": method.family,
+            "guide": json.dumps(method.guide) if method.guide else "",
+            "anchor": method.anchor,
+            "beta": rl["beta"] if method.rft is None else None,
+            "loss_type": rl.get("loss_type") if method.rft is None else None,
+            "learning_rate": rl.get("learning_rate"),
+            "max_steps": settings.steps_of(key),
+        }
+    for name in RECORDED:
+        value = record.get(name)
+        row[name] = json.dumps(value) if isinstance(value, dict) else value
+    collapsed = record.get("collapsed")
+    return row | {
+        "base": record.get("reference", ""),
+        "processor": record["machine"]["processor"],
+        "collapsed": f"step {collapsed['step']}: {collapsed['reason']}" if collapsed else "",
+        "versions": json.dumps(record["versions"]),
+        "made_from": json.dumps(record.get("made_from", {})),
+        "command": f"sage-companion stage {record['stage']} --profile {settings.spec}",
+    }
+
+
+# --- step logs ------------------------------------------------------------------------------------
+
+
+def thinned(steps: pd.DataFrame) -> pd.DataFrame:
+    """Step logs as they are published: step 1, and means over blocks that end at 10, 20, ...
+
+    `steps` says of how many steps a row holds the means. Values have 6 significant digits. A log of
+    at most WHOLE_LOG rows stays as it is, and so does one of SFT, which is not of every step.
+    """
+    frames = []
+    for _, log in steps.groupby(RUN, sort=False, dropna=False):
+        log = log.loc[:, log.notna().any() | log.columns.isin(RUN)]
+        every = (log["step"].diff().dropna() == 1).all()  # SFT logs some steps alone
+        if len(log) > WHOLE_LOG and every and "steps" not in log:
+            kept = [c for c in log if c in LOGGED or str(c).startswith(LOGGED_OF)]
+            ends = log["step"].where(log["step"] == 1, -(-log["step"] // BLOCK) * BLOCK)
+            blocks = log.groupby(ends.to_numpy())
+            rounded = blocks[kept].mean().map(lambda value: float(f"{value:.6g}"))
+            rounded = rounded.assign(step=blocks["step"].last(), steps=blocks.size())
+            log = pd.concat([blocks[RUN].first(), rounded], axis=1)
+        frames.append(log)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _every_step(log: pd.DataFrame) -> pd.DataFrame:
+    """Step logs with a row per step: the blocks of thinned ones repeated."""
+    if "steps" not in log:
+        return log
+    whole = log.loc[log.index.repeat(log["steps"].fillna(1).astype(int))].reset_index(drop=True)
+    blocks = whole["steps"].notna()
+    number = whole.groupby("run").cumcount() + 1
+    return whole.assign(step=number.where(blocks, whole["step"])).drop(columns="steps")

@@ -1,0 +1,316 @@
+"""The settings of a profile as dataclasses: pydantic checks their keys, types and bounds.
+
+Sections ``sft``, ``rl``, ``sft_lora`` and ``rl_lora`` go to SFTConfig, GRPOConfig and LoraConfig as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, Strict
+from pydantic.dataclasses import dataclass
+
+from sage_lib.errors import SageError
+from sage_lib.experiment.checked import flatten, make
+from sage_lib.tasks.filters import REDUNDANCY_LIMIT
+from sage_lib.tasks.table import task_of
+
+#: The method key of the SFT model in every table, and its name in the paper.
+BASE, BASE_LABEL = "base", "Base Model"
+#: Settings by which rollouts are drawn.
+ROLLOUTS = ("temperature", "top_p", "top_k", "min_p", "max_completion_length")
+#: Which correct completions ``rft`` learns from: at random, or those of the largest mean entropy,
+#: mean branching factor, lowest perplexity, latest uncertainty.
+Drawn = Literal["random", "entropy", "branching", "perplexity", "position"]
+#: Or demonstrations of the SFT data, where nothing is drawn.
+Demonstrated = Literal["last_demonstrations", "first_demonstrations"]
+DEMONSTRATIONS = get_args(Demonstrated)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+#: For sections that go to a library, of which the companion reads a part.
+PART = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+# YAML has lists: these are not strict about the tuple, but about what it holds.
+Seeds = Annotated[tuple[Seed, ...], Strict(False)]
+Sections = dict[str, dict[str, Any]]
+Names = Annotated[tuple[str, ...], Strict(False)]
+Temperature = Annotated[float, Field(gt=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+MinP = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Model:
+    """The model before supervised fine-tuning."""
+
+    name: str  # a hub name, a local folder, or a name of policy.loading.MADE_HERE
+    max_seq_length: PositiveInt
+    seed: Seed  # of random initial weights
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    revision: str | None = None
+    #: Qwen2Config keywords: what tiny_qwen is made from; of another model, to estimate memory.
+    architecture: dict[str, Any] | None = None
+    largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
+    load_in_4bit: bool = False
+
+
+@dataclass(frozen=True, config=STRICT)
+class Data:
+    """Where problems come from: a task, its settings, how many, and which."""
+
+    name: str  # a name of tasks.table.TASKS
+    rows: PositiveInt  # training rows, or held-out problems
+    seed: Seed = 0
+    revision: str | None = None
+    optional: bool = False  # evaluation: leave the data set out where it cannot be loaded
+    ood: bool = False  # evaluation: outside Table 1 and its average, as in Figure 4 and Table 9
+    settings: Any = None  # the task's own Settings
+
+    @property
+    def label(self) -> str:
+        """The data set's name in tables and figures."""
+        return task_of(self.name).label(self.settings)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Method:
+    """A row of the tables: what sets a method apart from GRPO with the profile's section ``rl``."""
+
+    label: str  # the paper's name, where the paper has it
+    family: str = "main"  # methods of a family are drawn together
+    rl: dict[str, Any] = field(default_factory=dict)  # changes of the section ``rl``
+    guide: dict[str, Any] | None = None  # a choice for algorithm.guides.build_guide
+    anchor: str = "k3"  # a name of algorithm.anchors.ANCHORS; without meaning where beta is 0
+    advantage: dict[str, Any] | None = None  # a choice of algorithm.advantages.ADVANTAGES
+    reward: Literal["accuracy", "random"] = "accuracy"  # random: a coin, as a control
+    dynamic_sampling: NonNegativeInt = 0  # DAPO: fresh batches at most, for groups without a spread
+    #: The anchor's policy, where training does not start from it: the base of the profile with this
+    #: change, such as "sft.max_steps=750".
+    reference: str | None = None
+    reference_reset: NonNegativeInt = 0  # ProRL: steps between resets of the reference; 0: none
+    lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
+    seeds: Seeds | None = None  # of its runs; None is the profile's
+    #: Changes of the section ``rft``: rounds of rejection sampling in the place of GRPO.
+    rft: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Rft:
+    """Rounds of rejection-sampling fine-tuning (exploration report, 4.4.1): the policy draws as in
+    RL, rules refuse some, and SFTTrainer learns from a selection of the correct ones."""
+
+    rounds: PositiveInt
+    prompts: PositiveInt  # of a round
+    samples: PositiveInt  # completions of a prompt
+    selected: PositiveInt  # completions that a round learns from, or fewer where fewer are correct
+    sft: dict[str, Any]  # changes of the section ``sft``; its max_steps are those of a round
+    select: Literal[Drawn, Demonstrated] = "random"
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of wrong completions
+    redundancy: float = REDUNDANCY_LIMIT  # above which a completion's 3-grams repeat too often
+
+    @property
+    def drawn(self) -> int:
+        """Completions drawn in all rounds."""
+        shown = self.select in DEMONSTRATIONS
+        return 0 if shown else self.rounds * self.prompts * self.samples
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps in all rounds."""
+        return self.rounds * int(self.sft["max_steps"])
+
+
+@dataclass(frozen=True, config=STRICT)
+class Evaluation:
+    """Sampling for pass@k, and how its results are read."""
+
+    data: Annotated[tuple[Data, ...], Strict(False), Field(min_length=1)]
+    samples: PositiveInt  # n per problem
+    ks: Annotated[tuple[PositiveInt, ...], Strict(False)]
+    temperature: Temperature
+    top_p: TopP
+    top_k: NonNegativeInt
+    min_p: MinP
+    max_new_tokens: PositiveInt
+    batch_size: PositiveInt
+    seed: Seed
+    resamples: PositiveInt  # of the bootstrap over problems
+    scored: NonNegativeInt = 16  # samples a problem whose tokens are scored
+    engine: Literal["transformers", "vllm"] = "transformers"  # what samples
+    vllm: dict[str, Any] | None = None  # keywords of vllm.LLM
+    traced: PositiveInt = 32  # problems of which a few completions are read token by token
+    #: Problems of each data set that are sampled; None is all. Exact probabilities are of all.
+    sampled: PositiveInt | None = None
+    every: NonNegativeInt = 0  # RL steps between two exact evaluations in training; 0 is none
+    methods: Names | None = None  # which methods are evaluated; None is all of them
+
+    def __post_init__(self) -> None:
+        if not self.ks or self.ks[0] != 1 or list(self.ks) != sorted(set(self.ks)):
+            raise ValueError(f"ks start at 1 and grow, not {list(self.ks)}")
+        if self.ks[-1] > self.samples:
+            raise ValueError(f"pass@{self.ks[-1]} needs as many samples a problem or more")
+
+    @property
+    def asked(self) -> int:
+        """How many problems are sampled, over all data sets."""
+        return sum(min(data.rows, self.sampled or data.rows) for data in self.data)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Exploration:
+    """How much the stages dynamics, replay and impact measure (exploration report)."""
+
+    methods: Names | None = None  # None is the reference method alone
+    seeds: NonNegativeInt = 3  # of each of these methods, the first ones
+    prompts: PositiveInt = 64  # of RL, whose completions are read
+    completions: PositiveInt = 8  # of each prompt
+    replaced: PositiveInt = 24  # completions of low, and of high perplexity, with tokens replaced
+    continuations: PositiveInt = 32  # of a token, and of its runner-up
+
+
+@dataclass(frozen=True, config=STRICT)
+class Compute:
+    """How the work is laid on the machine."""
+
+    requires_gpu: bool = False
+    threads: PositiveInt = 1  # of one process
+    parallel: PositiveInt = 1  # processes at a time
+    disk_gb: NonNegativeFloat | None = 0.2  # of its build; None: pipeline.plan's estimate
+    keep_adapter: bool | None = None  # RL keeps its adapter alone; None: where a GPU is required
+    assume: dict[str, Any] = field(default_factory=dict)  # see pipeline.plan.ASSUMED
+    backend: Literal["trl", "unsloth"] = "trl"  # what RL trains with
+    merge_adapter: bool = False  # RL draws and scores completions with the adapter merged,
+    trim_padding: bool = False  # and scores each with others of about its length
+
+    @property
+    def keeps_adapter(self) -> bool:
+        return self.requires_gpu if self.keep_adapter is None else self.keep_adapter
+
+
+@dataclass(frozen=True, config=PART)
+class Rl:
+    """What the companion itself reads of the section ``rl``; TRL checks the rest."""
+
+    beta: NonNegativeFloat
+    seed: Seed
+    max_steps: PositiveInt
+    per_device_train_batch_size: PositiveInt
+    gradient_accumulation_steps: PositiveInt
+    steps_per_generation: PositiveInt
+    max_completion_length: PositiveInt
+    temperature: Temperature
+    top_p: TopP
+    top_k: NonNegativeInt
+    min_p: MinP | None
+    optim: str
+    gradient_checkpointing: bool
+    use_bias_correction_kl: Literal[False]  # the corrected KL is the anchor k3_corrected
+    learning_rate: NonNegativeFloat = 0.0
+
+
+def guide_choice(given: Any, defaults: Sections) -> Any:
+    """The choice of a guide, a name or a section, over the ``defaults`` of its name."""
+    chosen = {"name": given} if isinstance(given, str) else given
+    if not isinstance(chosen, dict):
+        return chosen  # for check_choice to refuse
+    merged = {**defaults.get(str(chosen.get("name")), {}), **chosen}
+    if isinstance(merged.get("inner"), (str, dict)):
+        merged["inner"] = guide_choice(merged["inner"], defaults)
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+@dataclass(frozen=True, config=STRICT)
+class Profile:
+    """The settings of one profile, resolved."""
+
+    name: str
+    description: str
+    model: Model
+    evaluation: Evaluation
+    seeds: Seeds
+    sft_data: Data | None = None
+    sft: dict[str, Any] = field(default_factory=dict)  # empty: the model as it comes
+    sft_lora: dict[str, Any] | None = None
+    rl_data: Data | None = None
+    rl: dict[str, Any] = field(default_factory=dict)
+    rl_lora: dict[str, Any] | None = None
+    rft: dict[str, Any] = field(default_factory=dict)  # the settings of Rft
+    guide_defaults: Sections = field(default_factory=dict)  # parameters by name
+    task_defaults: Sections = field(default_factory=dict)
+    methods: dict[str, Method] = field(default_factory=dict)  # those that are trained
+    exploration: Exploration = Exploration()
+    compute: Compute = Compute()
+    #: Dotted key ("rl.beta") -> the comment beside its value.
+    sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    settings: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    #: What load_profile reads it from again.
+    spec: str = field(default="", compare=False, repr=False)
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """Keys of the trained methods that are evaluated, the base apart."""
+        chosen = self.evaluation.methods
+        return tuple(m for m in self.methods if chosen is None or m in chosen)
+
+    @property
+    def reference(self) -> str:
+        """The method that the others are compared with: the first one, or the base."""
+        return next(iter(self.methods), BASE)
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """Names of the tasks that are evaluated."""
+        return frozenset(data.name for data in self.evaluation.data)
+
+    def seeds_of(self, method: str) -> tuple[int, ...]:
+        """The training seeds of a method."""
+        own = self.methods[method].seeds
+        return self.seeds if own is None else own
+
+    def label(self, method: str) -> str:
+        """The paper's name for a method key; "base" is the SFT model."""
+        return BASE_LABEL if method == BASE else self.methods[method].label
+
+    def rl_of(self, method: str) -> dict[str, Any]:
+        """The section ``rl`` with a method's changes."""
+        return {**self.rl, **self.methods[method].rl}
+
+    def steps_of(self, method: str) -> int:
+        """How many updates train a method: RL steps, or those of all its rounds."""
+        if self.methods[method].rft is not None:
+            return self.rft_of(method).steps
+        return int(self.rl_of(method)["max_steps"])
+
+    def prompt_limit(self, settings: Mapping[str, Any] | None = None) -> int:
+        """Tokens that a prompt of RL may have beside a completion, by ``settings`` or ``rl``."""
+        return self.model.max_seq_length - int((settings or self.rl)["max_completion_length"])
+
+    def rft_of(self, method: str) -> Rft:
+        """The rounds of a method that is trained by them: its changes over the profile's."""
+        own, where = self.methods[method].rft or {}, f"{self.name}: methods.{method}.rft"
+        sections = [self.sft, self.rft.get("sft", {}), own.get("sft", {})]
+        if not all(isinstance(section, dict) for section in sections):
+            raise SageError(f"{where}.sft must be a section of named settings")
+        sft = {key: value for section in sections for key, value in section.items()}
+        return make(Rft, {**self.rft, **own, "sft": sft}, where)
+
+    def configured(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """(configuration, place, settings) of all that TRL's and PEFT's are made from."""
+        yield "SFTConfig", "sft", self.sft
+        for place, section in (("sft_lora", self.sft_lora), ("rl_lora", self.rl_lora)):
+            yield "LoraConfig", place, section or {}
+        for key, method in self.methods.items():
+            yield "GRPOConfig", "rl", self.rl_of(key)
+            if method.rft:
+                yield "SFTConfig", "rft.sft", self.rft_of(key).sft
+
+    def guide_choice(self, given: Any) -> Any:
+        """A guide's choice, a name or a section, over the profile's parameters for its name."""
+        return guide_choice(given, self.guide_defaults)
+
+    def flat(self, methods: bool = True) -> dict[str, Any]:
+        """Dotted key -> value of every setting in the profile's files, in their order."""
+        kept = {key: value for key, value in self.settings.items() if methods or key != "methods"}
+        return dict(flatten(kept))

@@ -1,0 +1,70 @@
+"""Samples by vLLM, on a GPU: the same prompts and settings as those of transformers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from sage_lib.errors import SageError
+from sage_lib.files import read_json
+from sage_lib.policy import loading
+from sage_lib.policy.sampling import Engine, Wanted, fingerprints, sample_seed
+from sage_lib.tasks.problem import Problem, plain
+
+
+def vllm_engine(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem | str],
+    settings: Any,
+) -> Engine:
+    """Samples by vLLM of the model in ``folder``, or of its base with the adapter that lies there.
+
+    ``settings.vllm`` holds keywords of vllm.LLM besides. It takes a GPU's memory until it is
+    closed, and promises the same sample again only for the same version and batch.
+    """
+    try:
+        from vllm import LLM, SamplingParams
+    except ImportError as error:
+        raise SageError(
+            "the package vllm is missing: make vllm, or choose evaluation.engine=transformers"
+        ) from error
+    asked = plain(problems)
+    prompts = [loading.encode(tokenizer, problem.question) for problem in asked]
+    end, base = tokenizer.eos_token_id, loading.base_of(folder)
+    keywords: dict[str, Any] = {"max_model_len": max(map(len, prompts)) + settings.max_new_tokens}
+    adapter, weights = None, loading.weights_hash(folder)
+    if base is not None:
+        from vllm.lora.request import LoRARequest
+
+        rank = read_json(folder / "adapter_config.json")["r"]
+        kernels = (8, 16, 32, 64, 128, 256, 512)  # the ranks that vLLM has
+        keywords |= {"enable_lora": True, "max_lora_rank": min(r for r in kernels if r >= rank)}
+        adapter = LoRARequest("policy", 1, str(folder))
+        weights = f"{loading.weights_hash(base)}+{weights}"
+    llm = LLM(model=str(base or folder), **keywords, **(settings.vllm or {}))
+    common = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k or -1,
+        "min_p": settings.min_p or 0.0,
+        "max_tokens": settings.max_new_tokens,
+        "stop_token_ids": [end],
+        "detokenize": False,
+    }
+
+    def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
+        requests = [{"prompt_token_ids": prompts[place]} for place, _ in batch]
+        seeds = [sample_seed(settings.seed, asked[place], number) for place, number in batch]
+        parameters = [SamplingParams(**common, seed=seed) for seed in seeds]
+        found = []
+        for output in llm.generate(requests, parameters, use_tqdm=False, lora_request=adapter):
+            drawn = output.outputs[0]
+            ids, finished = list(drawn.token_ids), drawn.finish_reason == "stop"
+            found.append((ids[:-1] if finished and ids[-1:] == [end] else ids, finished))
+        return found
+
+    made_from = fingerprints("vllm", weights, prompts, settings, end, vllm=settings.vllm or {})
+    # 4096 requests at once are minutes of work, and a killed run loses no more.
+    return Engine(draw, made_from, 4096, llm.llm_engine.engine_core.shutdown)

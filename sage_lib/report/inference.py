@@ -1,0 +1,212 @@
+"""One engine for every comparison: paired differences, their intervals, and what they say.
+
+A difference is paired by seed and by problem. Its interval covers other seeds *and* other problems
+(`metrics.paired_difference`); beside it stands the one over seeds alone. A claim names comparisons
+and what it expects of each. Its outcome follows from the intervals by one rule, `outcome`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t
+
+from sage_lib.errors import SageError
+from sage_lib.evaluation import metrics
+
+#: Fewer seeds than this decide nothing.
+FEWEST_SEEDS = 3
+AGREES, DISAGREES, CANNOT_TELL, NOT_RUN = "agrees", "disagrees", "cannot tell", "not run"
+DIFFERENCES = [
+    *("method", "against", "metric", "difference", "low", "high", "low_seeds", "high_seeds"),
+    *("detectable", "seeds", "problems", "ours", "theirs"),
+]
+
+
+@dataclass(frozen=True)
+class Values:
+    """What was measured of one method, by seed and problem.
+
+    values: (seeds, problems, columns). sets: the data set of each problem. seeds: numbers; the
+    base has one, None. In stacked studies a seed is (study, seed).
+    """
+
+    method: str
+    values: np.ndarray
+    columns: Sequence[str]
+    sets: Sequence[str]
+    seeds: Sequence[Any]
+
+    @classmethod
+    def by_method(cls, frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, "Values"]:
+        """Of each method of a frame with the columns method, seed, dataset, problem and `columns`.
+
+        Problems stand in the order of the first method. SageError where two methods were measured
+        on different problems.
+        """
+        keys = frame.groupby(["dataset", "problem"], sort=False)
+        problem = keys.ngroup().to_numpy()
+        sets = list(frame[["dataset", "problem"]].drop_duplicates()["dataset"])
+        own = frame.groupby(["method", "seed"], sort=False, dropna=False)
+        run = own.ngroup().to_numpy()
+        numbers = frame[list(columns)].to_numpy(dtype=float)
+        total = np.zeros((own.ngroups, len(sets), len(columns)))
+        rows = np.zeros_like(total)
+        there = np.zeros((own.ngroups, len(sets)), dtype=bool)
+        np.add.at(total, (run, problem), np.nan_to_num(numbers))
+        np.add.at(rows, (run, problem), ~np.isnan(numbers))
+        there[run, problem] = True
+        runs = frame[["method", "seed"]].drop_duplicates().reset_index(drop=True)
+        found = {}
+        for method, of_method in runs.groupby("method", sort=False):
+            places = of_method["seed"].sort_values().index
+            lacking = int((~there[places]).any(axis=0).sum())
+            if lacking:
+                raise SageError(
+                    f"{method} was evaluated on {len(sets) - lacking} problems and others on "
+                    f"{len(sets)}: delete the evaluation that lacks some, and make it again"
+                )
+            seeds = [None if pd.isna(seed) else int(seed) for seed in of_method["seed"][places]]
+            with np.errstate(invalid="ignore"):  # a problem without a number is NaN
+                values = total[places] / rows[places]
+            found[str(method)] = cls(str(method), values, list(columns), sets, seeds)
+        return found
+
+
+def stacked(*studies: dict[str, Values]) -> dict[str, Values]:
+    """Several studies of the same problems as one: a seed is then (study, seed), so that pairs stay
+    within a study (the second base of countdown, say)."""
+    found: dict[str, Values] = {}
+    for number, study in enumerate(studies):
+        for method, one in study.items():
+            seeds: list[Any] = [(number, seed) for seed in one.seeds]
+            values, before = one.values, found.get(method)
+            if before is not None:
+                if list(before.sets) != list(one.sets):
+                    raise SageError(f"{method} was evaluated on other problems in another study")
+                values = np.concatenate([before.values, values])
+                seeds = [*before.seeds, *seeds]
+            found[method] = replace(one, values=values, seeds=seeds)
+    return found
+
+
+def common(*chosen: Values) -> tuple[list[np.ndarray], list[Any]]:
+    """The values of several methods at the seeds that all of them have, and these seeds. The base,
+    which has none, goes with each. SageError where there is no common seed."""
+    trained = [one for one in chosen if not {None} & _numbers(one.seeds)] or list(chosen)
+    seeds = [seed for seed in trained[0].seeds if all(seed in one.seeds for one in trained)]
+    if not seeds:
+        names = " and ".join(one.method for one in chosen)
+        raise SageError(f"{names} share no seed: train them with the same ones")
+    found = []
+    for one in chosen:
+        own, base = list(one.seeds), {None} & _numbers(one.seeds)
+        stacked = isinstance(seeds[0], tuple)
+        wanted = [(seed[0], None) if stacked else None for seed in seeds] if base else seeds
+        found.append(one.values[[own.index(seed) for seed in wanted]])
+    return found, seeds
+
+
+def _numbers(seeds: Sequence[Any]) -> set[int | None]:
+    return {seed[1] if isinstance(seed, tuple) else seed for seed in seeds}
+
+
+def difference(ours: Values, theirs: Values) -> pd.DataFrame:
+    """`ours` minus `theirs`, a row for each column of values: DIFFERENCES.
+
+    low, high: 95 % over seeds and problems; low_seeds, high_seeds: over seeds alone. detectable:
+    the true difference that as many seeds and problems find in 80 % of cases. ours, theirs: the
+    two means.
+    """
+    (a, b), _ = common(ours, theirs)
+    apart = a - b
+    mean, low, high = metrics.paired_difference(a, b, ours.sets)
+    if len(apart) == 1 or min(Counter(ours.sets).values()) < 2:
+        effect = np.full(len(mean), np.nan)  # how far seeds, or problems, lie apart is not known
+    else:
+        effect = metrics.minimum_detectable_effect(apart, ours.sets)
+    levels = [metrics.mean_over_sets(one.mean(axis=0), ours.sets) for one in (a, b)]
+    rows = []
+    for place, column in enumerate(ours.columns):
+        of_seeds = [metrics.mean_over_sets(one, ours.sets)[place] for one in apart]
+        bounds = (mean[place], low[place], high[place], *over_seeds(of_seeds), effect[place])
+        size = (len(apart), a.shape[1], *(level[place] for level in levels))
+        rows.append((ours.method, theirs.method, column, *bounds, *size))
+    return pd.DataFrame(rows, columns=DIFFERENCES)
+
+
+def differences(
+    values: dict[str, Values], against: str, methods: Iterable[str] | None = None
+) -> pd.DataFrame:
+    """:func:`difference` of several methods (all, unless given) to one; those that were not
+    evaluated are left out."""
+    if against not in values:
+        raise SageError(f"{against} was not evaluated: choose one of {', '.join(values)}")
+    chosen = values if methods is None else [m for m in methods if m in values]
+    theirs = values[against]
+    found = [difference(values[m], theirs) for m in chosen if m not in (against, "base")]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=DIFFERENCES)
+
+
+def difference_of_seeds(ours: pd.Series, theirs: pd.Series) -> dict[str, Any]:
+    """The mean difference of one number a seed (series by seed), with its interval over the seeds
+    that both have."""
+    apart = (ours - theirs).dropna()
+    low, high = over_seeds(list(apart))
+    estimate = float(apart.mean())
+    return {"difference": estimate, "low": low, "high": high, "seeds": len(apart)}
+
+
+def over_seeds(means: Sequence[float]) -> tuple[float, float]:
+    """The 95 % t interval of a mean from each seed's value; NaN for fewer than two."""
+    if len(means) < 2:
+        return np.nan, np.nan
+    mean, error = np.mean(means), np.std(means, ddof=1) / np.sqrt(len(means))
+    half = t.ppf(0.975, len(means) - 1) * error
+    return float(mean - half), float(mean + half)
+
+
+def outcome(expects: str, low: float, high: float, margin: float) -> str:
+    """What an interval says of an expected difference, given the smallest that matters.
+
+    above: disagrees where all of it lies below `margin`, agrees where it lies above 0. not above:
+    agrees below `margin`, disagrees above 0. equal: agrees within -margin and margin, disagrees
+    outside. below and not below are the mirror images.
+    """
+    if expects in ("below", "not below"):
+        return outcome({"below": "above", "not below": "not above"}[expects], -high, -low, margin)
+    if expects == "above":  # a gain too small to matter confirms nothing
+        agrees, disagrees = low > 0 and high >= margin, high < margin
+    elif expects == "not above":
+        agrees, disagrees = high < margin, high >= margin and low > 0
+    elif expects == "equal":
+        agrees, disagrees = -margin < low and high < margin, low > margin or high < -margin
+    else:
+        raise SageError(f"a comparison expects above, below or equal, not {expects!r}")
+    return AGREES if agrees else DISAGREES if disagrees else CANNOT_TELL
+
+
+def judged(expects: str, row: Any, margin: float) -> str:
+    """:func:`outcome` of a row of differences (a mapping or a Series).
+
+    Both intervals must say the same, from at least FEWEST_SEEDS seeds. Two methods that both lie
+    within `margin` of 0, or of 1, tell nothing: no difference that matters could be seen.
+    """
+    means = row.get("ours", 0.5), row.get("theirs", 0.5)
+    at_floor = max(means) < margin or min(means) > 1 - margin
+    if row["seeds"] < FEWEST_SEEDS or at_floor:
+        return CANNOT_TELL
+    both = row["low"], row["high"]
+    alone = row.get("low_seeds", both[0]), row.get("high_seeds", both[1])
+    first = outcome(expects, *both, margin)
+    return first if outcome(expects, *alone, margin) == first else CANNOT_TELL
+
+
+def together(outcomes: Iterable[str]) -> str:
+    """The outcome of a claim from those of its comparisons: all agree, or one disagrees."""
+    found = set(outcomes)
+    worst = [one for one in (DISAGREES, NOT_RUN) if one in found]
+    return worst[0] if worst else AGREES if found == {AGREES} else CANNOT_TELL

@@ -1,0 +1,101 @@
+"""pass@k of every policy of a study: exactly, from the probabilities of all valid completions, and
+by samples.
+
+Exact is valid work: the answer is right and every step of the work holds. Samples count what the
+reward counts: a right answer.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from sage_lib.errors import SageError
+from sage_lib.evaluation import metrics
+from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.results import Study
+from sage_lib.report.inference import Values
+
+#: k of the exact pass@k in tables; any k costs the same.
+KS = (1, 8, 64, 256, 1024)
+#: What two methods are mostly compared in.
+AXES = (1, 256)
+PROBLEM = ["dataset", "problem"]
+#: The ways of countdown: along its common and its rare way. See docs/countdown_task.md.
+WAYS = {"L": "common", "R": "rare"}
+
+
+def of_sets(frame: pd.DataFrame, settings: Profile, ood: bool | None) -> pd.DataFrame:
+    """The rows of Table 1's data sets, with `ood` of those outside it, with None of all."""
+    if ood is None:
+        return frame
+    chosen = [data.label for data in settings.evaluation.data if data.ood == ood]
+    return frame[frame["dataset"].isin(chosen)]
+
+
+def exact_at(p: ArrayLike, ks: Sequence[int] = KS) -> np.ndarray:
+    """1 - (1 - p)^k of each probability of success (rows) for each k (columns)."""
+    with np.errstate(divide="ignore"):
+        failed = np.outer(np.log1p(-np.asarray(p, float)), np.asarray(ks, float))
+    found: np.ndarray = -np.expm1(failed)
+    return found
+
+
+def probabilities(study: Study, ood: bool | None = False) -> pd.DataFrame:
+    """Probability that one sample is valid, of each problem under each evaluated policy.
+
+    Columns run, method, seed, dataset, problem, valid, common, rare: the latter two are the masses
+    of the two ways.
+    """
+    if "countdown" not in study.settings.tasks:
+        raise SageError(f"{study.name} has no countdown data, of which pass@k is exact")
+    table = of_sets(study.support, study.settings, ood)
+    keys = ["run", "method", "seed", *PROBLEM]
+    mass = table.assign(mass=np.exp(table["logp"]), way=table["way"].map(WAYS))
+    by_way = mass.groupby([*keys, "way"], sort=False, dropna=False)["mass"].sum().unstack("way")
+    found = by_way.reindex(columns=["common", "rare"]).fillna(0.0).reset_index()
+    found = table[keys].drop_duplicates().merge(found, on=keys)
+    return found.assign(valid=(found["common"] + found["rare"]).clip(upper=1.0))
+
+
+def exact(study: Study, ks: Sequence[int] = AXES, ood: bool | None = False) -> dict[str, Values]:
+    """Exact pass@k of each method, and the mass of the rare way ("rare mass")."""
+    frame = probabilities(study, ood)
+    columns = [*(f"pass@{k}" for k in ks), "rare mass"]
+    curves = np.column_stack([exact_at(frame["valid"], ks), frame["rare"]])
+    return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
+
+
+def sampled(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
+    """Unbiased pass@k of each method from its samples: right answers, valid work or not."""
+    frame = of_sets(study.counts, study.settings, ood).reset_index(drop=True)
+    columns = [f"pass@{k}" for k in ks]
+    curves = metrics.pass_at_k_curve(frame["n"], frame["c"], tuple(ks))
+    return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
+
+
+def levels(values: dict[str, Values]) -> pd.DataFrame:
+    """Mean and 95 % interval over seeds and problems of each method and column.
+
+    Columns method, metric, mean, low, high, seeds, problems. Means are over data sets; bounds end
+    at 0 and 1. Two seeds have no interval: theirs is wider than what a pass@k can be.
+    """
+    rows = []
+    for method, one in values.items():
+        mean, low, high = metrics.paired_difference(one.values, 0 * one.values, one.sets)
+        if len(one.seeds) == 2:
+            low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
+        size = (len(one.seeds), one.values.shape[1])
+        for place, column in enumerate(one.columns):
+            bounds = np.clip([low[place], high[place]], 0.0, 1.0)
+            rows.append((method, column, mean[place], *bounds, *size))
+    names = ["method", "metric", "mean", "low", "high", "seeds", "problems"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def along_training(study: Study) -> pd.DataFrame:
+    """Exact pass@k of each policy in training: method, seed, step, pass@k, common, rare; means
+    over data sets."""
+    frame = study.exact.drop(columns=["run", "dataset", "problems"])
+    return frame.groupby(["method", "seed", "step"], sort=False).mean().reset_index()

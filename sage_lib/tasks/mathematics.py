@@ -1,0 +1,201 @@
+"""Whether two mathematical answers are equal: Math-Verify, on texts that are first written as it
+reads them. Loaded in the verifier's workers alone.
+
+What it gets wrong and is not mended: upper and lower case, a number and its percentage, a number
+and one of another base or unit, a set of two and a pair are the same; names of several letters,
+primes and second derivatives are products and powers of letters; log has base 10; bare words, x for
+times, units such as m/s and "about" are not understood.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import math_verify
+import sympy
+
+#: 4.5e33, 4.5E+33. Not e^{2}, 24 e, 3e, 2e^x, 3e2t or 3e8.5, where e is Euler's number.
+_SCIENTIFIC = re.compile(
+    r"(?<![\w.\\^])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?)0*([0-9]+)(?![\w^]|\.[0-9])", re.ASCII
+)
+#: 2**3, 10^-5: of these Math-Verify would read the base alone.
+_POWER = re.compile(r" ?\*\* ?([+-]?[0-9]+)?|\^ ?([+-][0-9]+)(?![\w.])", re.ASCII)
+#: What Math-Verify would misread: -3./2; the letters gamma and E_0; the sun's index.
+_SPELLINGS = (
+    (re.compile(r"(?<=[0-9])\.(?=\s*[-+*/^)])"), ""),
+    (re.compile(r"\\gamma(?![A-Za-z(])"), r"\\mathcal{g}"),
+    (re.compile(r"(?<![A-Za-z\\])([Ee])(?=_)"), r"\\mathcal{\1}"),
+    (re.compile(r"_(?:\{\\odot\}|\\odot\b)"), "_{sun}"),
+)
+#: Decimals up to which Math-Verify compares, and digits that it computes: its defaults.
+_DECIMALS, _PRECISION = 6, 15
+
+
+def equal(gold: str, answer: str) -> bool | None:
+    """Math-Verify's verdict; None for a gold that does not parse."""
+    expected, has_variables = parse_gold(gold)
+    if not expected:
+        return None
+    given = parse(answer)
+    if has_variables:
+        given = _plain_symbols(parse(answer, units=False) + given)
+    if any(_contradicts_itself(part) for part in given):
+        return False
+    a, b = _number(gold, expected), _number(answer, given)
+    if a is not None and b is not None:
+        # No rounding makes them equal; Math-Verify would take long to say so.
+        if abs(a - b) > 0.001 * max(1.0, abs(a), abs(b)):
+            return False
+        if _same_fraction(expected[0], given[0]):
+            return True
+    # Math-Verify's six decimals, and more for numbers such as 7.4e-12: six would make them 0.
+    smallest = min((size for part in expected + given for size in _sizes(part)), default=1.0)
+    more = 0 if smallest >= 1e-3 else min(math.ceil(-math.log10(smallest)), 400)
+    decimals = _DECIMALS + more
+    digits = max(_PRECISION, decimals + _PRECISION - _DECIMALS)
+    return bool(math_verify.verify(expected, given, decimals, digits, timeout_seconds=None))
+
+
+def parse(text: str, units: bool = True) -> list:
+    """What Math-Verify makes of a text that is one formula; [] when it is none.
+
+    Left to itself Math-Verify would pick a number out of any text, such as ( 9. With ``units`` a
+    last letter is one and is dropped, as in 5 m; without, it is a variable.
+    """
+    readable = _rewritten(text)
+    if readable is None:
+        return []
+    formula = f"${readable}$"
+    parsed = math_verify.parse(formula, extraction_config=[_latex(units)], parsing_timeout=None)
+    if not _understood(parsed) and _is_arithmetic(text):
+        parsed = math_verify.parse(formula, parsing_timeout=None)
+    return parsed
+
+
+@lru_cache(maxsize=4096)
+def parse_gold(gold: str) -> tuple[list, bool]:
+    """What Math-Verify makes of a gold ([] when it is no formula), and whether it has variables."""
+    parsed = parse(gold)
+    if not _understood(parsed):
+        return [], False
+    value = getattr(parsed[0], "rhs", parsed[0])  # of an equation the right side
+    if value.free_symbols:
+        return _plain_symbols(parse(gold, units=False)), True
+    return parsed, False
+
+
+@lru_cache(maxsize=2)
+def _latex(units: bool) -> Any:
+    usual = math_verify.LatexExtractionConfig()
+    normal = dataclasses.replace(usual.normalization_config, units=False)
+    return usual if units else dataclasses.replace(usual, normalization_config=normal)
+
+
+def _rewritten(text: str) -> str | None:
+    """The text in a spelling that Math-Verify reads; None for an exponent of ten too long."""
+    if any(len(match[3]) > 3 for match in _SCIENTIFIC.finditer(text)):
+        return None
+    readable = _POWER.sub(_braced_power, _SCIENTIFIC.sub(_power_of_ten, text))
+    for written, read in _SPELLINGS:
+        readable = written.sub(read, readable)
+    return readable
+
+
+def _braced_power(match: re.Match[str]) -> str:
+    exponent = match[1] or match[2]
+    return f"^{{{exponent}}}" if exponent else "^"
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    mantissa, sign, exponent = match.groups()
+    return rf"({mantissa.removesuffix('.')} \cdot 10^{{{sign.removeprefix('+')}{exponent}}})"
+
+
+def _understood(parsed: list) -> bool:
+    return any(not isinstance(part, str) for part in parsed)
+
+
+def _is_arithmetic(text: str) -> bool:
+    if not re.fullmatch(r"[-+*/^(). 0-9]+", text):
+        return False
+    try:
+        ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _plain_symbols(parsed: list) -> list:
+    """With i for the imaginary unit, one kind of variable, a variable in place of dx/dt, and
+    fractions for decimals."""
+    found = []
+    for part in parsed:
+        if not isinstance(part, str):
+            plain = {s: sympy.Symbol(s.name, real=True) for s in part.free_symbols}
+            plain.update({s: sympy.I for s in plain if s.name == "i"})
+            rates = {d: sympy.Symbol(str(d), real=True) for d in part.atoms(sympy.Derivative)}
+            plain.update({d: rate for d, rate in rates.items() if d.expr.is_Symbol})
+            part = part.xreplace({**plain, **_written_decimals(part)})
+        found.append(part)
+    return found
+
+
+def _contradicts_itself(part: Any) -> bool:
+    """Whether it holds an equation of two different numbers, such as 4 = 5; 1/3 = 0.33 is none."""
+    if not isinstance(part, sympy.logic.boolalg.Boolean):
+        return False
+    for equation in part.atoms(sympy.Eq):
+        if all(_is_number(side) for side in equation.args):
+            a, b = (complex(side) for side in equation.args)
+            rounding = 0.1 if equation.has(sympy.Float) else 10**-_DECIMALS
+            if abs(a - b) > rounding * max(abs(a), abs(b)):
+                return True
+    return False
+
+
+def _is_number(side: Any) -> bool:
+    return isinstance(side, sympy.Expr) and side.is_number
+
+
+def _number(text: str, parsed: list) -> float | None:
+    """The value of a text that is one real number; None for all else, and for 28%."""
+    if len(parsed) != 2 or "%" in text or not _is_number(parsed[0]):
+        return None
+    value = parsed[0].evalf(15)
+    return float(value) if value.is_Float or value.is_Rational else None
+
+
+def _same_fraction(a: Any, b: Any) -> bool:
+    """Whether both are products and powers of integers and decimals, and of one value: doubles of
+    2.19 times 10^6 and 21.9 times 10^5 may differ."""
+    if not (_is_product(a) and _is_product(b)):
+        return False
+    first, second = (f.xreplace(_written_decimals(f)).doit() for f in (a, b))
+    return bool(first.is_Rational and first == second)
+
+
+def _is_product(formula: Any) -> bool:
+    parts = sympy.preorder_traversal(formula)
+    return all(isinstance(part, (sympy.Number, sympy.Mul, sympy.Pow)) for part in parts)
+
+
+def _written_decimals(formula: Any) -> dict:
+    return {number: sympy.Rational(str(number)) for number in formula.atoms(sympy.Float)}
+
+
+def _sizes(part: Any) -> Iterator[float]:
+    if isinstance(part, str):
+        return
+    parts = sympy.preorder_traversal(part)
+    for piece in parts:
+        if _is_product(piece):
+            parts.skip()
+            size = float(abs(piece.evalf(_DECIMALS)))
+            if size > 0:
+                yield size

@@ -1,0 +1,126 @@
+"""What a guide can do for the optimum: one ratio a problem, measurable without training.
+
+Rewards are 0 or 1. For the optimum of eq. 4, with means over completions drawn from pi_ref,
+
+    odds(right | pi_SAGE) = odds(right | pi_ref) * exp(1/beta) * rho,
+    rho = E[q | right] / E[q | wrong].
+
+Proof: sum eq. 4 over the right and over the wrong completions; the normaliser cancels. Division by
+a group's standard deviation puts kappa/beta in the place of 1/beta (`losses.kappa`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike
+from scipy.special import logsumexp
+from scipy.stats import t
+
+from sage_lib.errors import SageError
+
+GAIN = ["problem", "samples", "right", "log_rho", "low", "high"]
+
+
+def log_rho(reference: torch.Tensor, reward: torch.Tensor, guide: torch.Tensor) -> float:
+    """log of E[q | right] / E[q | wrong] under the reference.
+
+    Args:
+        reference: pi_ref of each completion, shape (L,).
+        reward: 0 or 1 of each completion, shape (L,).
+        guide: q of each completion, shape (L,).
+    """
+    right = reward == 1
+    if right.all() or not right.any():
+        raise SageError("rho compares right with wrong completions: both must be there")
+    means = [(reference * guide)[side].sum() / reference[side].sum() for side in (right, ~right)]
+    return float((means[0] / means[1]).log())
+
+
+def success(reference_success: ArrayLike, beta: float, log_rho: ArrayLike = 0.0) -> np.ndarray:
+    """Probability of a right completion at the optimum, from that of the reference.
+
+    With log rho 0 this is eq. 2, otherwise eq. 4. Any shapes that broadcast.
+    """
+    if not beta > 0:
+        raise SageError(f"beta must be positive, not {beta}: without a KL term there is no optimum")
+    p = np.asarray(reference_success, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        shift = np.log(p) - np.log1p(-p) + 1 / beta + np.asarray(log_rho)
+    found: np.ndarray = 1 / (1 + np.exp(-shift))
+    return found
+
+
+def filtered(reference: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
+    """The filtered model p*: pi_ref given that the completion is right, shape (L,).
+
+    It is the limit of eq. 2 as beta falls to 0. Of all policies that are always right it is the
+    one with the smallest KL from the reference.
+    """
+    mass = reference * (reward == 1)
+    if not mass.sum() > 0:
+        raise SageError("the filtered model needs a right completion that the reference can draw")
+    return mass / mass.sum()
+
+
+def group_utility(p: ArrayLike) -> np.ndarray:
+    """What GRPO maximises for large groups in place of the success rate p: 2 arcsin(sqrt(p)).
+
+    Its slope is 1/sqrt(p (1 - p)), the limit of kappa, so each problem counts by its spread.
+    """
+    found: np.ndarray = 2 * np.arcsin(np.sqrt(np.asarray(p, dtype=np.float64)))
+    return found
+
+
+def guide_gain(
+    rewards: ArrayLike, log_q: ArrayLike, problem: Sequence[object], level: float = 0.95
+) -> pd.DataFrame:
+    """log rho of each problem from samples of the base alone: what a guide would add to the log
+    odds of a right completion, for every beta and every k alike.
+
+    Args:
+        rewards: 0 or 1 of each sample, shape (samples,).
+        log_q: log q of each sample's completion, the sum over its tokens, shape (samples,).
+        problem: which problem each sample answers.
+        level: of the interval.
+
+    Returns:
+        Columns GAIN. The interval is Welch's, of the difference of two log means (delta method).
+        NaN where a problem has no right or no wrong sample; low, high are NaN with one of either.
+    """
+    right, logs = np.asarray(rewards, dtype=np.float64), np.asarray(log_q, dtype=np.float64)
+    names = pd.Series(list(problem))
+    if not right.shape == logs.shape == names.shape:
+        raise SageError(
+            f"rewards, log_q and problem need one entry a sample each, and have {right.shape}, "
+            f"{logs.shape} and {names.shape}"
+        )
+    if not np.isin(right, (0, 1)).all():
+        raise SageError("rho is defined for rewards of 0 and 1: give 1 for right, 0 for wrong")
+    rows = []
+    for name, places in names.groupby(names, sort=False).groups.items():
+        at = np.asarray(places)
+        ours, theirs = (logs[at][right[at] == side] for side in (1, 0))
+        rows.append((name, len(at), len(ours), *_log_ratio(ours, theirs, level)))
+    return pd.DataFrame(rows, columns=GAIN)
+
+
+def _log_ratio(right: np.ndarray, wrong: np.ndarray, level: float) -> tuple[float, float, float]:
+    """log of the ratio of two means of exp, with its interval."""
+    if not len(right) or not len(wrong):
+        return np.nan, np.nan, np.nan
+    means, errors, degrees = [], [], []
+    for side in (right, wrong):
+        mean = float(logsumexp(side) - np.log(len(side)))
+        relative = np.exp(side - mean)  # q over its mean
+        means.append(mean)
+        degrees.append(len(side) - 1)
+        errors.append(relative.var(ddof=1) / len(side) if len(side) > 1 else np.nan)
+    found, total = means[0] - means[1], sum(errors)
+    if np.isnan(total) or total == 0:
+        bound = 0.0 if total == 0 else np.nan
+        return found, found - bound, found + bound
+    freedom = total**2 / sum(e**2 / d for e, d in zip(errors, degrees, strict=True))
+    half = float(t.ppf(0.5 + level / 2, freedom) * np.sqrt(total))
+    return found, found - half, found + half
