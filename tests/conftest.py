@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-#: The longest files (half a minute to a minute each), which come first: no worker is left with one
-#: of them when the other has nothing more to do.
+#: The longest files (half a minute and more), which come first: no worker is left with one of them
+#: when the others have nothing more to do.
 LONGEST = (
-    *("pipeline", "contributing", "distributed", "publish", "trainer", "figures", "trl_cases"),
-    *("verifier", "grid", "fire", "rft", "reproduce", "stages", "pages", "notebooks", "growth"),
+    *("pipeline", "distributed", "runner_kills", "publish", "trainer", "trl_cases", "verifier"),
+    *("grid", "rft", "reproduce", "stages", "pages", "notebooks"),
 )
 #: How many modules there were when the objects there were last set aside.
 _seen = 0

@@ -20,6 +20,7 @@ from sage_lib.algorithm.backend import GRPOConfig
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from trainer_cases import SETTINGS
 from transformers import AutoModelForCausalLM
 
 from sage_lib.algorithm.guides import BranchGuide, GuideInputs, RandomGuide
@@ -91,6 +92,9 @@ def make(model_folder: str, out: str, method: str, batch: str) -> tuple[SageTrai
         noise.append(q.tolist())
         return q
 
+    settings = {"output_dir": f"{out}.{method}.run", "per_device_train_batch_size": int(batch)}
+    settings |= {"max_completion_length": 7, "max_steps": 4, "save_steps": SAVED}
+    settings["save_strategy"] = "steps" if method == "branch" else "no"
     trainer = SageTrainer(
         model=model,
         processing_class=tiny_qwen.load_tokenizer(Path(model_folder)),
@@ -99,25 +103,7 @@ def make(model_folder: str, out: str, method: str, batch: str) -> tuple[SageTrai
         anchor=anchor,
         reward_funcs=lambda completion_ids, **_: [sum(ids) % 11 / 11 for ids in completion_ids],
         rollout_func=rollouts,
-        args=GRPOConfig(
-            output_dir=f"{out}.{method}.run",
-            per_device_train_batch_size=int(batch),
-            num_generations=4,
-            max_completion_length=7,
-            beta=0.05,
-            learning_rate=1e-2,
-            max_steps=4,
-            bf16=False,
-            use_cpu=True,
-            gradient_checkpointing=False,
-            report_to="none",
-            logging_steps=1,
-            save_strategy="steps" if method == "branch" else "no",
-            save_steps=SAVED,
-            seed=5,
-            disable_tqdm=True,
-            **{"loss_type": "grpo", "use_bias_correction_kl": False} | chosen,
-        ),
+        args=GRPOConfig(**SETTINGS | settings | chosen),
     )
     return trainer, noise
 
@@ -130,7 +116,6 @@ def weights(trainer: SageTrainer) -> list[float]:
 
 def run(model_folder: str, out: str, batch: str, method: str) -> None:
     trainer, noise = make(model_folder, out, method, batch)
-    noise.clear()  # of the trial of the guide
     found: dict = {"processes": trainer.accelerator.num_processes, "error": None}
     try:
         trainer.train()

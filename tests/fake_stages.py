@@ -1,9 +1,8 @@
-"""The stages with work that only sleeps and writes, as processes of their own: for tests of what
-starts them.
+"""A worker whose runs only sleep and write: for tests of what starts them.
 
 ``FAKE`` in the environment is a JSON object: "seconds" a run takes (in "steps" logged steps),
-"until" which file is there its last step waits, and by a run's name what it does: "fail", "fail
-once", "collapse", "crash". Every start and end is a line of calls.jsonl in the build folder.
+"until" which file is there its last step waits, and by a run's name what it does: "fail",
+"collapse", "crash". Every start and end is a line of calls.jsonl in the build folder.
 """
 
 import json
@@ -16,20 +15,15 @@ import types
 # torch takes seconds to import, and fake work has no use for it.
 sys.modules["torch"] = types.SimpleNamespace(
     set_num_threads=lambda threads: None,
-    seed=lambda: None,
     cuda=types.SimpleNamespace(is_available=lambda: False),
     accelerator=types.SimpleNamespace(is_available=lambda: False),
 )
 
-import dataclasses  # noqa: E402
-
 from sage_lib import paths  # noqa: E402
 from sage_lib.errors import SageError  # noqa: E402
-from sage_lib.experiment import runs  # noqa: E402
-from sage_lib.experiment.profile import load_profile  # noqa: E402
 from sage_lib.experiment.records import Record  # noqa: E402
 from sage_lib.files import append_line, read_lines  # noqa: E402
-from sage_lib.pipeline import known_settings, stages  # noqa: E402
+from sage_lib.pipeline import cli, plan, processes, stages, worker  # noqa: E402
 
 
 def note(profile, run, what):
@@ -52,9 +46,7 @@ def work(profile, run):
         append_line(run.live_steps, {"step": step + 1})
     if fate == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
-    tried = run.build / "tried"
-    if fate == "fail" or (fate == "fail once" and not tried.exists()):
-        tried.touch()
+    if fate == "fail":
         raise SageError("the fake work was told to fail")
     for name in run.makes:
         (run.build / name).mkdir(exist_ok=True)
@@ -63,18 +55,10 @@ def work(profile, run):
     note(profile, run, "end")
 
 
-def load(words):
-    """No library, which what sleeps does not need; what finding a run leaves read and drawn."""
-    profile = load_profile("smoke")
-    known_settings.check(profile)
-    runs.every_run(profile)
-
-
-def main(argv=None):
-    for name, stage in stages.STAGES.items():
-        stages.STAGES[name] = dataclasses.replace(stage, work="fake_stages:work")
-    stages.main(argv)
-
-
 if __name__ == "__main__":
-    main()
+    stages.work_of = lambda name: work
+    plan.check_settings = lambda profile: None  # which imports the true torch
+    if len(sys.argv) > 1:
+        cli.main(["stage", *sys.argv[1:]])
+    else:
+        processes.serve(worker.do)

@@ -1,75 +1,81 @@
-"""Commands of Python, forked from a process that has loaded the libraries once for all tests here.
+"""Commands of Python in processes that have loaded the libraries once for many tests."""
 
-Importing them takes 5 to 10 s, longer than what most tests start a process for. That true processes
-start, with their imports in the right order, test_pipeline.py and test_public.py see to.
-"""
-
-import importlib
+import atexit
+import contextlib
+import json
 import os
 import runpy
 import signal
 import sys
 import tempfile
 import time
-from functools import cache
 from pathlib import Path
 
-from sage_lib.experiment.profile import load_profile
-from sage_lib.pipeline import known_settings, processes, stages
-from sage_lib.pipeline.loaded import Loader, is_useful
+from sage_lib.pipeline import processes, runner
 
-#: What the process that loads says.
-LOADED = Path(tempfile.mkdtemp(prefix="forks")) / "loaded.log"
+_workers = []
 
 
-def load(words):
-    """These modules, and the work of every stage, of sft first: Unsloth comes before TRL."""
-    stages.load(["smoke", "sft", *stages.STAGES])
-    for name in words:
-        importlib.import_module(name)
-    known_settings.check(load_profile("smoke"))  # which leaves its files read
+@atexit.register
+def _end():
+    for worker in _workers:
+        worker.end()
 
 
-def main(words):
-    """``python -m`` of a module, or ``python`` of a file, in a folder."""
-    processes.end_with_parent()
-    folder, *sys.argv = words
+def do(words):
+    """``python -m`` of a module, or ``python`` of a file, in a folder and an environment."""
+    folder, environment, *sys.argv = words
     os.chdir(folder)
-    if sys.argv[0].endswith(".py"):
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return
-    sys.modules.pop(sys.argv[0], None)  # it runs as __main__; whoever imports it loads it anew
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(json.loads(environment))
+    status = 0
+    try:
+        if sys.argv[0].endswith(".py"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            kept = sys.modules.pop(sys.argv[0], None)  # it runs as __main__
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+            if kept is not None:
+                sys.modules[sys.argv[0]] = kept
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code)
+    os.environ.clear()
+    os.environ.update(before)
+    return status
 
 
 def environment():
     """That of every process, in which the modules of this folder are found, too."""
-    own = stages.environment()
-    folders = [str(Path(__file__).parent), own["PYTHONPATH"]]
-    return own | {"PYTHONPATH": os.pathsep.join(folders)}
-
-
-@cache
-def loader():
-    """The process that loads: it and its forks end with this one."""
-    cache_of_code = {"UNSLOTH_COMPILE_LOCATION": str(LOADED.parent)}
-    words = ["pandas", "sage_lib.pipeline.cli"]
-    return Loader("forks", words, LOADED, environment() | cache_of_code)
+    own = runner.environment()
+    return own | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), own["PYTHONPATH"]])}
 
 
 class Command:
-    """A process that runs: of subprocess.Popen what tests use, with one output for both pipes."""
+    """A command that runs in a worker: of subprocess.Popen what tests use, with one output."""
 
-    def __init__(self, process, log):
-        self.process, self.log, self.pid = process, log, process.pid
-        self.poll, self.wait = process.poll, process.wait
+    def __init__(self, words, given):
+        idle = [one for one in _workers if one.is_idle and one.process.poll() is None]
+        self.worker = idle[0] if idle else processes.Worker("forks", environment())
+        if not idle:
+            _workers.append(self.worker)
+        self.log, self.pid = Path(tempfile.mkdtemp()) / "command.log", self.worker.process.pid
+        self.returncode = None
+        self.worker.send([os.getcwd(), json.dumps(given), *words], self.log)
 
-    @property
-    def returncode(self):
-        return self.poll()
+    def poll(self):
+        if self.returncode is None:
+            self.returncode = self.worker.poll()
+        return self.returncode
 
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
+    def wait(self, timeout=300):
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.01)
+        return self.returncode
 
     def kill_at(self, there, seconds=0.0):
         """Kill it so many seconds after ``there()`` holds, before which it does not end."""
@@ -79,10 +85,11 @@ class Command:
             assert alive, self.log.read_text()[-3000:]
             time.sleep(0.002)
         time.sleep(seconds)
-        self.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
-    def communicate(self, timeout=None):
+    def communicate(self, timeout=300):
         self.wait(timeout)
         return self.log.read_text(errors="replace")
 
@@ -90,14 +97,7 @@ class Command:
 def start(*words, **more):
     """``python -m`` of a module, or ``python`` of a file, with these words, here, in this
     environment and ``more``."""
-    log, given = Path(tempfile.mkdtemp()) / "command.log", environment() | more
-    if is_useful(2, False):
-        try:
-            return Command(loader().start([os.getcwd(), *words], log, given), log)
-        except ChildProcessError:
-            assert "GPU" in LOADED.read_text(), "the one reason to fork nothing"
-    how = [] if words[0].endswith(".py") else ["-m"]
-    return Command(processes.start([sys.executable, *how, *words], log, given), log)
+    return Command(words, environment() | more)
 
 
 def finish(*words, timeout=300, **more):
@@ -106,3 +106,7 @@ def finish(*words, timeout=300, **more):
     output = command.communicate(timeout)
     assert command.returncode == 0, output[-3000:]
     return output
+
+
+if __name__ == "__main__":
+    processes.serve(do)

@@ -21,6 +21,7 @@ if BACKEND == "unsloth":
 
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
+from trainer_cases import SETTINGS, spread  # noqa: E402
 
 from sage_lib import GRPOConfig, SageTrainer  # noqa: E402
 from sage_lib.experiment.profile import Model, load_profile  # noqa: E402
@@ -54,10 +55,6 @@ def by_token(inputs):
     return torch.where(inputs.mask.bool(), 0.7 + 0.1 * (inputs.ids % 7), 1.0)
 
 
-def reward(completions, **_):
-    return [len(turns[0]["content"]) % 7 / 7 for turns in completions]
-
-
 def trainer(folder, guide, lora=True, **given):
     """``given``: settings of GRPOConfig, and arguments of SageTrainer."""
     profile = load_profile(f"smoke+model.dtype={'bfloat16' if half() else 'float32'}")
@@ -68,24 +65,8 @@ def trainer(folder, guide, lora=True, **given):
     if lora:
         model = add_lora(model, LORA, 0, False, BACKEND == "unsloth")
     ours = {name: given.pop(name) for name in ("anchor", "merge_adapter") if name in given}
-    settings = {
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 16,
-        "beta": 0.5,
-        "learning_rate": 1e-3,
-        "max_steps": 3,
-        "bf16": half(),
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "use_bias_correction_kl": False,
-        "loss_type": "grpo",
-        "seed": 5,
-        "disable_tqdm": True,
-    }
+    settings = {**SETTINGS, "output_dir": tempfile.mkdtemp(), "max_completion_length": 16}
+    settings |= {"beta": 0.5, "learning_rate": 1e-3, "bf16": half(), "use_cpu": False}
     if "vllm" in MORE:
         settings |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3}
     return SageTrainer(
@@ -93,7 +74,7 @@ def trainer(folder, guide, lora=True, **given):
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(ROWS),
         guide=guide,
-        reward_funcs=reward,
+        reward_funcs=spread,
         args=GRPOConfig(**settings | given),
         **ours,
     )
@@ -148,7 +129,7 @@ def main():
         said["first"] = first_loss(trainer(folder, by_token))
         for name, (guide, given) in list(TRIED.items())[: 1 if MORE else None]:
             said["runs"][name] = steps(trainer(folder, guide, **given))
-        said["class"] = SageTrainer.__mro__[1].__module__
+        said["class"] = " ".join(c.__module__ for c in SageTrainer.__mro__)
         said["unsloth"] = "unsloth" in sys.modules
         if torch.cuda.is_available():
             said["peak GB"] = torch.cuda.max_memory_allocated() / 1e9

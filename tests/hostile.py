@@ -1,12 +1,15 @@
 """Completions that try to hang, crash or cheat the verifier, each with the verdict it must get.
 
-Used by test_verifier.py. A case is (name, gold, completion, correct). Cases are made by rules, so
-that a new trick is one line.
+A case is (name, gold, completion, correct). Cases are made by rules: a new trick is one line.
 """
 
 from collections.abc import Iterator
 
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, SYSTEM_PROMPT, WORK_END, WORK_START
+
+
+def listed(text: str) -> list[str]:
+    return text.split(" ~ ")
 
 
 def answered(answer: str) -> str:
@@ -23,39 +26,30 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
     # Numbers too large to hold.
     for base in (2, 9, 99):
         for depth in (3, 5, 9, 15):
-            yield wrong(
-                f"tower {base}^ x{depth}", "^{".join([str(base)] * depth) + "}" * (depth - 1)
-            )
+            tower = "^{".join([str(base)] * depth) + "}" * (depth - 1)
+            yield wrong(f"tower {base}^ x{depth}", tower)
             yield wrong(f"tower ** {base} x{depth}", "**".join([str(base)] * depth))
     for n in ("1000", "100000", "10000000", "999999999"):
-        yield wrong(f"factorial {n}", f"{n}!")
-        yield wrong(f"double factorial {n}", f"{n}!!")
-        yield wrong(f"nested factorial {n}", f"(({n}!)!)!")
-        yield wrong(f"binomial {n}", rf"\binom{{{n}0}}{{{n}}}")
-        yield wrong(f"power {n}", rf"{n}^{{{n}}}")
-        yield wrong(f"root {n}", rf"\sqrt[{n}]{{{n}}}")
-        yield wrong(f"sum to {n}", rf"\sum_{{i=1}}^{{{n}}} i^{{i}}")
-        yield wrong(f"product to {n}", rf"\prod_{{i=1}}^{{{n}}} i")
-        yield wrong(f"integral {n}", rf"\int_0^{{{n}}} x^x dx")
-        yield wrong(f"limit {n}", rf"\lim_{{x \to {n}}} x^{{x^x}}")
-        yield wrong(f"log {n}", rf"\log_{{{n}}}({n}!)")
-        yield wrong(f"modulus {n}", rf"3^{{{n}^{{{n}}}}} \mod 10")
-        yield wrong(f"huge denominator {n}", rf"\frac{{1}}{{{n}!}}")
-        yield wrong(f"exponent notation {n}", f"1e{n}")
-        yield wrong(f"derivative {n}", rf"\frac{{d^{{{n}}}}}{{dx^{{{n}}}}} x^{{{n}}}")
+        for name, text in {
+            "factorial": "N!",
+            "double factorial": "N!!",
+            "nested factorial": "((N!)!)!",
+            "binomial": r"\binom{N0}{N}",
+            "power": "N^{N}",
+            "root": r"\sqrt[N]{N}",
+            "sum to": r"\sum_{i=1}^{N} i^{i}",
+            "product to": r"\prod_{i=1}^{N} i",
+            "integral": r"\int_0^{N} x^x dx",
+            "limit": r"\lim_{x \to N} x^{x^x}",
+            "log": r"\log_{N}(N!)",
+            "modulus": r"3^{N^{N}} \mod 10",
+            "huge denominator": r"\frac{1}{N!}",
+            "exponent notation": "1eN",
+            "derivative": r"\frac{d^{N}}{dx^{N}} x^{N}",
+        }.items():
+            yield wrong(f"{name} {n}", text.replace("N", n))
     # Broken pieces of arithmetic that hold the answer.
-    for piece in (
-        "( 7",
-        "7 )",
-        "7 +",
-        "* 7",
-        "7 7",
-        "( 7 ) )",
-        "7 + + ",
-        "/ 7",
-        "7 ^",
-        "( ( 3 + 4 )",
-    ):
+    for piece in listed("( 7 ~ 7 ) ~ 7 + ~ * 7 ~ 7 7 ~ ( 7 ) ) ~ 7 + +  ~ / 7 ~ 7 ^ ~ ( ( 3 + 4 )"):
         yield wrong(f"piece {piece}", piece)
     # Depth and length.
     for depth in (10, 40, 90, 150, 1000, 20000):
@@ -81,48 +75,35 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
     # Many candidates: listing answers must not score.
     for count in (2, 3, 10, 50, 100, 1000, 5000):
         numbers = list(map(str, range(1, count + 7)))
-        for name, glue in (
-            ("comma", ", "),
-            ("or", " or "),
-            ("and", " and "),
-            ("semicolon", "; "),
-            ("space", " "),
-            ("newline", "\n"),
-            ("equals", " = "),
-            ("plus minus", r" \pm "),
-            ("latex text", r" \text{ or } "),
-        ):
-            yield wrong(f"{count} integers by {name}", glue.join(numbers))
+        for glue in (", ", " or ", " and ", "; ", " ", "\n", " = ", r" \pm ", r" \text{ or } "):
+            yield wrong(f"{count} integers by {glue!r}", glue.join(numbers))
         yield wrong(f"{count} boxes", " ".join(rf"\boxed{{{n}}}" for n in numbers))
         yield wrong(f"{count} in braces", r"\{" + ", ".join(numbers) + r"\}")
         yield wrong(f"interval to {count}", f"[1, {count + 6}]")
     # Tags.
-    yield ("repeated tags, the last counts", "7", answered("1") + answered("7"), True)
-    yield ("repeated tags, the last is wrong", "7", answered("7") + answered("1"), False)
-    yield (
-        "nested tags",
-        "7",
-        f"{SOLUTION_START}{SOLUTION_START}7{SOLUTION_END}{SOLUTION_END}",
-        True,
-    )
-    yield (
-        "nested tags around two numbers",
-        "7",
-        f"{SOLUTION_START}7{SOLUTION_START}8{SOLUTION_END}{SOLUTION_END}",
-        False,
-    )
-    yield ("tags the wrong way round", "7", f"{SOLUTION_END}7{SOLUTION_START}", False)
-    yield ("no closing tag", "7", f"{SOLUTION_START} 7", False)
-    yield ("no opening tag", "7", f"7 {SOLUTION_END}", False)
-    yield ("lower-case tags", "7", "<solution>7</solution>", False)
-    yield ("tags with spaces inside", "7", "< SOLUTION >7</ SOLUTION >", False)
-    yield ("empty answer", "7", answered(""), False)
-    yield ("only the work", "7", f"{WORK_START} 7 {WORK_END}", False)
-    yield ("the prompt echoed", "7", SYSTEM_PROMPT, False)
-    yield ("the prompt echoed, then an answer", "7", SYSTEM_PROMPT + answered("7"), True)
-    yield ("an answer, then the prompt echoed", "7", answered("7") + SYSTEM_PROMPT, False)
-    yield ("half a tag at the end", "7", answered("7") + "<SOLU", True)
-    yield ("an unfinished second answer", "7", answered("7") + f"{SOLUTION_START} 8", True)
+    start, end = SOLUTION_START, SOLUTION_END
+    for name, text in {
+        "repeated tags, the last counts": answered("1") + answered("7"),
+        "nested tags": f"{start}{start}7{end}{end}",
+        "the prompt echoed, then an answer": SYSTEM_PROMPT + answered("7"),
+        "half a tag at the end": answered("7") + "<SOLU",
+        "an unfinished second answer": answered("7") + f"{start} 8",
+    }.items():
+        yield name, "7", text, True
+    for name, text in {
+        "repeated tags, the last is wrong": answered("7") + answered("1"),
+        "nested tags around two numbers": f"{start}7{start}8{end}{end}",
+        "tags the wrong way round": f"{end}7{start}",
+        "no closing tag": f"{start} 7",
+        "no opening tag": f"7 {end}",
+        "lower-case tags": "<solution>7</solution>",
+        "tags with spaces inside": "< SOLUTION >7</ SOLUTION >",
+        "empty answer": answered(""),
+        "only the work": f"{WORK_START} 7 {WORK_END}",
+        "the prompt echoed": SYSTEM_PROMPT,
+        "an answer, then the prompt echoed": answered("7") + SYSTEM_PROMPT,
+    }.items():
+        yield name, "7", text, False
     # Bytes and scripts.
     for code in (0, 1, 7, 8, 27, 127, 0x200B, 0x202E, 0xFEFF, 0xFFFD, 0xD7FF, 0x10FFFF):
         yield wrong(f"U+{code:04X} alone", chr(code))
@@ -131,62 +112,19 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
         yield (f"U+{code:04X} in the work", "7", f"{chr(code) * 50}{answered('7')}", True)
     for zero in (0x0660, 0x06F0, 0x0966, 0x09E6, 0x0E50, 0xFF10, 0x1D7CE):
         yield wrong(f"digits from U+{zero:04X}, another number", chr(zero + 8))
-        yield wrong(
-            f"digits from U+{zero:04X}, a list", ", ".join(chr(zero + i) for i in range(10))
-        )
+        every = ", ".join(chr(zero + i) for i in range(10))
+        yield wrong(f"digits from U+{zero:04X}, a list", every)
     for symbol in ("∞", "½", "⑦", "七", "Ⅷ", "🙂", "é̸̢", "\u0301" * 100):
         yield wrong(f"symbol {symbol[:2]}", symbol)
     # Code, and words that a careless parser would run.
-    for code in (
-        "__import__('os').system('touch sage_hostile')",
-        "exec('1')",
-        "eval('7')",
-        "(lambda: 7)()",
-        "open('secret.txt').read()",
-        "7 if True else 8",
-        "[7 for _ in range(10**9)]",
-        "while True: pass",
-        "True",
-        "None",
-        "nan",
-        "inf",
-        "-inf",
-        r"\infty",
-        r"\text{seven}",
-        r"\def\a{\a\a}\a",
-        r"\input{secret.txt}",
-        r"\newcommand{\x}{7}\x",
-        "7; drop table",
-        "<script>7</script>",
-        "%s%s%s%n",
-        "x",
-        "x = x",
-        "gold",
-        "answer",
-        "the answer",
-        "0 = 0",
-        "7 = 8",
-        "8 = 9",
-        "7 < x",
-        "x > 6",
-        "x \\neq 8",
-        "7, 7, 7, 8",
-        "(7, 8)",
-        "[7, 8]",
-        "7 \\ldots 9",
-        "?",
-        "7?8",
-        "7/0",
-        "0/0",
-        r"\frac{7}{0}",
-        r"\sqrt{-1}",
-        "i",
-        "7i",
-        "e^{i\\pi}",
-        "-7",
-        "0.7",
-        "70",
-        "7.5",
+    for code in listed(
+        r"__import__('os').system('touch sage_hostile') ~ exec('1') ~ eval('7') ~ (lambda: 7)() ~ "
+        r"open('secret.txt').read() ~ 7 if True else 8 ~ [7 for _ in range(10**9)] ~ "
+        r"while True: pass ~ True ~ None ~ nan ~ inf ~ -inf ~ \infty ~ \text{seven} ~ "
+        r"\def\a{\a\a}\a ~ \input{secret.txt} ~ \newcommand{\x}{7}\x ~ 7; drop table ~ "
+        r"<script>7</script> ~ %s%s%s%n ~ x ~ x = x ~ gold ~ answer ~ the answer ~ 0 = 0 ~ 7 = 8 ~ "
+        r"8 = 9 ~ 7 < x ~ x > 6 ~ x \neq 8 ~ 7, 7, 7, 8 ~ (7, 8) ~ [7, 8] ~ 7 \ldots 9 ~ ? ~ 7?8 ~ "
+        r"7/0 ~ 0/0 ~ \frac{7}{0} ~ \sqrt{-1} ~ i ~ 7i ~ e^{i\pi} ~ -7 ~ 0.7 ~ 70 ~ 7.5"
     ):
         yield wrong(f"text {code[:24]}", code)
     # Powers of which Math-Verify reads the base or the exponent alone.
@@ -215,24 +153,8 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
     ):
         for answer in answers:
             yield right(f"gold {gold}: {answer}", answer, gold)
-    for answer in (
-        "7",
-        " 7 ",
-        "7.0",
-        "7.",
-        "+7",
-        "14/2",
-        r"\frac{14}{2}",
-        "(7)",
-        "3+4",
-        "10 - 3",
-        "7 \\cdot 1",
-        "x = 7",
-        r"\boxed{7}",
-        "$7$",
-        r"\sqrt{49}",
-        r"2^3 - 1",
-        "700\\%",
-        "{{7*1}}",
+    for answer in listed(
+        r" 7  ~ 7 ~ 7.0 ~ 7. ~ +7 ~ 14/2 ~ \frac{14}{2} ~ (7) ~ 3+4 ~ 10 - 3 ~ 7 \cdot 1 ~ x = 7 ~ "
+        r"\boxed{7} ~ $7$ ~ \sqrt{49} ~ 2^3 - 1 ~ 700\% ~ {{7*1}}"
     ):
         yield right(f"right: {answer}", answer)

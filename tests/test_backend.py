@@ -1,5 +1,6 @@
 """What trains: plain TRL and PEFT, or Unsloth, which must then be imported first."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -31,7 +32,6 @@ def fresh(code):
         ("1.15.0", True, False, True),
         ("1.15.0", False, True, True),
         ("1.16.0", False, False, False),
-        ("2.0.1", False, False, False),
     ],
 )
 def test_unsloth_is_needed_where_trl_has_no_kernel_for_this_machine(
@@ -43,45 +43,35 @@ def test_unsloth_is_needed_where_trl_has_no_kernel_for_this_machine(
     assert unsloth_first.is_needed() is needed
 
 
-def test_a_process_of_rl_imports_no_unsloth_where_trl_does_without():
-    code = """
-import sys
-from sage_lib.algorithm import unsloth_first
-unsloth_first.is_needed = lambda: False
-import sage_lib.training.rl, sage_lib.training.replay
-from sage_lib import SageTrainer
-print("unsloth" in sys.modules, "trl" in sys.modules)
-"""
-    assert fresh(code)[-1] == "False True"
+#: What a new process does after it has loaded ``unsloth_first``, and its last line.
+PROCESSES = [
+    (
+        "import sys; unsloth_first.is_needed = lambda: False\n"
+        "import sage_lib.training.rl, sage_lib.training.replay\n"
+        "print('unsloth' in sys.modules, 'trl' in sys.modules)",
+        "False True",
+    ),
+    (  # None makes every import of it fail
+        "import sys; sys.modules['unsloth'] = sys.modules['unsloth_zoo'] = None\n"
+        "for name in ('is_needed', 'is_installed', 'is_loaded'):\n"
+        "    setattr(unsloth_first, name, lambda: False)\n"
+        "import sage_lib.training.sft, sage_lib.training.rft, sage_lib.training.rl\n"
+        "print(sage_lib.training.sft.SFTTrainer.__module__)",
+        "trl.trainer.sft_trainer",
+    ),
+    (
+        "unsloth_first.is_needed, unsloth_first.is_installed = (lambda: True), (lambda: False)\n"
+        "try:\n    from sage_lib import SageTrainer\n"
+        "except Exception as error: print(error)",
+        "Unsloth is needed here and not installed: install the extra unsloth, "
+        "or trl 1.16 or newer, which trains without a GPU by itself",
+    ),
+]
 
 
-def test_without_unsloth_and_without_need_of_it_everything_imports():
-    """``stages sft`` then has plain TRL, too; ``None`` there makes every import of it fail."""
-    code = """
-import sys
-sys.modules["unsloth"] = sys.modules["unsloth_zoo"] = None
-from sage_lib.algorithm import unsloth_first
-unsloth_first.is_needed = unsloth_first.is_installed = lambda: False
-unsloth_first.is_loaded = lambda: False
-import sage_lib.training.sft, sage_lib.training.rft, sage_lib.training.rl
-print(sage_lib.training.sft.SFTTrainer.__module__)
-"""
-    assert fresh(code)[-1] == "trl.trainer.sft_trainer"
-
-
-def test_one_sentence_where_unsloth_is_needed_and_not_there():
-    code = """
-from sage_lib.algorithm import unsloth_first
-unsloth_first.is_needed, unsloth_first.is_installed = (lambda: True), (lambda: False)
-try:
-    from sage_lib import SageTrainer
-except Exception as error:
-    print(type(error).__name__, error, sep=": ")
-"""
-    assert fresh(code)[-1] == (
-        "SageError: Unsloth is needed here and not installed: install the extra unsloth, "
-        "or trl 1.16 or newer, which trains without a GPU by itself"
-    )
+@pytest.mark.parametrize(("code", "said"), PROCESSES)
+def test_a_process_imports_unsloth_where_it_is_needed_alone(code, said):
+    assert fresh(f"from sage_lib.algorithm import unsloth_first\n{code}")[-1] == said
 
 
 def test_unsloth_does_not_come_after_trl_on_a_gpu(monkeypatch):
@@ -91,24 +81,6 @@ def test_unsloth_does_not_come_after_trl_on_a_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", object())
     with pytest.raises(SageError, match="imported before them: start a new process"):
         unsloth_first.load()
-
-
-def test_the_setting_has_two_values_and_one_default():
-    assert load_profile("smoke").compute.backend == load_profile("paper").compute.backend == "trl"
-    with pytest.raises(SageError, match=r"no compute.backend 'vllm'; choose one of trl, unsloth"):
-        load_profile("smoke+compute.backend=vllm")
-    with pytest.raises(SageError, match=r"4 bits with Unsloth alone: set compute.backend"):
-        load_profile("smoke+model.load_in_4bit=true")
-    load_profile("smoke+model.load_in_4bit=true+compute.backend=unsloth")
-
-
-def test_only_rl_by_unsloth_is_another_run():
-    """Its loss is another one to the last digit; the base, and rounds of SFT, are the same."""
-    plain, other = (load_profile("countdown" + c) for c in ("", "+compute.backend=unsloth"))
-    assert runs.sft_run(plain).fingerprint == runs.sft_run(other).fingerprint
-    for method in ("grpo", "rft"):
-        both = [runs.rl_run(p, method, 3407).fingerprint for p in (plain, other)]
-        assert (both[0] == both[1]) is (method == "rft")
 
 
 @pytest.mark.parametrize(
@@ -129,18 +101,18 @@ def test_a_stage_imports_unsloth_first_where_its_run_trains_with_it(
     loaded = []
     monkeypatch.setattr(unsloth_first, "is_installed", lambda: installed)
     monkeypatch.setattr(unsloth_first, "load", lambda: loaded.append(stage))
-    stages._import_unsloth(profile, stages.STAGES[stage], runs.rl_run(profile, method, 3407))
+    run = dataclasses.replace(runs.rl_run(profile, method, 3407), stage=stage)
+    stages._import_unsloth(profile, run)
     assert bool(loaded) is loads
 
 
-def test_rl_is_refused_in_a_process_with_the_other_backend(monkeypatch):
+def test_rl_is_refused_in_a_process_with_the_other_backend(monkeypatch, tmp_path):
     from sage_lib.training import rl
 
-    monkeypatch.setattr(unsloth_first, "load", lambda: None)
     monkeypatch.setattr(rl, "REPLACED", True)
+    profile = load_profile("smoke")
     with pytest.raises(SageError, match=r"train RL in a process of its own"):
-        rl._by_unsloth(load_profile("smoke"))
-    assert rl._by_unsloth(load_profile("smoke+compute.backend=unsloth"))
+        rl.trainer_of(profile, runs.rl_run(profile, "grpo", 3407), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

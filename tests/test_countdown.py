@@ -1,27 +1,22 @@
 """Countdown against its definition, and the step checker against every way to be wrong."""
 
 import itertools
-import random
-import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
-from sage_lib.tasks import countdown
+from sage_lib.tasks import countdown, puzzles
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END
-from sage_lib.tasks.verifier import Verifier
 
 
 def text(work, answer):
     return f"{work}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"
 
 
-def puzzles(seed, digits, limit, kind, count):
+def drawn(seed, digits, limit, kind, count):
     settings = countdown.Settings(fewest=digits, most=digits, limit=limit, kinds={kind: 1.0})
     return [problem.detail for problem in countdown.problems(settings, count, seed)]
 
@@ -54,16 +49,11 @@ def test_problems_are_of_the_kind_they_say_by_brute_force(kind, digits):
     audit found another one for 34 of 60 reverse and 33 of 60 forward problems."""
     if digits == 2 and kind != "both":
         return  # two digits have one bracketing
-    for puzzle in puzzles(3, digits, 30, kind, {5: 3, 4: 8}.get(digits, 25)):
-        solved = {
-            shape for text, shape, _ in bracketings(puzzle.digits) if eval(text) == puzzle.target
-        }
-        small = {
-            shape
-            for text, shape, parts in bracketings(puzzle.digits)
-            if eval(text) == puzzle.target and all(0 <= part <= 30 for part in parts)
-        }
-        ways = {way: comb(digits, way) for way in countdown.WAYS}
+    for puzzle in drawn(3, digits, 30, kind, {5: 3, 4: 8}.get(digits, 25)):
+        right = [one for one in bracketings(puzzle.digits) if eval(one[0]) == puzzle.target]
+        solved = {shape for _, shape, _ in right}
+        small = {shape for _, shape, parts in right if all(0 <= part <= 30 for part in parts)}
+        ways = {way: comb(digits, way) for way in puzzles.WAYS}
         if kind == "both":
             assert set(ways.values()) <= small
         else:
@@ -72,9 +62,9 @@ def test_problems_are_of_the_kind_they_say_by_brute_force(kind, digits):
 
 def test_the_other_bracketings_reach_what_brute_force_says():
     for digits in ((3, 5, 7, 2), (1, 1, 9, 4), (2, 9, 1, 3, 8)):
-        ways = {comb(len(digits), way) for way in countdown.WAYS}
+        ways = {comb(len(digits), way) for way in puzzles.WAYS}
         found = {eval(text) for text, shape, _ in bracketings(digits) if shape not in ways}
-        assert countdown.other_targets(digits) == found
+        assert puzzles.other_targets(digits) == found
 
 
 def test_the_stream_is_seeded_distinct_and_avoids_what_it_is_told_to():
@@ -85,11 +75,8 @@ def test_the_stream_is_seeded_distinct_and_avoids_what_it_is_told_to():
     others = {p.question for p in countdown.problems(settings, 200, 7, held)}
     assert len({p.id for p in first}) == len({p.question for p in first}) == len(others) == 200
     assert not held & others
-
-
-def test_a_space_that_is_exhausted_says_so():
     with pytest.raises(SageError, match="no new problem"):
-        puzzles(0, 2, 3, "both", 500)
+        drawn(0, 2, 3, "both", 500)
 
 
 def test_demonstrations_are_valid_and_take_the_rare_way_at_the_given_share():
@@ -99,7 +86,7 @@ def test_demonstrations_are_valid_and_take_the_rare_way_at_the_given_share():
     worked = countdown.demonstrations(settings, 2000, 1, count_tokens=len, max_seq_length=1)
     for problem, example in zip(made, worked, strict=True):
         assert problem.question == example.question
-        check = countdown.check(problem.detail, text(example.working, example.answer))
+        check = puzzles.check(problem.detail, text(example.working, example.answer))
         assert check.valid and check.way == example.working[0]
         assert eval(example.answer) == problem.detail.target == int(problem.gold)
         rare += check.way == "R"
@@ -148,12 +135,8 @@ def test_other_words_ask_the_same_puzzles_which_the_usual_words_hold_out():
         assert asked and {p.detail.question for p in asked} <= held_out
 
 
-PROBLEM = countdown.Puzzle((3, 5, 7, 2), 54, "forward", 56)
+PROBLEM = puzzles.Puzzle((3, 5, 7, 2), 54, "forward", 56)
 WORK, ANSWER = "L 3 + 5 = 8 , 8 * 7 = 56 , 56 - 2 = 54", "( ( 3 + 5 ) * 7 ) - 2"
-
-
-def test_the_worked_example_is_valid():
-    assert countdown.check(PROBLEM, text(WORK, ANSWER)) == countdown.Check("L", True)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +147,7 @@ def test_the_worked_example_is_valid():
         (WORK.replace("L ", "R "), ANSWER, "R"),  # the other way than the one named
         (WORK, "54", "L"),  # the target without the expression
         (WORK, ANSWER.replace("- 2", "+ 2"), "L"),
-        (
-            WORK.replace("56 - 2 = 54", "56 + 2 = 58"),
-            ANSWER.replace("- 2", "+ 2"),
-            "L",
-        ),  # true steps, another target
+        (WORK.replace("- 2 = 54", "+ 2 = 58"), ANSWER.replace("- 2", "+ 2"), "L"),  # another target
         (WORK.replace("3 + 5", "4 + 4"), ANSWER, "L"),  # digits that were not given
         (WORK.rsplit(" ,", 1)[0], ANSWER, "L"),  # a step too few
         (WORK[2:], ANSWER, None),  # no way named
@@ -176,7 +155,7 @@ def test_the_worked_example_is_valid():
     ],
 )
 def test_work_that_does_not_hold_is_not_valid(work, answer, way):
-    assert countdown.check(PROBLEM, text(work, answer)) == countdown.Check(way, False)
+    assert puzzles.check(PROBLEM, text(work, answer)) == puzzles.Check(way, False)
 
 
 @pytest.mark.parametrize(
@@ -190,16 +169,13 @@ def test_work_that_does_not_hold_is_not_valid(work, answer, way):
     ],
 )
 def test_an_answer_outside_its_markers_is_not_valid(change):
-    assert not countdown.check(PROBLEM, change(text(WORK, ANSWER))).valid
+    assert not puzzles.check(PROBLEM, change(text(WORK, ANSWER))).valid
 
 
-def test_work_without_its_end_is_not_valid():
-    assert not countdown.check(PROBLEM, WORK).valid
-
-
-def test_a_number_too_long_to_be_read_is_not_valid():
+def test_work_without_its_end_or_with_a_number_too_long_is_not_valid():
+    assert not puzzles.check(PROBLEM, WORK).valid
     work = WORK.replace("= 54", "= " + "5" * 5000)
-    assert countdown.check(PROBLEM, text(work, ANSWER)) == countdown.Check("L", False)
+    assert puzzles.check(PROBLEM, text(work, ANSWER)) == puzzles.Check("L", False)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +213,7 @@ def test_valid_completions_are_all_that_the_step_checker_accepts(kind):
         puzzle = problem.detail
         listed = [text(working, answer) for _, working, answer in countdown.completions(problem)]
         assert listed and len(set(listed)) == len(listed)
-        assert all(countdown.check(puzzle, completion).valid for completion in listed)
+        assert all(puzzles.check(puzzle, completion).valid for completion in listed)
         x, y, z = puzzle.digits
         found = 0
         for a, b in itertools.product("+-*", repeat=2):  # every work that can be written
@@ -245,12 +221,12 @@ def test_valid_completions_are_all_that_the_step_checker_accepts(kind):
             if 0 <= left <= 30 and 0 <= (value := eval(f"{left}{b}{z}")) <= 30:
                 work = f"L {x} {a} {y} = {left} , {left} {b} {z} = {value}"
                 answer = f"( {x} {a} {y} ) {b} {z}"
-                found += countdown.check(puzzle, text(work, answer)).valid
+                found += puzzles.check(puzzle, text(work, answer)).valid
             right = eval(f"{y}{b}{z}")
             if 0 <= right <= 30 and 0 <= (value := eval(f"{x}{a}{right}")) <= 30:
                 work = f"R {y} {b} {z} = {right} , {x} {a} {right} = {value}"
                 answer = f"{x} {a} ( {y} {b} {z} )"
-                found += countdown.check(puzzle, text(work, answer)).valid
+                found += puzzles.check(puzzle, text(work, answer)).valid
         assert found == len(listed)
 
 
@@ -259,251 +235,8 @@ def test_a_running_value_beyond_the_limit_is_not_valid():
     work = "L 9 * 8 = 72 , 72 - 9 = 63 , 63 - 9 = 54 , 54 - 9 = 45"
     answer = "( ( ( 9 * 8 ) - 9 ) - 9 ) - 9"
     for limit, valid in ((50, False), (71, False), (72, True)):
-        puzzle = countdown.Puzzle((9, 8, 9, 9, 9), 45, "forward", limit)
-        assert countdown.check(puzzle, text(work, answer)) == countdown.Check("L", valid)
+        puzzle = puzzles.Puzzle((9, 8, 9, 9, 9), 45, "forward", limit)
+        assert puzzles.check(puzzle, text(work, answer)) == puzzles.Check("L", valid)
     problem = countdown.problems(countdown.Settings(kinds={"forward": 1.0}), 50, 1)
     words = {w for p in problem for _, work, _ in countdown.completions(p) for w in work.split()}
     assert {int(word) for word in words if word.isdigit()} <= set(range(51))
-
-
-# What the reward pays for. With gold 24 the audit was paid for 24, 20 + 4, 12 12, 2 22, x = 24, 4!.
-
-DIGITS = (2, 5, 2, 8)
-RIGHT = [
-    "2 + 5 * ( 2 + 8 )",
-    "( 2 + ( 5 * ( 2 + 8 ) ) )",
-    "2+5*(2+8)",
-    "((2))+5*(2+8)",
-    "2 + (5*(2+8))",
-]
-OTHER_VALUE = ["( ( 2 + 5 ) * 2 ) + 8", "2 + 5 + 2 + 8", "2 - 5 - 2 - 8", "2 * 5 * 2 * 8"]
-REFUSED = {
-    countdown.BARE: ["52", " 52 ", "( 52 )", "((52))", "052"],
-    countdown.OTHER_DIGITS: [
-        "50 + 2",
-        "26 * 2",
-        "2 + 50",
-        "25 + 28",
-        "2 + 5 * 2 + 8 + 0",
-        "2 + 5 * 10",
-        "2 * 26",
-        "2 + 5 * ( 2 + 8 ) + 0",
-        "2 + 5 * ( 2 + 8 ) * 1",
-        "1 * ( 2 + 5 * ( 2 + 8 ) )",
-        "2 + 5 * 2",
-        "52 + 2 - 2",
-        "52 * 1",
-        "104 - 52",
-        "2 + 5",
-        "0",
-        "2",
-        "( 2 + 5 ) * 28",
-        "25 * 2 + 8 - 6",
-        "2 + 5 * ( 2 + 8 ) - 0",
-        "2 + 2 + 5 * ( 2 + 8 ) - 2",
-        "13 * 4",
-        "2 + 5 * ( 2 + 8 ) + 2 - 2",
-        "60 - 8",
-        "51 + 1",
-        "2 * 2 * 13",
-        "2 + 5 * ( 2 + 9 )",
-        "3 + 5 * ( 2 + 8 )",
-    ],
-    countdown.OTHER_ORDER: [
-        "5 * ( 2 + 8 ) + 2",
-        "( 2 + 8 ) * 5 + 2",
-        "( 8 + 2 ) * 5 + 2",
-        "2 + ( 2 + 8 ) * 5",
-        "2 + 5 * ( 8 + 2 )",
-        "8 + 2 + 5 + 2",
-        "2 + 2 + 5 + 8",
-        "2 + 2 * 5 * 8",
-        "5 + 2 + 2 + 8",
-        "2 + 8 * 5 + 2",
-        "( 5 * 8 ) + ( 2 + 2 )",
-        "8 * 5 + 2 * 2",
-    ],
-    countdown.NO_EXPRESSION: [
-        "",
-        " ",
-        "x = 52",
-        "52 = 52",
-        "= 52",
-        "2 + 5 * ( 2 + 8 ) = 52",
-        "12 12",
-        "2 22",
-        "26 26",
-        "2 5 2 8",
-        "4!",
-        "2 ! + 50",
-        "2 + 5 * ( 2 + 8",
-        "2 + 5 * 2 + 8 )",
-        "( )",
-        "()",
-        "+",
-        "*",
-        "2 +",
-        "+ 2 + 5 * ( 2 + 8 )",
-        "- 2 + 5 * 2 + 8",
-        "2 + - 5 * 2 + 8",
-        "2 ** 5 + 2 + 8",
-        "2 ^ 5 + 2 + 8",
-        "2 / 5 * 2 + 8",
-        "2 : 5 * 2 + 8",
-        "2 // 5 * 2 + 8",
-        "2 % 5 * 2 + 8",
-        "2 x 5 x 2 x 8",
-        "2 \u00d7 5 + 2 + 8",
-        "2 \\times 5 + 2 + 8",
-        "2 \\cdot 5 + 2 + 8",
-        "\\frac{2}{5} + 2 + 8",
-        "\\boxed{52}",
-        "$2 + 5 * (2 + 8)$",
-        "2 + 5 * [ 2 + 8 ]",
-        "2 + 5 * { 2 + 8 }",
-        "2 + 5 ( 2 + 8 )",
-        "( 2 ) ( 5 ) ( 2 ) ( 8 )",
-        "2 + 5 * ( 2 + 8 ) .",
-        "2 + 5 * ( 2 + 8 ) , 52",
-        "52 ; 2 + 5 * ( 2 + 8 )",
-        "2 + 5 * ( 2 + 8 ) or 52",
-        "the answer is 52",
-        "fifty-two",
-        "5.2e1",
-        "52.0",
-        "52 %",
-        "0x34",
-        "0b110100",
-        "1e9",
-        "2 + 5 * ( 2 + 8 ) # 52",
-        "2 + 5 * ( 2 + 8 ) \\\\ 52",
-        "\u0665\u0662",
-        "\uff15\uff12",
-        "\u2460",
-        "sqrt(2704)",
-        "2 + 5 * ( 2 + 8 ) \n + x",
-        "(" * 300 + "52",
-        "1" * 500,
-        "2 + " * 200 + "2",
-        "{2, 52}",
-        "(2, 52)",
-        "52, 52",
-        "[52]",
-        "|52|",
-        "--52",
-        "52!",
-        "52'",
-        "52 mod 100",
-        "import os",
-        "2 + 5 * ( 2 + 8 ) if True else 52",
-        "lambda: 52",
-        "None",
-        "True",
-        "nan",
-        "inf",
-    ],
-}
-HOSTILE = [(answer, reason) for reason, answers in REFUSED.items() for answer in answers]
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    made = Verifier()
-    yield made
-    made.close()
-
-
-def test_the_reward_is_paid_for_the_digits_in_their_order_with_the_targets_value(verifier):
-    problem = Problem("1", "both", "", "52", "countdown", countdown.Puzzle(DIGITS, 52, "both", 60))
-    paid = countdown.judge([problem] * len(RIGHT), RIGHT, verifier)
-    assert all(paid), RIGHT
-    paid = countdown.judge([problem] * len(OTHER_VALUE), OTHER_VALUE, verifier)
-    assert not any(paid), OTHER_VALUE
-    assert countdown.judge([problem], [None], verifier) == [False]
-
-
-def test_nothing_else_is_paid_and_the_reason_is_counted(verifier):
-    assert len(HOSTILE) >= 100
-    problem = Problem("1", "both", "", "52", "countdown", countdown.Puzzle(DIGITS, 52, "both", 60))
-    before = dict(verifier.counts)
-    answers = [answer for answer, _ in HOSTILE]
-    assert not any(countdown.judge([problem] * len(answers), answers, verifier))
-    for reason, refused in REFUSED.items():
-        assert verifier.counts[reason] - before.get(reason, 0) == len(refused)
-
-
-@pytest.mark.parametrize(("answer", "reason"), HOSTILE)
-def test_every_refusal_says_why(answer, reason):
-    assert countdown.refusal(countdown.Puzzle(DIGITS, 52, "both", 60), answer) == reason
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.randoms(use_true_random=False))
-def test_every_bracketing_of_the_digits_is_an_expression_and_no_other_order_is(digits, rng):
-    puzzle = countdown.Puzzle(tuple(digits), -1, "both", 50)
-    text, _, _ = rng.choice(list(bracketings(tuple(digits))))
-    assert countdown.refusal(puzzle, text) is None
-    other = sorted(digits) if digits != sorted(digits) else sorted(digits)[::-1]
-    if other != digits:
-        moved, _, _ = rng.choice(list(bracketings(tuple(other))))
-        assert countdown.refusal(puzzle, moved) == countdown.OTHER_ORDER
-
-
-def written(digits, rng):
-    """An expression of the digits in their order as somebody writes one: brackets where they are
-    needed or not, spaces, leading zeros."""
-    if len(digits) == 1:
-        return "0" * rng.choice([0, 0, 0, 1, 2]) + str(digits[0])
-    cut = rng.randint(1, len(digits) - 1)
-    space = rng.choice(["", " "])
-    text = space.join([written(digits[:cut], rng), rng.choice("+-*"), written(digits[cut:], rng)])
-    for _ in range(rng.choice([0, 0, 1, 1, 2])):
-        text = f"({space}{text}{space})"
-    return text
-
-
-def by_python(text):
-    return eval(re.sub(r"\b0+(?=[0-9])", "", text))
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_the_value_is_that_of_python(digits, rng):
-    text = written(tuple(digits), rng)
-    assert countdown._parse(text) == (digits, by_python(text))
-
-
-def test_the_reward_is_the_one_of_math_verify_on_what_is_not_refused(verifier):
-    """Of every expression, with its value as the target and with one beside it."""
-    rng = random.Random(5)
-    asked, answers = [], []
-    for number in range(150):
-        digits = tuple(rng.randint(1, 9) for _ in range(rng.randint(2, 6)))
-        text = written(digits, rng)
-        for target in (by_python(text), by_python(text) + rng.choice([-1, 1])):
-            puzzle = countdown.Puzzle(digits, target, "both", 60)
-            asked.append(Problem(str(number), "both", "", str(target), "countdown", puzzle))
-            answers.append(text)
-    found = countdown.judge(asked, answers, verifier)
-    theirs = verifier.verify_answers([problem.gold for problem in asked], answers)
-    assert found == [verdict.correct for verdict in theirs]
-    assert sum(found) == 150
-
-
-def test_the_reward_starts_no_process():
-    alone = Verifier()
-    problem = Problem("1", "both", "", "52", "countdown", countdown.Puzzle(DIGITS, 52, "both", 60))
-    countdown.require_golds([problem], alone)
-    answers = [*RIGHT, *OTHER_VALUE, *(answer for answer, _ in HOSTILE), None]
-    countdown.judge([problem] * len(answers), answers, alone)
-    assert alone._pool is None
-    assert alone.counts["asked"] == len(answers)
-    assert alone.counts["verified"] == len(RIGHT) + len(OTHER_VALUE)
-    assert alone.counts["no answer"] == 1
-
-
-@pytest.mark.parametrize("depth", [1, 20, 60, 190])
-def test_brackets_are_read_however_deep(depth):
-    text = "2+" + "(" * depth + "5*(2+8)" + ")" * depth
-    assert countdown._parse(text) == ([2, 5, 2, 8], 52)
-    assert countdown._parse(text[:-1]) is None and countdown._parse(text + ")") is None

@@ -1,7 +1,6 @@
-"""Exact pass@k against enumeration, against sampling, and along training."""
+"""Exact probabilities of valid work: against sampling, and along training."""
 
 import copy
-import itertools
 from collections import Counter
 from types import SimpleNamespace
 
@@ -14,9 +13,7 @@ from transformers import AutoModelForCausalLM
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import append_line, read_lines
-from sage_lib.pipeline import plan, stages
 from sage_lib.policy import loading, sampling, scoring, tiny_qwen
-from sage_lib.report import exact_figures, exact_tables
 from sage_lib.tasks import countdown
 from sage_lib.training import callbacks
 from sage_lib.training.callbacks import ExactLog
@@ -34,20 +31,6 @@ def tokenizer(tiny_model):
     return loading.with_prompt(tiny_qwen.load_tokenizer(tiny_model))
 
 
-def test_pass_at_k_is_the_chance_of_one_success_by_enumeration():
-    """All 2^k outcomes of k independent samples, for two problems."""
-    p, k = [0.3, 0.05], 4
-    expected = []
-    for chance in p:
-        total = 0.0
-        for outcome in itertools.product((0, 1), repeat=k):
-            weight = np.prod([chance if hit else 1 - chance for hit in outcome])
-            total += weight * any(outcome)
-        expected.append(total)
-    assert exact_tables.pass_at_k(pd.Series(p), (k,))[:, 0] == pytest.approx(expected)
-    assert exact_tables.pass_at_k(pd.Series([0.0, 1.0]), (1, 256)).tolist() == [[0, 0], [1, 1]]
-
-
 def test_a_batch_of_problems_has_the_probabilities_of_each_alone(model, tokenizer, monkeypatch):
     asked = countdown.problems(SETTINGS, 6, 1)
     together = scoring.valid_probabilities(model, tokenizer, asked)
@@ -58,25 +41,13 @@ def test_a_batch_of_problems_has_the_probabilities_of_each_alone(model, tokenize
 
 
 def test_the_summary_sums_over_completions_and_averages_over_problems():
-    table = pd.DataFrame(
-        {
-            "dataset": ["both", "both", "both"],
-            "problem": ["a", "a", "b"],
-            "way": ["L", "R", "L"],
-            "completion": [0, 1, 0],
-            "logp": np.log([0.2, 0.1, 0.5]),
-        }
-    )
+    table = pd.DataFrame({"dataset": "both", "problem": ["a", "a", "b"], "way": ["L", "R", "L"]})
+    table = table.assign(logp=np.log([0.2, 0.1, 0.5]))
     [row] = scoring.exact_summary(table, (1, 2))
     assert row["pass@1"] == pytest.approx((0.3 + 0.5) / 2)
     assert row["pass@2"] == pytest.approx((1 - 0.7**2 + 1 - 0.5**2) / 2)
     assert (row["common"], row["rare"]) == pytest.approx(((0.2 + 0.5) / 2, 0.1 / 2))
     assert row["problems"] == 2
-
-
-class State:
-    def __init__(self, step):
-        self.global_step = step
 
 
 def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mode(
@@ -87,18 +58,17 @@ def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mo
     model.train()
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    log.on_train_begin(None, State(0), None, model=model)
+    log.on_train_begin(None, SimpleNamespace(global_step=0), None, model=model)
     for step in range(1, 6):
-        log.on_step_end(None, State(step), None, model=model)
+        log.on_step_end(None, SimpleNamespace(global_step=step), None, model=model)
     assert torch.equal(torch.get_rng_state(), before) and model.training
     assert [row["step"] for row in read_lines(log.path)] == [0, 2, 4]
     append_line(log.path, {"step": 6, "dataset": "both"})
-    log.on_train_begin(None, State(4), None, model=model)
+    log.on_train_begin(None, SimpleNamespace(global_step=4), None, model=model)
     assert [row["step"] for row in read_lines(log.path)] == [0, 2, 4], "a resume takes steps back"
     model.eval()
-    [direct] = scoring.exact_summary(
-        scoring.valid_probabilities(model, tokenizer, asked), ExactLog.KS
-    )
+    table = scoring.valid_probabilities(model, tokenizer, asked)
+    [direct] = scoring.exact_summary(table, ExactLog.KS)
     assert read_lines(log.path)[0] == pytest.approx({"step": 0, **direct}, nan_ok=True)
 
 
@@ -115,8 +85,8 @@ def test_what_is_measured_before_the_first_step_is_measured_once(
 
     def logged(name, start):
         log = ExactLog(tmp_path / name, tokenizer, asked, 2, start)
-        log.on_train_begin(None, State(0), None, model=model)
-        log.on_step_end(None, State(2), None, model=model)
+        log.on_train_begin(None, SimpleNamespace(global_step=0), None, model=model)
+        log.on_step_end(None, SimpleNamespace(global_step=2), None, model=model)
         return (tmp_path / name).read_text()
 
     alone = logged("alone", None)
@@ -135,12 +105,6 @@ def test_a_part_of_the_problems_is_sampled_and_all_are_exact():
     assert len(sampled) == 2 * len(sizes) and len(listed) == sum(sizes)
     assert {problem.id for problem in sampled} <= {problem.id for problem in listed}
     assert Counter(problem.dataset for problem in sampled).most_common(1)[0][1] == 2
-    # What is planned, and what progress counts to, are samples that are drawn.
-    plans = plan.planned_runs(profile).set_index("stage")["size"]
-    assert set(plans["evaluate"]) == {"8 problems x 32 samples"}
-    assert stages.STAGES["evaluate"].steps(profile, None) == 8 * 32
-    everything = load_profile("smoke+evaluation.sampled=null")
-    assert stages.STAGES["evaluate"].steps(everything, None) == sum(sizes) * 32
 
 
 @pytest.mark.parametrize("name", ["smoke", "laptop"])
@@ -205,30 +169,3 @@ def test_exact_probabilities_are_the_frequencies_of_samples(model, tokenizer):
     for way, p in exact.items():
         z = (found[way] - samples * p) / np.sqrt(samples * p * (1 - p))
         assert abs(z) < 4, f"{way}: {found[way] / samples:.4f} of the samples, exactly {p:.4f}"
-
-
-def test_masses_by_problem_and_way_are_those_of_a_plain_grouping():
-    """Of problems without one of the ways, in any order, and of a table that lists others."""
-    rng = np.random.default_rng(0)
-    keys = [("s", f"p{n % 7}", "LR"[n % 2 if n % 7 else 0]) for n in rng.permutation(60)]
-    table = pd.DataFrame(keys, columns=["dataset", "problem", "way"])
-    groups = exact_tables._Groups(table)
-    for _ in range(3):
-        values = rng.random(60)
-        plain = table.assign(p=values).groupby(["dataset", "problem", "way"], sort=False)["p"]
-        expected = plain.sum().unstack("way", fill_value=0.0)[["L", "R"]].reset_index()
-        expected.columns.name = None
-        pd.testing.assert_frame_equal(groups.sums(values), expected)
-    assert (expected["R"] == 0).sum() == 1, "a problem without one of the ways"
-    assert groups.are_of(table.copy()) and not groups.are_of(table.iloc[::-1])
-    assert not groups.are_of(table.head(59))
-
-
-def test_the_title_of_exact_training_is_of_runs_that_were_measured_after_their_start():
-    """smoke's runs of four steps have their start alone."""
-    profile = load_profile("smoke", "published")
-    along = exact_tables.along_training(profile)
-    short = along.groupby("method")["step"].max() == 0
-    assert short["grpo_forward_kl"] and not short["grpo_no_kl"]
-    title = exact_figures.exact_training(profile).texts[0].get_text()
-    assert "(GRPO w/o KL) to " in title and "Forward KL" not in title

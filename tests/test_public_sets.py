@@ -5,9 +5,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import shutil
-from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -54,15 +52,9 @@ def digest(path):
 @pytest.mark.parametrize(
     ("name", "golds"),
     [
-        (
-            "aime",
-            ["009", "401", "17", "496"],
-        ),  # text and number; the last file has no solution and no url
+        ("aime", ["009", "401", "17", "496"]),  # text and number
         ("amc23", ["27", "0.125"]),  # 27.0 in the file
-        (
-            "math500_level5",
-            [r"\frac{5}{6}", "(-2,2)"],
-        ),  # the level is a number or a text; level 1 is left out
+        ("math500_level5", [r"\frac{5}{6}", "(-2,2)"]),  # the level is a number or a text
         ("minerva", ["6", r"\frac{x^{2}}{3}"]),  # there is no answer: the last box of the solution
         ("gsm8k_train", ["12", "1200"]),
         ("gsm8k_test", ["7"]),  # after ####, without the comma
@@ -78,11 +70,9 @@ def test_every_format(folder, name, golds):
 
 
 def test_problems_are_what_they_were(folder):
-    """SHA-256 over all sets of fixtures, as it was before the tasks had a table."""
-    text = ""
-    for name in COUNTS:
-        for p in problems(name):
-            text += json.dumps([p.id, p.dataset, p.question, p.gold]) + "\n"
+    every = (p for name in COUNTS for p in problems(name))
+    rows = [json.dumps([p.id, p.dataset, p.question, p.gold]) for p in every]
+    text = "".join(f"{row}\n" for row in rows)
     found = hashlib.sha256(text.encode()).hexdigest()
     assert found == "7ae7bbc2f3a43b2b10c8c90f6b7cf619c9be5995622efdb5dbf53307c8a79b7e"
 
@@ -113,19 +103,15 @@ def test_worked_answers_are_numeric_fit_half_the_context_and_carry_no_annotation
     assert first == ("Ann has 3*4=12 nuts.", "12")
     assert second == ("There are 40*30=1,200 seats.", "1200")
     assert demonstrations("gsm8k_train", rows=1) == [first]
-    with pytest.raises(SageError, match="no SFT data set 'amc23': choose one of"):
+    with pytest.raises(SageError, match="amc23 has no worked answers"):
         demonstrations("amc23")
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (
-            lambda text: text.replace('"question"', '"query"'),
-            "amc23.jsonl:1: the column 'question' is missing",
-        ),
+        (lambda text: text.replace('"question"', '"query"'), "amc23.jsonl:1: .*'question' is miss"),
         (lambda text: text.replace('"id": 1', '"id": 0'), "amc23.jsonl:2: the id .* occurs twice"),
-        (lambda text: text.replace("27.0", '""'), "amc23.jsonl:1: there is no gold answer"),
         (lambda text: text.splitlines()[0], "should have 2 problems and has 1"),
         (lambda text: text[:-9], "line 2 is not valid JSON"),
     ],
@@ -149,11 +135,6 @@ def test_what_the_folder_lacks_is_fetched_once_and_checked(folder, monkeypatch, 
     (folder / "benchmarks/amc23.jsonl").unlink()
     with pytest.raises(SageError, match=r"amc23\.jsonl could not be fetched from .*no network"):
         public_sets.load("amc23")
-    monkeypatch.setattr(
-        public_sets, "urlopen", lambda url, timeout: (_ for _ in ()).throw(IncompleteRead(b"half"))
-    )
-    with pytest.raises(SageError, match=r"could not be fetched from .*IncompleteRead"):
-        public_sets.load("amc23")
     served = tmp_path / "served"
     served.write_bytes(content + b"\n{}")
     urls = []
@@ -167,38 +148,9 @@ def test_what_the_folder_lacks_is_fetched_once_and_checked(folder, monkeypatch, 
         public_sets.load("amc23")
     served.write_bytes(content)
     assert len(public_sets.load("amc23")) == len(public_sets.load("amc23")) == 2
-    assert len(urls) == 2 and urls[0].endswith(
-        "QwenLM/Qwen2.5-Math/main/evaluation/data/amc23/test.jsonl"
-    )
-    served.write_bytes(content.splitlines()[0])
-    assert (
-        len(public_sets.load("amc23", revision="another")) == 1 and "/another/" in urls[-1]
-    )  # on purpose: as it is there
-
-
-def test_unknown_set():
-    with pytest.raises(SageError, match="choose one of"):
-        public_sets.load("amc24")
-
-
-def test_every_file_of_the_shipped_sets_is_pinned():
-    for name, source in public_sets.SOURCES.items():
-        for part in source.parts:
-            assert part.revision and (
-                not isinstance(part, public_sets.File)
-                or (len(part.sha256) == 64 and "{revision}" in part.url)
-            ), name
-
-
-def test_what_has_no_checksum_has_a_commit_but_the_one_that_the_page_names():
-    """A branch may move: what stands there must be known by its bytes."""
-    moving = {
-        name
-        for name, source in public_sets.SOURCES.items()
-        for part in source.parts
-        if isinstance(part, public_sets.Hub) and not re.fullmatch("[0-9a-f]{40}", part.revision)
-    }
-    assert moving == {"open_math_reasoning_mini"}
+    assert len(urls) == 2 and "QwenLM/Qwen2.5-Math/main/evaluation/data/amc23" in urls[0]
+    served.write_bytes(content.splitlines()[0])  # another revision, as it is there
+    assert len(public_sets.load("amc23", revision="another")) == 1 and "/another/" in urls[-1]
 
 
 @pytest.mark.skipif(
@@ -209,24 +161,4 @@ def test_the_real_files_and_that_every_gold_parses():
     verifier = Verifier()
     for name in ("aime", "amc23", "math500_level5", "minerva", "gsm8k_train", "gsm8k_test"):
         verifier.require_golds([item.gold for item in public_sets.load(name)])
-    verifier.close()
-
-
-def test_odd_spellings_of_golds_are_mended(folder, monkeypatch):
-    """Golds of Minerva that hold Python, two formulas or a variable that reads as a unit."""
-    path = folder / "benchmarks/minerva_math.jsonl"
-    row = {"problem": "p", "solution": r"\boxed{np.sin(2/7)+$ $\dot{x}}"}
-    path.write_text(json.dumps(row) + "\n")
-    source = public_sets.SOURCES["minerva"]
-    part = dataclasses.replace(source.parts[0], sha256=digest(path))
-    one = dataclasses.replace(source, parts=(part,), rows=1)
-    monkeypatch.setitem(public_sets.SOURCES, "minerva", one)
-    assert [p.gold for p in problems("minerva")] == [r"\sin(2/7)+\dot{x}"]
-
-
-def test_a_gold_that_cannot_be_read_stops_a_run_before_it_samples():
-    verifier = Verifier()
-    for gold in ("which of these?", r"\frac{1}{", "1e99999"):
-        with pytest.raises(SageError, match="cannot be parsed: correct or drop its problem"):
-            verifier.require_golds(["7", gold])
     verifier.close()

@@ -6,6 +6,12 @@ import random
 import shutil
 from collections import Counter
 
+# First: Unsloth patches what is imported after it.
+from sage_lib.training import rft
+from sage_lib.training.rft import Candidate, position, prompts_of, select
+
+# isort: split
+
 import forks
 import numpy as np
 import pandas as pd
@@ -14,8 +20,10 @@ import pytest
 from sage_lib import files
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
+from sage_lib.experiment.problems import rl_problems
 from sage_lib.experiment.profile import Rft, load_profile
-from sage_lib.tasks import filters
+from sage_lib.policy import loading, sampling
+from sage_lib.tasks import countdown, filters
 
 #: Two rounds on a small model that learns enough of a small task to be right now and then.
 TINY = """
@@ -62,11 +70,8 @@ def test_the_rules_of_the_report_by_hand():
     assert len(grams) == 10 and len(set(grams)) == 6
     assert filters.refusal(again) == filters.REDUNDANT, "0.4 is above 0.31"
     assert filters.refusal(again, limit=0.4) is None, "at the limit it stays"
-    assert filters.ngram_redundancy(list("abcabca")) == pytest.approx(1 - 3 / 5)
     assert filters.ngram_redundancy(["a", "b"]) == 0
-
-
-def test_what_follows_the_first_answer_is_cut_before_it_is_judged():
+    # What follows the first answer is cut before it is judged.
     assert filters.up_to_first_answer(f"{TEXT} and <SOLUTION> 9 </SOLUTION>") == TEXT
     assert filters.up_to_first_answer("no answer") is None
 
@@ -76,8 +81,6 @@ SETTINGS = Rft(rounds=1, prompts=2, samples=4, selected=4, sft={"max_steps": 1})
 
 def candidates():
     """Six correct ones with known means, and ten wrong ones that every score would prefer."""
-    from sage_lib.training.rft import Candidate
-
     values = [  # entropy, branching, perplexity, position
         (0.1, 1.5, 1.30, 0.5),
         (0.6, 1.0, 1.10, 0.9),
@@ -100,16 +103,12 @@ def candidates():
     ],
 )
 def test_a_selection_takes_the_best_of_the_correct_ones(name, expected):
-    from sage_lib.training.rft import select
-
     chosen = select(candidates(), dataclasses.replace(SETTINGS, select=name), random.Random(1))
     assert {one.number for one in chosen} == expected
     assert all(one.correct for one in chosen), "the wrong ones have better scores, and stay out"
 
 
 def test_at_random_every_correct_one_has_its_chance_and_no_wrong_one():
-    from sage_lib.training.rft import select
-
     found = Counter()
     for seed in range(600):
         chosen = select(candidates(), SETTINGS, random.Random(seed))
@@ -120,8 +119,6 @@ def test_at_random_every_correct_one_has_its_chance_and_no_wrong_one():
 
 
 def test_noise_is_its_share_of_what_is_selected_also_where_few_are_correct():
-    from sage_lib.training.rft import select
-
     noisy = dataclasses.replace(SETTINGS, selected=8, noise=0.25)
     chosen = select(candidates(), noisy, random.Random(0))
     assert sum(one.correct for one in chosen) == 6 and len(chosen) == 8
@@ -131,64 +128,31 @@ def test_noise_is_its_share_of_what_is_selected_also_where_few_are_correct():
 
 
 def test_the_position_of_entropy_by_hand():
-    from sage_lib.training.rft import position
-
     assert position(np.array([1.0, 0.0, 0.0])) == 0 and position(np.array([0.0, 0.0, 2.0])) == 1
     assert position(np.array([1.0, 1.0, 2.0])) == pytest.approx((0.5 + 2) / 4)
     assert position(np.zeros(3)) == 0.5
 
 
 def test_equal_samples_are_drawn_and_learned_from_in_the_profile():
-    """19,200 by RL and by each arm; the demonstrations are learned from and not drawn."""
+    """19,200 by RL and by each method; the demonstrations are learned from and not drawn."""
     countdown = load_profile("countdown")
     rl = countdown.rl["max_steps"] * countdown.rl["per_device_train_batch_size"]
-    assert rl == 19_200
-    for key, method in countdown.methods.items():
-        if method.rft is None:
-            continue
+    keys = [key for key, method in countdown.methods.items() if method.rft is not None]
+    assert rl == 19_200 and len(keys) == 9
+    for key in keys:
         rft = countdown.rft_of(key)
         assert rft.steps * rft.sft["per_device_train_batch_size"] == rl
-        assert rft.drawn == (rl if method.family == "rft" else 0)
-        more = (3410, 3411) if key in ("rft_perplexity", "rft_position") else ()
-        assert countdown.seeds_of(key) == (3407, 3408, 3409, *more), "others: of the second base"
-        run = runs.rl_run(countdown, key, 3407)
-        assert run.made_from["lora"] == countdown.rl_lora, "the adapter that RL trains"
-    keys = [key for key, method in countdown.methods.items() if method.rft is not None]
-    recipes = {runs.rl_run(countdown, key, 3407).recipe for key in keys}
-    assert len(recipes) == len(keys) == 9, "no two methods are the same run"
+        assert rft.drawn == (rl if countdown.methods[key].family == "rft" else 0)
 
 
 def test_rounds_go_through_the_prompts_before_one_returns(profile):
-    from sage_lib.experiment.problems import rl_problems
-    from sage_lib.training.rft import prompts_of
-
     asked, rft = rl_problems(profile), profile.rft_of("rft_entropy")
     first, second = (prompts_of(asked, rft, 3407, number) for number in range(2))
     assert len(first) == len(second) == 8 and len(asked) == 12
-    assert len({p.id for p in first}) == 8 and {p.id for p in first[:4]} != {
-        p.id for p in asked[:4]
-    }
+    assert len({p.id for p in first}) == 8 and first[:4] != asked[:4]
     assert {p.id for p in (*first, *second)} == {p.id for p in asked}
     with pytest.raises(SageError, match=r"lower rft\.prompts"):
         prompts_of(asked[:7], rft, 3407, 0)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ("rft.select=entropie", "no rft.select 'entropie'"),
-        ("rft.noise=1.5", "share below 1"),
-        ("rft.rounds=0", "1 or more"),
-        ("rft.samples=2.5", "whole number"),
-        ("methods.rft_entropy.anchor=k3_corrected", "trained by rft"),
-        ("rft.prompt=3", "unknown key 'prompt'"),
-    ],
-)
-def test_wrong_settings_are_named(profile, change, sentence):
-    if change.startswith("rft.select"):
-        change = "methods.rft_entropy.rft={select: entropie}"
-    with pytest.raises(SageError, match=sentence):
-        load_profile(f"{profile.spec}+{change}")
 
 
 # --- a run --------------------------------------------------------------------------------------
@@ -234,7 +198,6 @@ def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_w
     assert [row["step"] for row in steps] == list(range(1, 13)), "no step is lost or doubled"
     exact = files.read_lines(run.measured / "exact.jsonl")
     assert [row["step"] for row in exact] == [0, 6, 12]
-    rounds = (run.measured / "rounds.csv").read_text()
     assert killed["drawn"] == 2 * 8 * 8
     with pytest.MonkeyPatch.context() as patch:  # from the same base, undisturbed, elsewhere
         shutil.copytree(base.build, tmp_path / "build" / profile.name / "sft")
@@ -246,28 +209,19 @@ def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_w
         finish(profile, "rl", run.name)
         again = runs.rl_run(profile, "rft_entropy", 3407)
         whole = records.load(again.record)
-        assert without_seconds((again.measured / "rounds.csv").read_text()) == without_seconds(
-            rounds
-        )
+        tables = [one.measured / "rounds.csv" for one in (run, again)]
+        first, second = (pd.read_csv(table).filter(regex="^(?!seconds)") for table in tables)
+        pd.testing.assert_frame_equal(first, second)
     assert killed["weights"] == whole["weights"] != records.load(base.record)["weights"]
-
-
-def without_seconds(table):
-    return [line.rsplit(",", 2)[0] for line in table.splitlines()]
 
 
 def test_a_planted_wrong_completion_is_never_learned_from(profile, base, tmp_path, monkeypatch):
     """Samples of which we know what is wrong: what reaches SFTTrainer's rows is read back."""
-    from sage_lib.experiment.problems import rl_problems
-    from sage_lib.policy import loading, sampling
-    from sage_lib.tasks import countdown
-    from sage_lib.training import rft
-
     run = runs.rl_run(profile, "rft_entropy", 3407)
     settings = profile.rft_of("rft_entropy")
     work = rft.Rounds(profile, run, settings, 3407)
     model, tokenizer = loading.load(profile, base.model)
-    asked = {problem.id: problem for problem in rl_problems(profile)}
+    asked = rl_problems(profile)
 
     def planted(paths, posed, samples):
         rows = []
@@ -288,41 +242,9 @@ def test_a_planted_wrong_completion_is_never_learned_from(profile, base, tmp_pat
     assert said["drawn"] == 64 and said["correct"] == said["eligible"] == 16
     assert said["selected"] == 16 and said["wrong"] == 0 and said["no answer"] == 8
     for row in learned:
-        ids = [i for i, m in zip(row["input_ids"], row["completion_mask"], strict=True) if m]
+        ids = row["input_ids"][row["completion_mask"].index(1) :]
         assert ids[-1] == tokenizer.eos_token_id
         text = tokenizer.decode(ids, skip_special_tokens=True)
         assert "9 - 9 - 9" not in text and text.endswith("</SOLUTION>"), text
-        asked_for = tokenizer.decode(
-            [i for i, m in zip(row["input_ids"], row["completion_mask"], strict=True) if not m]
-        )
-        assert any(problem.question in asked_for for problem in asked.values())
-
-
-def test_effective_number_by_hand():
-    from sage_lib.report.sft_rl_tables import effective_number
-
-    assert effective_number(np.log([0.2, 0.2])) == pytest.approx(2), "normalised first"
-    assert effective_number([-5.0]) == pytest.approx(1)
-    expected = np.exp(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)))
-    assert effective_number(np.log([0.3, 0.1])) == pytest.approx(expected)
-
-
-def test_a_problem_is_lost_or_won_clearly_where_the_seeds_agree():
-    """Base solves a, b and not c, d; of the arm's means b and c change sides, c not clearly."""
-    from sage_lib.report.sft_rl_tables import shifts
-
-    arm = {"a": (0.9, 0.9, 0.9), "b": (0.1, 0.1, 0.2), "c": (0.2, 0.9, 0.9), "d": (0.1, 0.1, 0.1)}
-    rows = [("arm", seed, "both", p, v) for p, of in arm.items() for seed, v in enumerate(of)]
-    frame = pd.DataFrame(rows, columns=["method", "seed", "dataset", "problem", "pass@256"])
-    sets = {"base": {"both/c", "both/d"}, "arm": {"both/b", "both/d"}}
-
-    def moved(frame):
-        return shifts(None, sets, {"pass@256": frame}).iloc[0]
-
-    row = moved(frame)
-    assert (row["lost"], row["won"], row["seeds"]) == (1, 1, 3)
-    assert (row["lost clearly"], row["won clearly"]) == (1, 0)
-    assert row["neither within"] == "cannot tell"
-    frame.loc[frame["problem"] == "c", "pass@256"] = [0.8, 0.9, 0.9]
-    assert moved(frame)["won clearly"] == 1 and moved(frame)["neither within"] == "agrees"
-    assert moved(frame[frame["seed"] < 2])["neither within"] == "cannot tell", "two seeds"
+        asked_for = tokenizer.decode(row["input_ids"][: row["completion_mask"].index(1)])
+        assert any(problem.question in asked_for for problem in asked)

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import random
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from sage_lib.errors import SageError
 from sage_lib.policy import loading, sampling, tiny_qwen
+from sage_lib.policy.vllm_engine import vllm_engine
 from sage_lib.tasks.problem import Problem
 
 PROBLEMS = [
@@ -22,16 +22,8 @@ PROBLEMS = [
     Problem("b", "both", "reach 17 from 1 2", "17", "countdown"),
     Problem("c", "forward", "reach 5 from 4 4 4 1 2 9 9", "5", "countdown"),
 ]
-SETTINGS = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "max_new_tokens": 12,
-    "samples": 10,
-    "batch_size": 7,
-    "seed": 11,
-}
+WHOLE = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+SETTINGS = WHOLE | {"max_new_tokens": 12, "samples": 10, "batch_size": 7, "seed": 11}
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +70,8 @@ def test_what_a_kill_left_is_kept_and_the_rest_is_drawn(model, tmp_path):
     rest = random.Random(0).sample(lines, 11)
     (tmp_path / "part").write_text("".join(rest) + lines[0][:30])
     seen = []
-
-    def progress(done, total, rate):
-        seen.append((done, total))
-
-    assert drawn(model, tmp_path / "part", settings(), progress=progress) == whole
+    watch = {"progress": lambda done, total, rate: seen.append((done, total))}
+    assert drawn(model, tmp_path / "part", settings(), **watch) == whole
     assert seen[0][0] > 11 and seen[-1] == (30, 30)
     assert len((tmp_path / "part").read_text().splitlines()) == 30
 
@@ -92,48 +81,16 @@ def test_a_sample_keeps_the_ids_that_were_drawn(model, tmp_path):
     _, tokenizer = model
     pad, end, seven = tokenizer.pad_token_id, tokenizer.eos_token_id, 20
     three = [([seven, pad, seven], True), ([], True), ([seven], False)]
-    sampling.sample(
-        sampling.Engine(lambda batch: three, ("by hand",)),
-        tokenizer,
-        ["one question"],
-        settings(samples=3),
-        tmp_path / "s",
-    )
+    engine = sampling.Engine(lambda batch: three, ("by hand",))
+    sampling.sample(engine, tokenizer, ["one question"], settings(samples=3), tmp_path / "s")
     (row,) = sampling.collect([tmp_path / "s"], ["one question"], 3)
     assert row["ids"] == [[seven, pad, seven], [], [seven]] and row["tokens"] == [4, 1, 1]
     word = tokenizer.decode([seven])
     assert row["completions"] == [f"{word} {word}", "", word]
     assert row["finished"] == [True, True, False]
     new = torch.tensor([[seven, end, end, seven], [end] * 4, [seven] * 4])
-    assert sampling._until_end(new, [end, 1000]) == [
-        ([seven], True),
-        ([], True),
-        ([seven] * 4, False),
-    ]
-
-
-def test_plain_questions_are_enough(model, tmp_path):
-    questions = [problem.question for problem in PROBLEMS]
-    found = drawn(model, tmp_path / "q", settings(), questions)
-    named = [(row["dataset"], row["problem"]) for row in found]
-    assert named == [("questions", "1"), ("questions", "2"), ("questions", "3")]
-    same = [Problem(str(n), "questions", q, "", "file") for n, q in enumerate(questions, 1)]
-    assert drawn(model, tmp_path / "p", settings(), same) == found
-
-
-def test_a_prompt_can_be_taken_as_written(model, tmp_path):
-    network, tokenizer = model
-    asked = []
-
-    def encode(tokenizer, prompt):
-        asked.append(prompt)
-        return sampling.as_written(tokenizer, prompt)
-
-    prompts, chosen = ["1 + 2 =", "3"], settings(samples=2)
-    engine = sampling.transformers_engine(network, tokenizer, prompts, chosen, encode)
-    assert asked == prompts
-    assert len(sampling.as_written(tokenizer, prompts[0])) == 4, "no system prompt, no marker"
-    assert len(engine.draw([(0, 0), (1, 1)])) == 2
+    expected = [([seven], True), ([], True), ([seven] * 4, False)]
+    assert sampling._until_end(new, [end, 1000]) == expected
 
 
 def test_every_sample_is_dealt_once():
@@ -166,21 +123,14 @@ def test_samples_follow_the_models_distribution(model):
 
 def test_the_ends_of_the_uniform_interval_pick_tokens_that_are_possible():
     scores = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]] * 2)
-    picked = sampling.InverseTransform(torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64), 3)(
-        torch.zeros(2, 3), scores
-    ).argmax(-1)
-    assert picked.tolist() == [1, 2]
+    ends = torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64)
+    picked = sampling.InverseTransform(ends, 3)(torch.zeros(2, 3), scores)
+    assert picked.argmax(-1).tolist() == [1, 2]
 
 
 def test_a_models_own_generation_settings_do_not_reach_rollouts(model):
     network, tokenizer = model
-    chosen = {
-        "temperature": 0.02,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": None,
-        "max_completion_length": 12,
-    }
+    chosen = WHOLE | {"temperature": 0.02, "max_completion_length": 12}
     # cold, since an untrained model hardly prefers any token and a penalty would change none
     plain, _, _ = sampling.rollouts(network, tokenizer, PROBLEMS[0], 8, chosen, seed=1)
     network.generation_config.repetition_penalty = 5.0
@@ -192,10 +142,8 @@ def test_a_models_own_generation_settings_do_not_reach_rollouts(model):
 
 def test_the_mask_of_rollouts_counts_the_end_token_and_nothing_after_it(model):
     network, tokenizer = model
-    chosen = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
-    out, start, mask = sampling.rollouts(
-        network, tokenizer, PROBLEMS[0], 64, chosen | {"max_completion_length": 12}, seed=1
-    )
+    chosen = WHOLE | {"max_completion_length": 12}
+    out, start, mask = sampling.rollouts(network, tokenizer, PROBLEMS[0], 64, chosen, seed=1)
     ended = 0
     for ids, counted in zip(out[:, start:].tolist(), mask.tolist(), strict=True):
         length = len(ids)
@@ -207,22 +155,13 @@ def test_the_mask_of_rollouts_counts_the_end_token_and_nothing_after_it(model):
 
 
 def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
-    row = {
-        "dataset": "both",
-        "problem": "a",
-        "number": 0,
-        "completion": "x",
-        "ids": [],
-        "tokens": 1,
-        "finished": True,
-        "made_from": "x",
-    }
+    row = {"dataset": "both", "problem": "a", "number": 0, "completion": "x", "ids": []}
+    row |= {"tokens": 1, "finished": True, "made_from": "x"}
     for change, words in (
         ({"number": 10}, "sample 10 of both/a, which these settings do not ask for"),
         ({"problem": "z"}, "both/z, which these settings"),
-        ({"number": None}, "without 'number'"),
-        ({"ids": None}, "without 'ids'"),
-        ({"made_from": None}, "without 'made_from'"),
+        ({"ids": None}, "without ids"),
+        ({"made_from": None}, "without made_from"),
     ):
         bad = {k: v for k, v in {**row, **change}.items() if v is not None}
         (tmp_path / "bad").write_text(json.dumps(bad) + "\n")
@@ -233,26 +172,17 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
         sampling.collect([tmp_path / "few"], PROBLEMS, 10)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"temperature": 0.5},
-        {"top_p": 0.9},
-        {"top_k": 3},
-        {"min_p": 0.1},
-        {"max_new_tokens": 11},
-        {"seed": 12},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_samples_of_other_settings_are_refused_and_not_returned(model, tmp_path, change):
+def test_samples_of_other_settings_are_refused_and_not_returned(model, tmp_path):
     """What a review found: after the temperature changed, the old samples came back."""
     draw(model, tmp_path / "s", settings())
     before = (tmp_path / "s").read_bytes()
-    with pytest.raises(SageError, match="of both/a that were drawn otherwise"):
-        draw(model, tmp_path / "s", settings(**change))
-    with pytest.raises(SageError, match="drawn otherwise"):
-        draw(model, tmp_path / "new", settings(**change), beside=[tmp_path / "s"])
+    changes = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 12}
+    for name, value in {**changes, "max_new_tokens": 11}.items():
+        other = settings(**{name: value})
+        with pytest.raises(SageError, match="of both/a that were drawn otherwise"):
+            draw(model, tmp_path / "s", other)
+        with pytest.raises(SageError, match="drawn otherwise"):
+            draw(model, tmp_path / "new", other, beside=[tmp_path / "s"])
     assert (tmp_path / "s").read_bytes() == before
 
 
@@ -339,7 +269,7 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
     for name, module in stand_in.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     chosen, path = settings(vllm={"gpu_memory_utilization": 0.5}), tmp_path / "vllm"
-    engine = sampling.vllm_engine(folder, tokenizer, PROBLEMS, chosen)
+    engine = vllm_engine(folder, tokenizer, PROBLEMS, chosen)
     sampling.sample(engine, tokenizer, PROBLEMS, chosen, path)
     assert sampling.collect([path], PROBLEMS, 10) == whole
     assert stand_in.calls == [30], "all requests are in flight, not batches of 7"
@@ -351,16 +281,10 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
         adapter = ("policy", 1, str(folder))
         before = engine.made_from
         (base / "model.safetensors").write_bytes(b"another base")
-        assert sampling.vllm_engine(folder, tokenizer, PROBLEMS, chosen).made_from != before
+        assert vllm_engine(folder, tokenizer, PROBLEMS, chosen).made_from != before
     assert stand_in.loaded == loaded and stand_in.adapters == [adapter]
     engine.close()
     assert stand_in.ended == 1
     assert len({wanted["seed"] for wanted in stand_in.asked}) == 30
     wanted = {"temperature": 1.0, "top_k": -1, "max_tokens": 12, "stop_token_ids": [end]}
     assert wanted.items() <= stand_in.asked[0].items()
-
-
-def test_without_vllm_its_engine_says_so(model, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(SageError, match="the package vllm is missing"):
-        sampling.vllm_engine(Path("folder"), model[1], PROBLEMS, settings(vllm=None))

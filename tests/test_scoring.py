@@ -1,5 +1,6 @@
 """Scores of samples against one token at a time, each sample alone."""
 
+import itertools
 import math
 
 import pandas as pd
@@ -27,13 +28,8 @@ def next_token(model, ids):
 
 
 def tokens_that_hold(distribution, mass):
-    ordered = distribution.sort(descending=True).values.tolist()
-    held = 0.0
-    for number, share in enumerate(ordered, 1):
-        held += share
-        if held >= mass:
-            return number
-    raise AssertionError("a distribution sums to 1")
+    held = itertools.accumulate(sorted(distribution.tolist(), reverse=True))
+    return next(number for number, share in enumerate(held, 1) if share >= mass)
 
 
 def samples(tokenizer, texts, finished, correct):
@@ -90,13 +86,13 @@ def test_scores_do_not_depend_on_how_many_samples_are_held_at_a_time(
     row = samples(tokenizer, texts, [True, False, True, False], [True, False, False, False])
     asked = model, model, tokenizer, [PROBLEM], [row], 4
     together = scoring.score(*asked)
-    held, inner = [], scoring._signals_together
+    held, inner = [], scoring._padded_right
 
-    def watched(model, base, prompt, bodies, pad):
+    def watched(prompt, bodies, pad):
         held.append(len(bodies))
-        return inner(model, base, prompt, bodies, pad)
+        return inner(prompt, bodies, pad)
 
-    monkeypatch.setattr(scoring, "_signals_together", watched)
+    monkeypatch.setattr(scoring, "_padded_right", watched)
     monkeypatch.setattr(scoring, "LOGITS", 1)
     pd.testing.assert_frame_equal(scoring.score(*asked), together, rtol=1e-4)
     assert held == [1, 1, 1, 1] and math.isnan(together["perplexity"][3])

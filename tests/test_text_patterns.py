@@ -2,10 +2,8 @@
 
 import math
 
-import pandas as pd
 import pytest
 
-from sage_lib import paths
 from sage_lib.evaluation import text_patterns
 from sage_lib.tasks.prompts import answer_turn
 
@@ -17,15 +15,8 @@ from sage_lib.tasks.prompts import answer_turn
         ("We denote the sum by S.", {"constraint setup"}),
         ("Let me think about it.", set()),
         ("Every such number is of the form 6k + 1.", {"structural reasoning"}),
-        (
-            "Assume for contradiction that n is even. This leads to a contradiction.",
-            {"contradiction"},
-        ),
-        (
-            "let a = 3; the number can be written as a product, which contradicts n < 2",
-            {"constraint setup", "structural reasoning", "contradiction"},
-        ),
-        ("2 + 2 = 4", set()),
+        ("Assume for contradiction that n is even. Which is impossible.", {"contradiction"}),
+        ("let a = 3; it can be written as ab, which contradicts n < 2", {*text_patterns.PATTERNS}),
         ("The outlet is lettered.", set()),
     ],
 )
@@ -34,14 +25,8 @@ def test_patterns(text, expected):
 
 
 def test_eq_13_by_hand():
-    found = text_patterns.pattern_frequencies(
-        [
-            ["Let $x$ be 1", "nothing"],
-            ["a contradiction, let y = 2"],
-            [],
-            ["plain", "plain", "denote z"],
-        ]
-    )
+    texts = [["Let $x$ be 1", "nothing"], ["a contradiction, let y = 2"], []]
+    found = text_patterns.pattern_frequencies([*texts, ["plain", "plain", "denote z"]])
     assert found["constraint setup"].frequency == pytest.approx((1 / 2 + 1 + 1 / 3) / 3)
     assert found["contradiction"].frequency == pytest.approx(1 / 3)
     assert (found["contradiction"].problems, found["contradiction"].dropped) == (3, 1)
@@ -52,10 +37,8 @@ def test_categories_by_hand():
     counts = text_patterns.categories("Therefore x = 3 + \\pi , let's check the apples")
     assert counts == {"logical": 1, "formal": 5, "metacognitive": 1, "semantic": 2}
     assert text_patterns.categories("") == {}
-    assert text_patterns.categories("A dog is a friend and I like it") == {
-        "semantic": 8,
-        "logical": 1,
-    }
+    friend = text_patterns.categories("A dog is a friend and I like it")
+    assert friend == {"semantic": 8, "logical": 1}
     assert text_patterns.categories("a + 2 = $I$ , n") == {"formal": 8}
 
 
@@ -74,14 +57,3 @@ def test_categories_by_hand():
 def test_defects(text, expected):
     assert text_patterns.defects(text) == expected
     assert text_patterns.defects(text, finished=False) == expected | {"truncated"}
-
-
-def test_every_judged_phrase_is_one_that_its_detector_still_finds():
-    judged = pd.read_csv(paths.DETECTORS)
-    assert (
-        set(judged["pattern"]) == set(text_patterns.PATTERNS)
-        and judged["genuine"].isin([0, 1]).all()
-        and not judged.duplicated(["pattern", "solution"]).any()
-    )
-    for row in judged.itertuples():
-        assert row.pattern in text_patterns.patterns(f"{row.phrase} x $ is"), row.phrase

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from sage_lib.policy import tiny_qwen
-from sage_lib.tasks import countdown, prompts
+from sage_lib.tasks import countdown, prompts, puzzles
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_a_worked_problem_survives_the_round_trip(tokenizer):
     asked = tokenizer.decode(prompt)
     assert problem.question in asked and asked.startswith(prompts.SYSTEM_PROMPT)
     completion = tokenizer.decode(whole[len(prompt) :], skip_special_tokens=True)
-    assert countdown.check(problem.detail, completion) == countdown.Check(work[0], True)
+    assert countdown.check(problem.detail, completion) == puzzles.Check(work[0], True)
 
 
 def test_each_marker_and_the_system_prompt_are_one_token(tokenizer):

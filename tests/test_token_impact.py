@@ -1,6 +1,8 @@
 """The impact of a token: rigged judges whose answer is known, and the exact expectation where one
 token is left to draw."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -61,18 +63,12 @@ def test_it_estimates_the_exact_probability_where_one_token_is_left(parts):
     assert abs(kept - exact) < 4 * (exact * (1 - exact) / count) ** 0.5
 
 
-class Fixed:
-    """A stream that draws the last position."""
-
-    def randrange(self, count):
-        return count - 1
-
-
 def test_the_replaced_tokens_are_the_most_uncertain_ones_of_their_part():
     entropy = [0.1, 0.4, 0.0, 0.9, 0.2, 0.3, 0.0, 0.0, 0.2, 0.1]
+    last = SimpleNamespace(randrange=lambda count: count - 1)
     expected = {"most uncertain": 3, "early": 1, "late": 8, "random": 9}
-    assert chosen_positions(entropy, Fixed()) == expected
-    assert set(chosen_positions([0.5], Fixed()).values()) == {0}
+    assert chosen_positions(entropy, last) == expected
+    assert set(chosen_positions([0.5], last).values()) == {0}
 
 
 def test_a_group_has_one_completion_of_a_problem_the_most_extreme():

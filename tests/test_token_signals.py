@@ -32,12 +32,9 @@ def test_the_runner_up_is_not_the_drawn_token_even_where_that_is_not_the_likelie
     assert logits[0, 0] == 3.0, "what is given stays as it was"
 
 
-def test_perplexity_by_hand():
+def test_perplexity_and_branching_factor_by_hand():
     assert token_signals.perplexity(np.log([0.5, 0.125])) == pytest.approx(4.0)
     assert np.isnan(token_signals.perplexity(np.array([])))
-
-
-def test_branching_factor_by_hand():
     states = [[0.5, 0.3, 0.15, 0.05], [0.96, 0.02, 0.01, 0.01], [0.25] * 4]
     found = token_signals.branching_factor(torch.tensor(states, dtype=torch.float64))
     assert found.tolist() == [3, 1, 4]

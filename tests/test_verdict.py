@@ -1,240 +1,164 @@
-"""Outcomes of claims from planted intervals and planted runs."""
+"""Outcomes of claims from planted intervals, planted logs and samples; and what the README says."""
 
-import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import readme
+from pydantic import ValidationError
 from scipy import stats
 
-from sage_lib.errors import SageError
+from sage_lib.experiment import results
 from sage_lib.experiment.profile import BASE, load_profile
-from sage_lib.report import exact_tables, front_tables, measured, reported, verdict
-from sage_lib.report.claims import CLAIMS, THIRDS, Claim, Comparison
-from sage_lib.report.verdict import AGREES, DISAGREES, IN_PART, MISSING, OPEN
+from sage_lib.paths import PUBLISHED, ROOT
+from sage_lib.report import passk, reported, verdict
+from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, Values
+
+COLUMNS = ["pass@1", "pass@256", "rare mass"]
+WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
 
 
-@pytest.mark.parametrize(
-    ("expects", "low", "high", "expected"),
-    [
-        ("above", 0.001, 0.02, AGREES),
-        ("above", -0.01, 0.004, DISAGREES),
-        ("above", -0.01, 0.02, OPEN),
-        ("below", -0.02, -0.001, AGREES),
-        ("below", -0.004, 0.01, DISAGREES),
-        ("equal", -0.004, 0.004, AGREES),
-        ("equal", 0.006, 0.02, DISAGREES),
-        ("equal", 0.001, 0.02, OPEN),
-        ("not above", -0.02, 0.004, AGREES),
-        ("not above", 0.001, 0.02, DISAGREES),
-        ("not above", -0.001, 0.02, OPEN),
-        ("not below", -0.004, 0.02, AGREES),
-        ("not below", -0.02, -0.001, DISAGREES),
-        ("above", 0.001, 0.004, DISAGREES),
-        ("above", np.nan, np.nan, OPEN),
-    ],
-)
-def test_what_an_interval_says_of_an_expectation(expects, low, high, expected):
-    assert verdict.outcome(expects, low, high, margin=0.005) == expected
-
-
-def test_no_interval_agrees_with_two_expectations_that_exclude_each_other():
-    for low in np.linspace(-0.02, 0.02, 41):
-        for high in np.linspace(low, 0.03, 21):
-            found = {e: verdict.outcome(e, low, high, 0.005) for e in ("above", "equal", "below")}
-            assert list(found.values()).count(AGREES) <= 1
-            against = verdict.outcome("not above", low, high, 0.005)
-            assert {against, found["above"]} != {AGREES}
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
-    [(0, 0, OPEN), (1, 1, OPEN), (0.5, 0, AGREES), (1, 0.5, AGREES), (0.5, 0.5, DISAGREES)],
-)
-def test_a_floor_or_ceiling_of_both_arms_decides_nothing(countdown, ours, theirs, expected):
-    profile = countdown({BASE: (0.3, 0.9), "grpo": (theirs, 0.8), "grpo_branch": (ours, 0.8)})
-    one = Claim("floor", "", "", (Comparison("grpo_branch", "grpo", "pass@1", "above"),), "")
-    assert verdict.comparisons(profile, [one]).iloc[0]["outcome"] == expected
-
-
-def test_an_unknown_expectation_is_refused():
-    with pytest.raises(SageError, match="above, below or equal, not 'higher'"):
-        verdict.outcome("higher", 0, 1, 0.005)
+def asking(*comparisons, name="one"):
+    """One claim of these comparisons, with the margins of the file."""
+    claim = {"claim": name, "comparisons": comparisons, **WORDS}
+    return verdict.Claims(margins=verdict.load().margins, claims=[claim])
 
 
 @pytest.fixture
-def countdown(monkeypatch):
-    """Profile countdown whose exact evaluations are planted: mean pass@1 and pass@256 by method."""
+def planted(monkeypatch):
+    """A study whose exact values are planted: mean pass@1 and pass@256 by method."""
 
-    def plant(points, seeds=(1, 2, 3, 4)):
+    def plant(points, seeds=(1, 2, 3, 4), name="planted"):
         found = {}
         for method, point in points.items():
             own = [None] if method == BASE else list(seeds)
             rng = np.random.default_rng(sum(map(ord, method)))
-            noise = rng.normal(0, 0.001, (len(own), 30, 2))
-            values = np.asarray(point) + noise - noise.mean(axis=(0, 1))
-            rare = np.full((len(own), 30), 0.01) + noise[..., 0]
-            found[method] = exact_tables.Exact(method, values, rare, ["both"] * 30, own)
-        monkeypatch.setattr(exact_tables, "by_method", lambda *a, **k: found)
-        monkeypatch.setattr(exact_tables, "evaluated", lambda profile: set(found))
-        no_logs = pd.DataFrame(columns=["method", "seed", "step", "grad_norm"])
-        monkeypatch.setattr(measured, "training", lambda profile: no_logs)
-        return load_profile("countdown")
+            noise = rng.normal(0, 0.001, (len(own), 30, 3))
+            values = np.array([*point, 0.01]) + noise - noise.mean(axis=(0, 1))
+            found[method] = Values(method, values, COLUMNS, ["both"] * 30, own)
+        settings = load_profile("countdown")
+        study = SimpleNamespace(settings=settings, name=name, label=settings.label, planted=found)
+        monkeypatch.setattr(passk, "exact", lambda one, ood: one.planted)
+        return study
 
     return plant
 
 
-def test_a_claim_agrees_only_where_all_its_comparisons_do(countdown):
-    both = CLAIMS[0]
-    for point, expected in {
-        (0.32, 0.84): AGREES,
-        (0.32, 0.79): IN_PART,
-        (0.28, 0.84): IN_PART,
-        (0.28, 0.79): DISAGREES,
-    }.items():
-        profile = countdown({BASE: (0.3, 0.85), "grpo": (0.31, 0.80), "grpo_branch": point})
-        assert verdict.claims(profile, [both])["outcome"].tolist() == [expected]
-    assert verdict.claims(countdown({"grpo": (0.3, 0.8)}), [both])["outcome"].tolist() == [MISSING]
+def outcome(chosen, *studies):
+    return verdict.judge(chosen, verdict.comparisons(chosen, *studies))["outcome"].item()
 
 
-def test_few_seeds_decide_nothing(countdown):
-    profile = countdown({"grpo": (0.3, 0.8), "grpo_branch": (0.4, 0.9)}, seeds=(1, 2))
-    assert verdict.claims(profile, CLAIMS[:1])["outcome"].tolist() == [OPEN]
+BOTH = asking(
+    ("grpo_branch", "grpo", "pass@1", "above"), ("grpo_branch", "grpo", "pass@256", "above")
+)
 
 
-def test_a_claim_without_comparisons_is_open_and_says_what_would_settle_it(countdown):
-    claim = Claim("words", "Table 2", "more words", (), "a policy that writes")
-    row = verdict.claims(countdown({"grpo": (0.3, 0.8)}), [claim]).iloc[0]
-    assert (row["outcome"], row["settles"]) == (OPEN, "a policy that writes")
+@pytest.mark.parametrize(
+    ("point", "expected"),
+    [
+        ((0.32, 0.84), AGREES),
+        ((0.32, 0.79), DISAGREES),
+    ],
+)
+def test_a_claim_agrees_only_where_all_its_comparisons_do(planted, point, expected):
+    points = {BASE: (0.3, 0.85), "grpo": (0.31, 0.80), "grpo_branch": point}
+    assert outcome(BOTH, planted(points)) == expected
 
 
-def test_the_papers_own_difference_stands_beside_the_measured_one(countdown):
-    profile = countdown({"grpo": (0.3, 0.8), "grpo_branch": (0.3, 0.8)})
-    table = verdict.comparisons(profile, CLAIMS[:1]).set_index("metric")
-    printed = reported.load("sage_table1")
-    average = (
-        printed[printed["dataset"] == "Avg"].set_index(["row", "metric"])["mean"].astype(float)
+def test_what_was_not_run_and_few_seeds_are_said(planted):
+    assert outcome(BOTH, planted({"grpo": (0.3, 0.8)})) == NOT_RUN
+    apart = {"grpo": (0.3, 0.8), "grpo_branch": (0.4, 0.9)}
+    assert outcome(BOTH, planted(apart, seeds=(1, 2))) == CANNOT_TELL
+    study = planted(apart)
+    study.planted["grpo"].seeds[:] = [5, 6, 7, 8]
+    assert outcome(BOTH, study) == NOT_RUN, "no seed in common"
+    lone = asking()
+    row = verdict.judge(lone, verdict.comparisons(lone, study)).iloc[0]
+    assert (row["outcome"], row["settles"]) == (CANNOT_TELL, "more seeds")
+
+
+def test_seeds_of_a_second_base_count_with_those_of_the_first(planted):
+    first = planted({"grpo": (0.3, 0.8), "grpo_branch": (0.4, 0.9)}, seeds=(1, 2))
+    other = planted({"grpo": (0.7, 0.9), "grpo_branch": (0.8, 1.0)}, seeds=(1, 2), name="other")
+    assert outcome(BOTH, first) == CANNOT_TELL and outcome(BOTH, first, other) == AGREES
+    rows = verdict.comparisons(BOTH, first, other)
+    assert rows["seeds"].tolist() == [4, 4] and rows["difference"].tolist() == pytest.approx(
+        [0.1] * 2
     )
-    for metric in ("pass@1", "pass@256"):
-        expected = average["GRPO + Branch", metric] - average["GRPO", metric]
-        assert table.loc[metric, "reported"] == pytest.approx(expected)
 
 
-def test_gradient_norms_are_paired_by_seed(countdown, monkeypatch):
-    profile = countdown({"grpo": (0.3, 0.8), "grpo_no_kl": (0.3, 0.8)})
+def test_the_papers_own_difference_stands_beside_the_measured_one(planted):
+    claims = asking(*BOTH.claims[0].comparisons)
+    claims.claims[0].table = "sage_table1"
+    rows = verdict.comparisons(claims, planted({"grpo": (0.3, 0.8), "grpo_branch": (0.3, 0.8)}))
+    printed = reported.load("sage_table1").query("dataset == 'Avg'").set_index(["row", "metric"])
+    for row in rows.itertuples():
+        expected = (
+            printed["mean"]["GRPO + Branch", row.metric] - printed["mean"]["GRPO", row.metric]
+        )
+        assert row.reported == pytest.approx(expected)
+
+
+def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps_paired_by_seed(planted):
+    """Of steps 1 to 9 the norm is the step's number, and the base's log is none of RL."""
+    study = planted({"grpo": (0.3, 0.8)})
     rows = [
-        {"method": method, "seed": seed, "step": step, "grad_norm": seed + gap + 0.001 * seed}
-        for method, gap in (("grpo", 0.5), ("grpo_no_kl", 0.0))
+        {"method": method, "seed": seed, "step": step, "grad_norm": step + gap * seed}
+        for method, gap in (("grpo", 1.0), ("grpo_no_kl", 0.9), (BASE, 7.0))
         for seed in (1, 2, 3)
-        for step in (1, 2)
+        for step in range(1, 10)
     ]
-    monkeypatch.setattr(measured, "training", lambda profile: pd.DataFrame(rows))
-    one = Claim(
-        "g", "", "", (Comparison("grpo_no_kl", "grpo", "gradient norm, last third", "below"),), ""
-    )
-    row = verdict.comparisons(profile, [one]).iloc[0]
-    assert row["difference"] == pytest.approx(-0.5) and row["seeds"] == 3 and row["beta"] == 1
+    study.steps = pd.DataFrame(rows)
+    names = [f"gradient norm, {third} third" for third in ("first", "middle", "last")]
+    of_grpo = [verdict.logged(name, study)["grpo"].loc["planted", 1] for name in names]
+    assert of_grpo == [2 + 1, 5 + 1, 8 + 1]
+    assert BASE not in verdict.logged(names[0], study)
+    chosen = asking(("grpo_no_kl", "grpo", names[2], "below"), ("rft", "grpo", names[2], "below"))
+    row, missing = verdict.comparisons(chosen, study).to_dict("records")
+    known = stats.ttest_1samp([-0.1, -0.2, -0.3], 0).confidence_interval(0.95)
+    assert row["difference"] == pytest.approx(-0.2) and row["seeds"] == 3 and row["beta"] == 1
+    assert (row["low"], row["high_seeds"]) == pytest.approx((known.low, known.high))
+    assert (row["outcome"], missing["outcome"]) == (CANNOT_TELL, NOT_RUN)
 
 
-def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps(monkeypatch):
-    log = pd.DataFrame({"method": "m", "seed": 1, "step": range(1, 10), "grad_norm": range(1, 10)})
-    monkeypatch.setattr(measured, "training", lambda profile: log)
-    thirds = [verdict.logged(None, f"gradient norm, {third} third").item() for third in THIRDS]
-    assert thirds == [2, 5, 8], "of steps 1 to 9, whose norms are their numbers"
+def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
+    study = planted({})
+    base = [{"method": BASE, "seed": None, "perplexity": 1 + i / 100} for i in range(100)]
+    ours = [{"method": "grpo", "seed": 1, "perplexity": p} for p in (1.0, 1.93, 1.95, 9.0)]
+    where = [{"dataset": "both", "problem": f"p{i % 2}"} for i in range(104)]
+    study.scores = pd.DataFrame([{**a, **b} for a, b in zip(base + ours, where, strict=True)])
+    found = verdict.tail(study)
+    assert found[BASE].values.mean() == pytest.approx(0.05)
+    assert found["grpo"].values[0, :, 0].tolist() == [0.5, 0.5], "1.95 of p0 and 9.0 of p1"
 
 
-def test_every_comparison_names_methods_of_the_profile_countdown():
-    profile = load_profile("countdown")
-    known = {BASE, *profile.methods}
-    for claim in CLAIMS:
+def test_the_claims_name_methods_and_metrics_that_there_are():
+    claims, known = verdict.load(), {BASE, *load_profile("countdown").methods}
+    assert len({claim.claim for claim in claims.claims}) == len(claims.claims)
+    for claim in claims.claims:
         for one in claim.comparisons:
-            assert {one.method, one.against} <= known, claim.name
-            assert verdict.margin_of(one.metric) > 0, claim.name
-            own = dataclasses.asdict(one)
-            assert own["expects"] in ("above", "below", "equal", "not above", "not below")
+            assert {one.method, one.against} <= known, claim.claim
+            assert claims.margins[one.metric] > 0
+    with pytest.raises(ValidationError, match="Input should be 'above'"):
+        asking(("grpo", BASE, "pass@1", "higher"))
 
 
-def test_the_summary_says_what_the_planted_files_say(countdown):
-    profile = countdown(
-        {
-            BASE: (0.30, 0.86),
-            "grpo_no_kl": (0.32, 0.78),
-            "grpo": (0.31, 0.84),
-            "grpo_branch": (0.33, 0.85),
-        }
-    )
-    first, second = verdict.summary(profile)
-    assert first.startswith(
-        "Our runs agree with the claim, and had little room: at beta 1, SAGE minus"
-    )
-    assert (
-        " GRPO is +0.020" in first
-        and " in pass@1 and +0.010 [" in first
-        and first.endswith("] in pass@256 (4 seeds).")
-    )
-    weak, known = verdict._too_weak(verdict.comparisons(profile))
-    assert second == (
-        "They cannot rule a gain out: GRPO itself moves pass@1 only from 0.300 to 0.320, "
-        f"and {weak} of {known} comparisons could not have seen a difference that matters."
-    )
-    split = {BASE: (0.30, 0.86), "grpo_no_kl": (0.32, 0.78), "grpo": (0.31, 0.84)}
-    fallen = verdict.summary(countdown({**split, "grpo_branch": (0.28, 0.81)}))
-    assert fallen[0].startswith("Our runs found no gain, ")
-    apart = verdict.summary(countdown({**split, "grpo_branch": (0.33, 0.81)}))
-    assert apart[0].startswith("Our runs support the claim in part, ")
-    assert verdict.summary(countdown(split)) == ["SAGE and GRPO have not both been run yet."]
+@pytest.fixture(scope="module")
+def published():
+    study, claims = results.load("countdown"), verdict.load()
+    compared = verdict.comparisons(claims, study)
+    return study, claims, compared, verdict.judge(claims, compared)
 
 
-def test_a_comparison_is_too_weak_where_it_sees_only_more_than_the_margin():
-    compared = pd.DataFrame(
-        {"metric": ["pass@1", "pass@1, ood", "rare mass", "pass@256"],
-         "detectable": [0.004, 0.006, 0.0004, np.nan]}
-    )  # fmt: skip
-    assert verdict._too_weak(compared) == (1, 3)
+def test_the_published_verdict_follows_from_the_published_frames(published):
+    _, _, compared, judged = published
+    stored = pd.read_csv(PUBLISHED / "countdown" / "verdict.csv", keep_default_na=False)
+    pd.testing.assert_frame_equal(judged.reset_index(drop=True), stored, check_dtype=False)
+    stored = pd.read_csv(PUBLISHED / "countdown" / "comparisons.csv")
+    pd.testing.assert_frame_equal(compared, stored, check_dtype=False, rtol=1e-6)
 
 
-def test_few_seeds_tell_what_the_interval_over_seeds_alone_tells_as_well(countdown, monkeypatch):
-    """An interval over seeds and problems may be narrower than that over the seeds' means."""
-    profile = countdown({BASE: (0.30, 0.86), "grpo": (0.31, 0.84), "grpo_branch": (0.33, 0.85)})
-    one = Claim("c", "", "", (Comparison("grpo_branch", "grpo", "pass@1", "above"),), "", None)
-    assert verdict.claims(profile, [one])["outcome"].item() == AGREES
-    monkeypatch.setattr(verdict, "over_seeds", lambda *_: (-0.01, 0.05))
-    assert verdict.claims(profile, [one])["outcome"].item() == OPEN
-
-
-def test_the_interval_over_seeds_is_the_t_interval_of_their_means():
-    rng = np.random.default_rng(0)
-
-    def planted(seeds):
-        values = rng.uniform(size=(len(seeds), 6, 2))
-        return exact_tables.Exact("m", values, values[..., 0] / 9, ["a"] * 4 + ["b"] * 2, seeds)
-
-    ours, theirs = planted([1, 2, 3, 4]), planted([2, 3, 4])
-    apart = ours.values[1:, :, 1] - theirs.values[:, :, 1]
-    means = (apart[:, :4].mean(1) + apart[:, 4:].mean(1)) / 2
-    expected = stats.ttest_1samp(means, 0).confidence_interval(0.95)
-    found = verdict.over_seeds(*front_tables.pair(ours, theirs), ours.sets, "pass@256")
-    assert found == pytest.approx((expected.low, expected.high))
-    of_one = front_tables.pair(planted([1]), planted([1]))
-    assert all(np.isnan(verdict.over_seeds(*of_one, ours.sets, "rare mass")))
-
-
-def test_methods_beside_the_base_are_counted_and_those_with_seeds_are_named():
-    profile = load_profile("smoke")
-    keys = ["grpo", "grpo_no_kl", "dapo_no_kl"]
-    rows = pd.DataFrame({"method": keys, "low": [0.1, 0.1, -0.1], "high": 0.2, "seeds": [3, 1, 1]})
-    assert verdict.beside_base(profile, rows, "more than", "less than", "like") == [
-        "    more than the base: 2; of 3 seeds or more: GRPO",
-        "    like the base: 1; of 3 seeds or more: none",
-    ]
-
-
-def test_what_could_not_have_been_shown_is_counted(countdown):
-    profile = countdown({BASE: (0.30, 0.86), "grpo": (0.31, 0.84), "grpo_branch": (0.33, 0.85)})
-    compared = verdict.comparisons(profile, CLAIMS[:1])
-    compared["detectable"] = [0.004, 0.006]  # the least that matters is 0.005
-    moved, weak = verdict.limits(profile, compared)
-    assert moved.endswith("pass@1 +0.010 and pass@256 -0.020")
-    assert weak.startswith("of 2 comparisons 1 would find only more")
-    none = verdict.limits(profile, compared.assign(detectable=np.nan))[1]
-    assert none.startswith("of 0 comparisons 0 ")
+def test_the_readme_says_what_the_published_frames_say(published):
+    text = (ROOT / "README.md").read_text()
+    assert readme.filled(text, "result", readme.result(*published[:3])) == text

@@ -4,8 +4,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,7 +11,6 @@ import hostile
 import pytest
 
 from sage_lib.errors import SageError
-from sage_lib.paths import ROOT
 from sage_lib.tasks import verifier as judging
 from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_answer
 
@@ -31,7 +28,6 @@ def verifier():
         ("54", "54", True),
         (54, "54", True),
         (54, "50 + 4", True),
-        (54, 53, False),
         ("54", "( ( 3 + 5 ) * 7 ) - 2", True),
         ("54", "( ( 3 + 5 ) * 7 ) - 3", False),
         ("0.5", r"\frac{1}{2}", True),
@@ -54,13 +50,9 @@ def test_the_last_complete_answer_counts():
     assert last_answer("<SOLUTION>2<SOLUTION> 1. </SOLUTION></SOLUTION>") == "1"
     assert last_answer("<SOLUTION> 1") is None
     assert last_answer("1 </SOLUTION>") is None
-    assert last_answer("<SOLUTION>(1,\n  2).</SOLUTION>") == "(1, 2)", (
-        "Math-Verify reads no formula across lines"
-    )
-    assert (
-        last_answer(r"\boxed{1} so \boxed{\frac{1}{2}} <SOLUTION>3</SOLUTION>", boxed=True)
-        == r"\frac{1}{2}"
-    )
+    assert last_answer("<SOLUTION>(1,\n  2).</SOLUTION>") == "(1, 2)"
+    boxes = r"\boxed{1} so \boxed{\frac{1}{2}} <SOLUTION>3</SOLUTION>"
+    assert last_answer(boxes, boxed=True) == r"\frac{1}{2}"
     assert last_answer(r"\boxed{1", boxed=True) is None and last_answer("none", boxed=True) is None
     assert last_answer("") is None
 
@@ -72,28 +64,15 @@ def test_no_hostile_completion_hangs_crashes_or_scores_and_what_is_right_stays_r
     cases = list(hostile.cases())
     assert len(cases) >= 480 and len({name for name, *_ in cases}) == len(cases)
     strict = Verifier(workers=2, time_limit=0.3)
-    verdicts = strict.verify_answers(
-        [gold for _, gold, _, _ in cases], [last_answer(text) for _, _, text, _ in cases]
-    )
-    wrong = [
-        (name, v)
-        for (name, _, _, correct), v in zip(cases, verdicts, strict=True)
-        if v.correct is not correct
-    ]
+    answers = [last_answer(text) for _, _, text, _ in cases]
+    verdicts = strict.verify_answers([gold for _, gold, _, _ in cases], answers)
+    wrong = [c[0] for c, v in zip(cases, verdicts, strict=True) if v.correct is not c[3]]
     assert not wrong
-    assert (
-        strict.counts["timeout"] > 20
-        and strict.counts["too long"] > 20
-        and strict.counts["no answer"] > 5
-    ), "every limit was met, and counted"
-    assert (
-        strict.counts["asked"]
-        == len(cases)
-        == sum(n for reason, n in strict.counts.items() if reason not in ("asked", "distinct"))
-    )
-    assert strict.verify_answers(["7"], ["8 - 1"])[0].correct, (
-        "the pool works on after killed workers"
-    )
+    counts = dict(strict.counts)
+    assert min(counts["timeout"], counts["too long"]) > 20 and counts["no answer"] > 5
+    del counts["distinct"]
+    assert counts.pop("asked") == len(cases) == sum(counts.values())
+    assert strict.verify_answers(["7"], ["8 - 1"])[0].correct, "the pool works on"
     assert not list(tmp_path.iterdir()), "nothing in an answer is run"
     strict.close()
 
@@ -103,38 +82,28 @@ def test_the_short_cut_for_integers_agrees_with_math_verify(seed):
     from math_verify import parse, verify
 
     rng = random.Random(seed)
-    shapes = [
-        str,
-        lambda n: f"+{n}" if n >= 0 else str(n),
-        lambda n: f"{n:05d}",
-        lambda n: str(n * 10**9),
-    ]
+    shapes = ["{}".format, "{:+d}".format, "{:05d}".format, "{}000000000".format]
     for _ in range(60):
         a = rng.randint(-50, 50)
         gold, answer = rng.choice(shapes)(a), rng.choice(shapes)(rng.choice([a, a + 1, -a]))
-        assert Verifier().verify_answers([gold], [answer])[0].correct == verify(
-            parse(f"${gold}$"), parse(f"${answer}$")
-        )
+        theirs = verify(parse(f"${gold}$"), parse(f"${answer}$"))
+        assert Verifier().verify_answers([gold], [answer])[0].correct == theirs
 
 
 def test_the_short_cut_for_numbers_that_are_far_apart_agrees_with_math_verify():
     from math_verify import verify
 
-    from sage_lib.tasks.verifier import _verify, parse
+    from sage_lib.tasks.mathematics import equal, parse
 
     rng = random.Random(0)
     shapes = [
         lambda n, d: rf"\frac{{{n}}}{{{d}}}",
-        lambda n, d: f"{n / d:.6f}",
         lambda n, d: f"{n / d:.3f}",
         lambda n, d: f"{100 * n / d:.2f}\\%",
-        lambda n, d: rf"\sqrt{{{n * n}}}/{d}",
-        lambda n, d: f"{n}/{d}",
         lambda n, d: rf"{n}\pi/{d}",
         lambda n, d: rf"\frac{{{n}\sqrt{{2}}}}{{{d}}}",
         lambda n, d: rf"\{{{n}, {d}\}}",
         lambda n, d: f"x = {n}",
-        lambda n, d: str(n),
         lambda n, d: f"{n}.0",
         lambda n, d: rf"{n} \text{{ cm}}",
     ]
@@ -143,7 +112,7 @@ def test_the_short_cut_for_numbers_that_are_far_apart_agrees_with_math_verify():
         n, d = rng.randint(1, 9), rng.randint(2, 9)
         gold, answer = rng.choice(shapes)(n, d), rng.choice(shapes)(n + rng.choice([0, 0, 0, 1]), d)
         expected = bool(verify(parse(gold), parse(answer), timeout_seconds=None))
-        assert _verify((gold, answer)) is expected, (gold, answer)
+        assert equal(gold, answer) is expected, (gold, answer)
         said.add(expected)
     assert said == {True, False}
 
@@ -171,50 +140,20 @@ def test_a_busy_machine_changes_no_verdict():
     slow.close()
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path):
-    (tmp_path / "script.py").write_text(
-        "from sage_lib.tasks.verifier import Verifier\n"
-        "Verifier().verify_answers(['7'], ['8 - 1'])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode != 0 and "put what runs under if __name__ == '__main__'" in done.stderr
-
-
-def test_equal_pairs_are_verified_once():
-    fresh = Verifier()
-    fresh.verify_answers(["6"] * 50, ["2 * 3"] * 49 + [None])
-    assert (fresh.counts["asked"], fresh.counts["distinct"], fresh.counts["no answer"]) == (
-        50,
-        2,
-        1,
-    )
-    fresh.close()
-
-
 def test_unparseable_gold_is_refused(verifier):
-    with pytest.raises(SageError, match="cannot be parsed"):
-        verifier.verify_answers([""], ["5"])
     verifier.require_golds([7, "7", r"\frac{1}{2}"])
-    with pytest.raises(SageError, match="2 gold answers do not go with 1 answers"):
-        verifier.verify_answers(["1", "2"], ["5"])
+    for gold in ("", "which of these?", r"\frac{1}{", "1e99999"):
+        with pytest.raises(SageError, match="cannot be parsed"):
+            verifier.require_golds(["7", gold])
 
 
 def test_threads_share_it(verifier):
     found = []
-    threads = [
-        threading.Thread(
-            target=lambda i=i: found.append(
-                verifier.verify_answers([str(i)], [f"{i} + 0"])[0].correct
-            )
-        )
-        for i in range(6)
-    ]
+
+    def ask(i):
+        found.append(verifier.verify_answers([str(i)], [f"{i} + 0"])[0].correct)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -222,37 +161,24 @@ def test_threads_share_it(verifier):
     assert found == [True] * 6
 
 
-@pytest.mark.parametrize(
-    ("texts", "boxed", "found", "remedy"),
-    [
-        ([r"it is \boxed{3}", "3"], False, r"ends in 'it is \\boxed{3}'", "with boxed=True"),
-        (["3", "4"], False, "looks for <SOLUTION>...</SOLUTION>", "with boxed=True"),
-        (["<SOLUTION> 3 </SOLUTION>"], True, r"looks for \boxed{...}", "without boxed=True"),
-    ],
-)
-def test_a_first_batch_of_which_nothing_is_read_is_said_once(
-    monkeypatch, caplog, texts, boxed, found, remedy
-):
+def test_a_first_batch_of_which_nothing_is_read_is_said_once(monkeypatch, caplog):
     monkeypatch.setattr(judging, "_FIRST_SEEN", set())
     for _ in range(2):
-        assert accuracy_reward(texts, ["3"] * len(texts), boxed=boxed) == [0.0] * len(texts)
+        assert accuracy_reward([r"it is \boxed{3}", "3"], ["3"] * 2) == [0.0, 0.0]
     (said,) = [record.getMessage() for record in caplog.records]
-    assert found in said and remedy in said
-
-
-def test_a_first_batch_of_which_something_is_read_is_not_spoken_of(monkeypatch, caplog):
-    monkeypatch.setattr(judging, "_FIRST_SEEN", set())
-    accuracy_reward(["<SOLUTION> 5 </SOLUTION>", "4"], ["4"] * 2)
-    accuracy_reward(["4", "4"], ["4"] * 2)  # a policy may well forget the form later
-    assert not caplog.records
+    assert r"it is \\boxed{3}" in said and "with boxed=True" in said
 
 
 def test_reward_takes_texts_and_conversations():
     texts = ["work <SOLUTION> 2 + 2 </SOLUTION>", "<SOLUTION> 5 </SOLUTION>", "no answer"]
     assert accuracy_reward(texts, ["4"] * 3) == accuracy_reward(texts, [4] * 3) == [1.0, 0.0, 0.0]
     assert accuracy_reward([r"so \boxed{2+2}", "4"], ["4"] * 2, boxed=True) == [1.0, 0.0]
-    assert accuracy_reward([[{"role": "assistant", "content": t}] for t in texts], ["4"] * 3) == [
-        1.0,
-        0.0,
-        0.0,
-    ]
+    turns = [[{"role": "assistant", "content": text}] for text in texts]
+    assert accuracy_reward(turns, ["4"] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_equal_pairs_are_verified_once():
+    fresh = Verifier()
+    fresh.verify_answers(["6"] * 50, ["2 * 3"] * 49 + [None])
+    assert {"asked": 50, "distinct": 2, "no answer": 1}.items() <= fresh.counts.items()
+    fresh.close()

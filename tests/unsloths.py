@@ -19,10 +19,7 @@ from pathlib import Path
 import torch
 
 #: What it decides by environment variables: packing into one row is for its own kernels.
-SETTINGS = {
-    "UNSLOTH_GRPO_SEQ_PACKING": "0",
-    "UNSLOTH_GRPO_PREFIX_GROUPER": "0",
-}
+SETTINGS = ("UNSLOTH_GRPO_SEQ_PACKING", "UNSLOTH_GRPO_PREFIX_GROUPER")
 #: The functions that bear on log-probabilities and the loss, and where in TRL they stand.
 REPLACED = (
     "_generate_and_score_completions",
@@ -31,15 +28,10 @@ REPLACED = (
 )
 
 
-def source() -> Path:
-    import unsloth
-
-    return Path(unsloth.__file__).parent / "models" / "rl_replacements.py"
-
-
 def _namespace():
     """Unsloth's module without its imports of kernels: all its functions, and the names that its
     generated file has from elsewhere."""
+    import unsloth
     from unsloth_zoo import rl_replacements as zoo
     from unsloth_zoo.device_map_planner import detect_logit_transforms
     from unsloth_zoo.log import logger
@@ -62,9 +54,10 @@ def _namespace():
         "_get_inference_mode_context_manager": lambda model: torch.no_grad(),
         "grpo_compute_loss_slow": zoo.grpo_compute_loss,
     }
-    tree = ast.parse(source().read_text())
+    source = Path(unsloth.__file__).parent / "models" / "rl_replacements.py"
+    tree = ast.parse(source.read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    exec(compile(ast.Module(functions, []), str(source()), "exec"), names)
+    exec(compile(ast.Module(functions, []), str(source), "exec"), names)
     return names
 
 
@@ -72,8 +65,8 @@ def patch(monkeypatch):
     """Put Unsloth's functions onto TRL's GRPOTrainer, as its generated class has them."""
     from trl.trainer import grpo_trainer
 
-    for name, value in SETTINGS.items():
-        monkeypatch.setenv(name, value)
+    for name in SETTINGS:
+        monkeypatch.setenv(name, "0")
     names = _namespace()
     cls = grpo_trainer.GRPOTrainer
     if cls.compute_loss.__code__.co_filename.startswith("<unsloth"):
@@ -88,10 +81,5 @@ def patch(monkeypatch):
         places = {**vars(grpo_trainer), **names}
         exec(code, places)
         monkeypatch.setattr(cls, name, places[name])
-    _configure(monkeypatch, grpo_trainer.GRPOConfig)
-
-
-def _configure(monkeypatch, config):
-    """What Unsloth adds to GRPOConfig."""
-    for name in ("unsloth_num_chunks", "unsloth_grpo_mini_batch", "unsloth_logit_chunk_multiplier"):
-        monkeypatch.setattr(config, name, None, raising=False)
+    for name in ("num_chunks", "grpo_mini_batch", "logit_chunk_multiplier"):
+        monkeypatch.setattr(grpo_trainer.GRPOConfig, f"unsloth_{name}", None, raising=False)

@@ -1,0 +1,181 @@
+"""Differences, intervals and outcomes against scipy, closed forms and planted values."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from sage_lib.errors import SageError
+from sage_lib.evaluation import metrics
+from sage_lib.report import inference
+from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, Values
+
+
+def planted(method, values, seeds, sets="aabb"):
+    return Values(method, np.asarray(values, float), ["x"], list(sets), list(seeds))
+
+
+def by_seed(method, numbers, seeds):
+    """Values that are the same for all problems, but for what problems differ by."""
+    one = np.asarray(numbers, float)[:, None, None] + np.array([0.1, 0.2, 0.6, 0.8])[:, None]
+    return planted(method, one, seeds)
+
+
+def test_values_of_a_frame_stand_by_seed_and_problem_whatever_its_order():
+    rows = [
+        {"method": "m", "seed": seed, "dataset": "d", "problem": problem, "x": 10 * seed + number}
+        for seed in (2, 1)
+        for number, problem in enumerate("pq")
+    ]
+    frame = pd.DataFrame([*rows, {**rows[0], "x": 30}]).astype({"seed": "Int64"})
+    found = Values.by_method(frame, ["x"])["m"]
+    assert found.seeds == [1, 2] and found.values[..., 0].tolist() == [[10, 11], [25, 21]]
+    lacking = frame.iloc[:3].assign(method="n", seed=[1, 1, 2])
+    with pytest.raises(SageError, match="n was evaluated on 1 problems and others on 2"):
+        Values.by_method(pd.concat([frame, lacking]), ["x"])
+
+
+def test_seeds_are_paired_by_number_and_the_interval_over_them_is_scipys():
+    ours, theirs = (
+        by_seed("a", [0.5, 0.9, 0.7, 0.1], [4, 2, 3, 9]),
+        by_seed("b", [0.3, 0.1, 0.2], [2, 3, 4]),
+    )
+    [row] = inference.difference(ours, theirs).to_dict("records")
+    apart = [0.9 - 0.3, 0.7 - 0.1, 0.5 - 0.2]
+    assert row["difference"] == pytest.approx(np.mean(apart)) and row["seeds"] == 3
+    known = stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+    assert (row["low_seeds"], row["high_seeds"]) == pytest.approx((known.low, known.high))
+    assert row["ours"] == pytest.approx(np.mean([0.5, 0.9, 0.7]) + (0.15 + 0.7) / 2)
+    wide = metrics.paired_difference(ours.values[[0, 1, 2]], theirs.values[[2, 0, 1]], ours.sets)
+    assert (row["low"], row["high"]) == pytest.approx((wide[1][0], wide[2][0]))
+
+
+def test_methods_without_a_common_seed_are_refused_and_the_base_goes_with_each():
+    ours, theirs = by_seed("a", [0.5, 0.9], [1, 2]), by_seed("b", [0.3], [3])
+    with pytest.raises(SageError, match="a and b share no seed"):
+        inference.difference(ours, theirs)
+    base = by_seed("base", [0.2], [None])
+    [row] = inference.difference(ours, base).to_dict("records")
+    assert row["difference"] == pytest.approx(0.5) and row["seeds"] == 2
+    [one] = inference.difference(theirs, base).to_dict("records")
+    assert np.isnan([one["detectable"], one["low_seeds"]]).all(), "how seeds differ is not known"
+
+
+def test_what_could_be_seen_is_what_the_differences_say():
+    rng = np.random.default_rng(0)
+    ours = planted("a", rng.random((4, 4, 1)), range(4))
+    theirs = planted("b", rng.random((4, 4, 1)), range(4))
+    row = inference.difference(ours, theirs).iloc[0]
+    known = metrics.minimum_detectable_effect(ours.values - theirs.values, ours.sets)
+    assert row["detectable"] == pytest.approx(known[0])
+    lone = planted("a", rng.random((4, 4, 1)), range(4), sets="aaab")
+    assert np.isnan(inference.difference(lone, theirs).iloc[0]["detectable"]), "of one problem"
+
+
+def test_differences_leave_out_the_reference_the_base_and_what_was_not_evaluated():
+    values = {m: by_seed(m, [0.1, 0.2], [1, 2]) for m in ("grpo", "x", "y")}
+    values["base"] = by_seed("base", [0.1], [None])
+    assert list(inference.differences(values, "grpo")["method"]) == ["x", "y"]
+    assert list(inference.differences(values, "base", ["y", "z"])["method"]) == ["y"]
+    assert inference.differences(values, "grpo", []).empty, "none is not all"
+    with pytest.raises(SageError, match="z was not evaluated: choose one of grpo, x, y, base"):
+        inference.differences(values, "z")
+
+
+def test_the_second_base_counts_with_the_first_and_pairs_stay_within_a_base():
+    """Bases that lie far apart: a difference across them would be seen at once."""
+    first = {"base": by_seed("base", [0.1], [None]), "grpo": by_seed("grpo", [0.2, 0.3], [1, 2])}
+    other = {"base": by_seed("base", [5.0], [None]), "grpo": by_seed("grpo", [5.2, 5.4], [2, 3])}
+    first["x"], other["x"] = by_seed("x", [0.3, 0.5], [1, 2]), by_seed("x", [5.3], [2])
+    both = inference.stacked(first, other)
+    row = inference.difference(both["x"], both["grpo"]).iloc[0]
+    assert row["seeds"] == 3 and row["difference"] == pytest.approx(np.mean([0.1, 0.2, 0.1]))
+    row = inference.difference(both["grpo"], both["base"]).iloc[0]
+    assert row["seeds"] == 4 and row["difference"] == pytest.approx(np.mean([0.1, 0.2, 0.2, 0.4]))
+    moved = planted("x", [[[0.1]] * 4], [7], sets="abab")
+    with pytest.raises(SageError, match="x was evaluated on other problems"):
+        inference.stacked(first, {"x": moved})
+
+
+def test_a_number_a_seed_is_paired_by_seed():
+    ours, theirs = pd.Series({1: 0.5, 2: 0.9, 4: 7.0}), pd.Series({2: 0.3, 1: 0.1, 3: 8.0})
+    found = inference.difference_of_seeds(ours, theirs)
+    assert found["difference"] == pytest.approx(0.5) and found["seeds"] == 2
+    known = stats.ttest_1samp([0.4, 0.6], 0).confidence_interval(0.95)
+    assert (found["low"], found["high"]) == pytest.approx((known.low, known.high))
+    assert np.isnan(inference.over_seeds([0.1])).all()
+
+
+@pytest.mark.parametrize(
+    ("expects", "low", "high", "expected"),
+    [
+        ("above", 0.001, 0.02, AGREES),
+        ("above", -0.01, 0.004, DISAGREES),
+        ("above", -0.01, 0.02, CANNOT_TELL),
+        ("above", 0.001, 0.004, DISAGREES),  # a gain too small to matter confirms nothing
+        ("above", np.nan, np.nan, CANNOT_TELL),
+        ("below", -0.02, -0.001, AGREES),
+        ("below", -0.004, 0.01, DISAGREES),
+        ("equal", -0.004, 0.004, AGREES),
+        ("equal", 0.006, 0.02, DISAGREES),
+        ("equal", 0.001, 0.02, CANNOT_TELL),
+        ("not above", -0.02, 0.004, AGREES),
+        ("not above", 0.001, 0.02, DISAGREES),
+        ("not above", -0.001, 0.02, CANNOT_TELL),
+        ("not below", -0.004, 0.02, AGREES),
+        ("not below", -0.02, -0.001, DISAGREES),
+    ],
+)
+def test_what_an_interval_says_of_an_expectation(expects, low, high, expected):
+    assert inference.outcome(expects, low, high, margin=0.005) == expected
+
+
+def test_no_interval_agrees_with_two_expectations_that_exclude_each_other():
+    for low in np.linspace(-0.02, 0.02, 41):
+        for high in np.linspace(low, 0.03, 21):
+            found = {e: inference.outcome(e, low, high, 0.005) for e in ("above", "equal", "below")}
+            assert list(found.values()).count(AGREES) <= 1
+            assert {inference.outcome("not above", low, high, 0.005), found["above"]} != {AGREES}
+
+
+CLEAR = {"low": 0.1, "high": 0.2, "low_seeds": 0.1, "high_seeds": 0.2, "seeds": 3}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (0.001, 0.002, CANNOT_TELL),
+        (0.999, 0.998, CANNOT_TELL),
+        (0.5, 0.0, AGREES),
+        (1.0, 0.5, AGREES),
+    ],
+)
+def test_a_floor_or_ceiling_of_both_methods_decides_nothing_and_of_one_it_does(
+    ours, theirs, expected
+):
+    row = {**CLEAR, "ours": ours, "theirs": theirs}
+    assert inference.judged("above", row, margin=0.005) == expected
+
+
+def test_few_seeds_decide_nothing_and_both_intervals_must_say_the_same():
+    assert inference.judged("above", CLEAR, 0.005) == AGREES
+    assert inference.judged("above", {**CLEAR, "seeds": 2}, 0.005) == CANNOT_TELL
+    assert inference.judged("above", {**CLEAR, "low_seeds": -0.1}, 0.005) == CANNOT_TELL
+    assert inference.judged("above", {**CLEAR, "low": -0.1}, 0.005) == CANNOT_TELL
+    logged = {"low": 0.1, "high": 0.2, "seeds": 3}
+    assert inference.judged("above", logged, 0.005) == AGREES, "one interval, over seeds"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([AGREES, AGREES], AGREES),
+        ([AGREES, DISAGREES], DISAGREES),
+        ([AGREES, CANNOT_TELL], CANNOT_TELL),
+        ([AGREES, NOT_RUN], NOT_RUN),
+        ([DISAGREES, NOT_RUN], DISAGREES),
+        ([], CANNOT_TELL),
+    ],
+)
+def test_a_claim_agrees_only_where_all_its_comparisons_do(outcomes, expected):
+    assert inference.together(outcomes) == expected

@@ -1,0 +1,121 @@
+"""The proposition of theory.optimum, against enumeration on random trees and simulation."""
+
+import numpy as np
+import pytest
+import torch
+
+from sage_lib.errors import SageError
+from sage_lib.theory import optimum
+from sage_lib.theory.losses import kappa
+from sage_lib.theory.solutions import product_guide, tilted
+from sage_lib.theory.tree import random_tree
+
+
+def instance(seed):
+    """pi_ref, rewards with both values, and q of each completion of a random tree."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng)
+    while len(tree.completions) < 4:
+        tree = random_tree(rng)
+    edges = len(tree.edges)
+    logits = torch.tensor(rng.normal(size=edges))
+    reference = tree.completion_probabilities(tree.log_policy(logits))
+    reward = torch.zeros(len(reference), dtype=torch.float64)
+    reward[rng.permutation(len(reference))[: len(reference) // 2]] = 1
+    guide = product_guide(tree, torch.tensor(rng.uniform(np.log(0.6), np.log(1.4), edges)))
+    return reference, reward, guide
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("beta", [0.05, 0.2, 1.0])
+def test_odds_rise_by_exp_one_over_beta_times_rho(seed, beta):
+    reference, reward, guide = instance(seed)
+    p = float(reference @ reward)
+    log_rho = optimum.log_rho(reference, reward, guide)
+    found = tilted(reference, reward, beta, guide)
+    np.testing.assert_allclose(optimum.success(p, beta, log_rho), float(found @ reward), rtol=1e-10)
+    plain = tilted(reference, reward, beta)
+    np.testing.assert_allclose(optimum.success(p, beta), float(plain @ reward), rtol=1e-10)
+    # Consequence 2: better than eq. 2 exactly where right completions have the larger mean q.
+    assert (found @ reward > plain @ reward) == (log_rho > 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_eq_2_keeps_the_shares_among_right_completions(seed):
+    reference, reward, _ = instance(seed)
+    right = reward == 1
+    found = tilted(reference, reward, 0.3)[right]
+    torch.testing.assert_close(found / found.sum(), reference[right] / reference[right].sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_group_normalisation_kappa_takes_the_place_of_one(seed):
+    reference, reward, guide = instance(seed)
+    found, factor = reference, 1.0
+    for _ in range(200):  # eq. 4 at beta/kappa, kappa that of the policy's own success
+        factor = kappa(float(found @ reward), 8)
+        found = tilted(reference, reward, 1.0 / factor, guide)
+    rho = optimum.log_rho(reference, reward, guide)
+    expected = optimum.success(float(reference @ reward), 1.0 / factor, rho)
+    np.testing.assert_allclose(float(found @ reward), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_filtered_model_is_the_limit_and_the_nearest_policy_that_is_always_right(seed):
+    reference, reward, _ = instance(seed)
+    best = optimum.filtered(reference, reward)
+    torch.testing.assert_close(best, tilted(reference, reward, 0.01), atol=1e-12, rtol=0)
+    right = reward == 1
+
+    def kl(policy):
+        return float((policy[right] * (policy[right] / reference[right]).log()).sum())
+
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        other = torch.zeros_like(reference)
+        other[right] = torch.tensor(rng.dirichlet(np.ones(int(right.sum()))))
+        assert kl(best) <= kl(other) + 1e-12
+    assert kl(best) == pytest.approx(-np.log(float(reference @ reward)))
+
+
+def test_kappa_tends_to_the_slope_of_the_group_utility():
+    for p in (0.1, 0.35, 0.8):
+        step = 1e-6
+        slope = (optimum.group_utility(p + step) - optimum.group_utility(p - step)) / (2 * step)
+        assert slope == pytest.approx(1 / np.sqrt(p * (1 - p)), rel=1e-6)
+        assert kappa(p, 4000) == pytest.approx(float(slope), rel=2e-3)
+
+
+def test_guide_gain_finds_log_rho_from_samples_as_often_as_it_says():
+    reference, reward, guide = instance(3)
+    truth = optimum.log_rho(reference, reward, guide)
+    rng = np.random.default_rng(0)
+    draws = rng.choice(len(reference), size=(400, 200), p=(reference / reference.sum()).numpy())
+    table = optimum.guide_gain(
+        reward.numpy()[draws].ravel(),
+        guide.log().numpy()[draws].ravel(),
+        np.repeat(np.arange(400), 200),
+    )
+    held = ((table["low"] <= truth) & (truth <= table["high"])).mean()
+    assert 0.92 <= held <= 0.98  # 95 %, with 400 tries
+    error = table["log_rho"].std() / np.sqrt(len(table))
+    assert abs(table["log_rho"].mean() - truth) < 4 * error
+
+
+def test_guide_gain_of_a_problem_without_right_samples_is_unknown():
+    table = optimum.guide_gain([0, 0, 1, 0, 1], [0.1, 0.2, 0.0, 0.5, 0.0], list("aabbb"))
+    assert table["log_rho"].isna().tolist() == [True, False]
+    assert table.loc[1, "log_rho"] == pytest.approx(-0.5)
+    assert np.isnan(table.loc[1, "low"])  # one wrong sample has no spread
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (([0, 1], [0.0], ["a", "a"]), "one entry a sample"),
+        (([0.5, 1], [0.0, 0.0], ["a", "a"]), "rewards of 0 and 1"),
+    ],
+)
+def test_bad_samples_are_one_sentence(arguments, words):
+    with pytest.raises(SageError, match=words):
+        optimum.guide_gain(*arguments)

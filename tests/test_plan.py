@@ -1,0 +1,198 @@
+"""The plan of a profile: memory, disk and GPU hours worked out by hand; what is asked before it
+starts, and what is refused before the first hour."""
+
+import sys
+
+import pytest
+
+from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile, profile_names
+from sage_lib.pipeline import cli, plan, reproduce, stages
+
+GPU = [name for name in profile_names() if load_profile(name).compute.requires_gpu]
+#: A round number of everything: 1e9 operations a parameter cost one second for 1e9 parameters.
+ROUND = ["generation=1000", "vllm=2000", "teraflops=2", "utilisation=0.5", "tokens=900"]
+ROUND += ["prompt=100", "rounds=2"]
+BILLION = 10**9
+
+
+def test_memory_of_the_paper_model_is_that_of_its_published_size():
+    total, adapter = plan.parameters(load_profile("paper").model.architecture, rank=8)
+    assert total == 7_615_616_512  # Qwen2.5-7B's published checkpoint has this many parameters
+    assert adapter == 20_185_088  # PEFT's count for rank 8 on all seven projections
+
+
+def test_disk_is_that_of_adapters_where_they_are_kept():
+    """7.6 billion weights of two bytes; an adapter of 20 million of four; a checkpoint of it with
+    two bytes of state for each, three of them; 19 policies x 234 x 256 samples x 768 tokens."""
+
+    def parts(profile):
+        table = plan.needs(profile)
+        return table[table["what"] == "disk"].set_index("part")["GB"]
+
+    paper = load_profile("paper")
+    weights, adapter = 7_615_616_512 * 2e-9, 20_185_088e-9
+    assert parts(paper)["the base"] == pytest.approx(weights)
+    assert parts(paper)["policies"] == pytest.approx(18 * 4 * adapter)
+    assert parts(paper)["checkpoints of what runs"] == pytest.approx(3 * 6 * adapter)
+    assert parts(paper)["samples"] == pytest.approx(19 * 234 * 256 * 768 * plan.OF_TOKEN / 1e9)
+    assert plan.disk_gb(paper) == pytest.approx(parts(paper).sum())
+    merged = load_profile("paper+compute.keep_adapter=false")
+    assert parts(merged)["policies"] == pytest.approx(18 * weights)
+    assert plan.disk_gb(load_profile("smoke")) == 0.2, "as its profile says"
+
+
+@pytest.fixture
+def paper(monkeypatch):
+    """All methods and data, of a model of a billion parameters."""
+    monkeypatch.setattr(plan, "parameters", lambda *given: (BILLION, 0))
+    return load_profile("paper_all")
+
+
+def hours(profile, *assume):
+    """Hours of one run by stage and method."""
+    made = plan.planned_runs(profile, None, plan.assumed(profile, [*ROUND, *assume]))
+    ends = made[["value", "fast", "slow"]].div(made["runs"], axis=0)
+    return made.assign(**ends).set_index(["stage", "method"])
+
+
+def test_hours_are_those_worked_out_by_hand(paper):
+    """64 completions a step, 1,000 steps. Drawn at 900 tokens each, trained at 1,000: forward,
+    forward again (checkpointing), backward of activations alone (LoRA), 2 operations each, at 1e12
+    a second."""
+    found = hours(paper)
+    drawn, a_pass = 64_000 * 0.9 / 3600, 64_000 * 1000 * 2 * 1e9 / 1e12 / 3600
+    for key, expected in {
+        ("rl", "GRPO w/o KL"): drawn + 3 * a_pass,
+        ("rl", "GRPO"): drawn + 4 * a_pass,  # one of the reference
+        ("rl", "GRPO + Branch"): drawn + 4 * a_pass,
+        ("replay", "GRPO"): drawn + 4 * a_pass,
+        ("rl", "DAPO (no KL)"): 2 * drawn + 3 * a_pass,
+        # 20,000 rows twice, of half of 2,048 tokens.
+        ("sft", "Base Model"): 40_000 * 1024 * 6 * 1e9 / 1e12 / 3600,
+    }.items():
+        assert found.loc[key, "value"] == pytest.approx(expected), key
+    # 60 + 40 + 134 + 272 + 7 x 20 problems; 256 samples drawn, 16 scored by two models.
+    asked = 646 * (256 * 0.9 + 16 * 1000 * 2 * 2 * 1e9 / 1e12) / 3600
+    assert found.loc["evaluate"]["value"].to_numpy() == pytest.approx(asked)
+    faster = hours(load_profile("paper_all+evaluation.engine=vllm"))
+    expected = asked - 646 * 256 * 0.45 / 3600
+    assert faster.loc[("evaluate", "GRPO"), "value"] == pytest.approx(expected)
+    assert found.loc[("rl", "GRPO"), "runs"] == 3 and found.loc[("sft", "Base Model"), "runs"] == 1
+    assert (found["value"] == found["fast"]).all() and (found["value"] == found["slow"]).all()
+
+
+def test_the_range_holds_the_plan_and_every_assumption_counts(paper):
+    found = plan.planned_runs(paper, None, plan.assumed(paper))
+    found = found[found["value"] > 0]
+    assert (found["fast"] < found["value"]).all() and (found["value"] < found["slow"]).all()
+    for name, (_, fast, slow, _) in plan.ASSUMED.items():
+        ask = load_profile("paper_losses") if name == "vllm" else paper
+        low, high = (hours(ask, f"{name}={end}")["value"].sum() for end in (fast, slow))
+        assert low < high, name
+    more = hours(load_profile("paper_all+evaluation.samples=512"))
+    assert more["value"].sum() > hours(paper)["value"].sum()
+
+
+@pytest.mark.parametrize("given", ["speed=3", "tokens=0", "tokens=[1, 2]", "tokens=a", "tokens"])
+def test_an_assumption_that_is_none_is_refused(given):
+    profile = load_profile("one_gpu")
+    with pytest.raises(SageError, match=r"assumption \w+=.*: a number above 0"):
+        plan.assumed(profile, [given])
+    if "=" in given:
+        with pytest.raises(SageError, match=r"assumption \w+=.*: a number above 0"):
+            plan.assumed(load_profile(f"one_gpu+compute.assume.{given}"))
+
+
+@pytest.mark.parametrize("name", [*GPU, "smoke"])
+def test_a_dry_run_says_what_a_profile_asks_for(name, capsys, monkeypatch):
+    monkeypatch.setattr(plan, "check_settings", lambda profile: None)
+    cli.main(["dry-run", "--profile", name, "--assume", "generation=3000"])
+    printed = capsys.readouterr().out
+    assert "\nMEMORY OF RL AND DISK" in printed and "steps" in printed
+    assert ("GPU hours (not timed)" in printed) == (name in GPU)
+    if name in GPU:
+        [line] = [line for line in printed.splitlines() if line.startswith("generation ")]
+        assert line.split()[1] == "3e+03"
+        assert all(f"\n{one} " in printed for one in plan.ASSUMED)
+
+
+# --- asked before anything starts -----------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine that could run them; what is started is noted, not done."""
+    import torch
+
+    started = []
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(stages, "require_space", lambda *given: None)
+    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(plan, "check_settings", lambda profile: None)
+    monkeypatch.setattr(stages, "run", lambda profile, *names: started.append(names))
+    return started
+
+
+RL = ["stage", "rl", "--profile", "paper"]
+
+
+def test_without_a_terminal_nothing_starts_unless_it_is_said(machine, capsys):
+    with pytest.raises(
+        SystemExit, match=r"18 runs of profile paper .* the same command with --yes"
+    ):
+        cli.main(RL)
+    assert machine == []
+    cli.main([*RL, "--yes"])
+    assert machine[-1] == ("rl",)
+    told = " ".join(capsys.readouterr().out.split())
+    paper = load_profile("paper")
+    planned = plan.planned_runs(paper, None, plan.assumed(paper)).set_index("stage")
+    total = planned.loc["rl", "value"].sum()
+    assert f"about {total:,.1f} GPU hours" in told and "31 GB of a GPU's memory" in told
+
+
+@pytest.mark.parametrize(("answer", "starts"), [("y", True), ("", False), ("no", False)])
+def test_on_a_terminal_it_is_asked(machine, monkeypatch, answer, starts):
+    asked = []
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or answer)
+    if starts:
+        cli.main(RL)
+    else:
+        with pytest.raises(SystemExit, match="nothing was started"):
+            cli.main(RL)
+    assert (("rl",) in machine) == starts
+    assert len(asked) == 1 and asked[0].endswith("Start? [y/N] ")
+
+
+def test_a_run_of_a_stage_asks_for_its_own_hours_and_a_laptops_profile_for_nothing(machine):
+    with pytest.raises(SystemExit, match=r"1 runs of profile paper ask for about 19.* GPU hours"):
+        cli.main([*RL, "--run", "grpo-s3407"])
+    smoke = load_profile("smoke")
+    plan.before(smoke, stages.STAGES["rl"].runs(smoke), False)
+
+
+def test_reproduce_asks_for_what_its_notebooks_need(machine, monkeypatch):
+    with pytest.raises(SageError, match=r"runs of profile one_gpu ask for about 1\.\d GPU hours"):
+        reproduce.reproduce(load_profile("one_gpu"))
+
+
+# --- refused before the first hour ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "remedy"), [("vllm", "make vllm"), ("bitsandbytes", "make gpu")]
+)
+def test_a_missing_package_is_told_before_sft(package, remedy, monkeypatch):
+    there = lambda name: None if name == package else name  # noqa: E731
+    monkeypatch.setattr(plan.importlib.util, "find_spec", there)
+    with pytest.raises(SageError, match=f"the package {package} is missing: {remedy}"):
+        plan.check(load_profile("paper"), {"sft"})
+
+
+def test_replay_under_unsloth_is_refused_before_sft(machine):
+    with pytest.raises(SageError, match=r"replay watches every update.*compute.backend=trl"):
+        plan.check(load_profile("paper+compute.backend=unsloth"), {"sft", "replay"})

@@ -1,0 +1,90 @@
+"""Results as frames: published ones without a hash, own ones from a hand-made folder."""
+
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment import records, results
+from sage_lib.experiment.profile import load_profile
+from sage_lib.files import write_json
+from sage_lib.tasks import countdown
+
+STEPS = 115
+RECORD = dict.fromkeys(records.KEYS, "x") | {"seconds": 1.5, "weights": "w"}
+RECORD |= {"versions": {}, "machine": {"processor": "p"}}
+
+
+def test_published_results_are_read_without_a_hash_a_problem_or_torch(monkeypatch):
+    def refuse(*given, **more):
+        raise AssertionError("reading needs no identity")
+
+    monkeypatch.setattr(hashlib, "sha256", refuse)
+    monkeypatch.setattr(countdown, "problems", refuse)
+    study = results.load("smoke")
+    for name in results.FRAMES.keys() - {"rounds"}:
+        frame = getattr(study, name)
+        assert list(frame)[:3] == results.RUN and frame["seed"].dtype == "Int64", name
+        assert frame["seed"].isna().equals(frame["method"] == "base"), name
+    code = "from sage_lib.experiment import results as r; r.load('smoke').steps; import sys"
+    code += "; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The folders of a base, of a run of 115 steps, of another method's and of one that failed."""
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    root = paths.measured("smoke")
+    places = "sft", "rl/grpo-s3407", "rl/gone-s1", "evaluation/grpo-s3407", "evaluation/sft"
+    for place in places:
+        write_json(root / place / "record.json", {**RECORD, "stage": place.partition("/")[0]})
+    log = [{"step": n, "reward": n / 7, "own": 1.0} for n in range(1, STEPS + 1)]
+    text = "".join(json.dumps(row) + "\n" for row in log)
+    for name in ("grpo-s3407", "gone-s1", "grpo-s3408"):
+        (root / "rl" / name).mkdir(exist_ok=True)
+        (root / "rl" / name / "steps.jsonl").write_text(text)
+    (root / "sft" / "steps.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    sample = {"dataset": "both", "problem": "a", "completions": ["x", "y"], "ids": [[1], [2]]}
+    sample |= {"tokens": [3, 4], "finished": [True, False], "correct": [False, True]}
+    with gzip.open(root / "evaluation/grpo-s3407/samples.jsonl.gz", "wt") as file:
+        file.write(json.dumps(sample) + "\n")
+    write_json(root / "entropies" / "entropy.json", {"tokens": 5})
+    return results.load("smoke", own=True)
+
+
+def test_own_results_are_those_of_the_profiles_finished_runs(own):
+    assert own.methods == ["base", "grpo"] and own.entropy == {"tokens": 5}
+    runs = own.runs.set_index(["stage", "run"])
+    assert set(runs.index.get_level_values("run")) == {"sft", "grpo-s3407"}
+    assert runs.loc[("rl", "grpo-s3407"), ["beta", "max_steps"]].tolist() == [1.0, 40]
+    assert own.steps.groupby("run", sort=False).size().to_dict() == {"sft": 1, "grpo-s3407": STEPS}
+    told = own.samples[["number", "completion", "tokens", "finished", "correct"]]
+    assert told.to_numpy().tolist() == [[0, "x", 3, True, False], [1, "y", 4, False, True]]
+    with pytest.raises(SageError, match="own results of smoke: sage-companion stage evaluate"):
+        _ = own.counts
+    place = own.folder / "rl/grpo-s3407"
+    write_json(place / "record.json", {**RECORD, "stage": "rl", "sizes": {"steps.jsonl": 9}})
+    with pytest.raises(SageError, match=r"rl/grpo-s3407/steps\.jsonl lacks"):
+        own.frame("steps")
+
+
+def test_what_is_written_is_what_was_collected_with_thinned_logs(own, tmp_path, monkeypatch):
+    collected = results.collect(load_profile("smoke"))
+    monkeypatch.setattr(paths, "PUBLISHED", tmp_path / "published")
+    results.write(collected, own.settings, tmp_path / "published" / "smoke")
+    read = results.load("smoke")
+    for one in ("runs", "samples"):
+        pd.testing.assert_frame_equal(getattr(read, one), collected[one], check_dtype=False)
+    assert read.entropy == own.entropy and "own" not in collected["steps"]
+    log = collected["steps"].query("method == 'grpo'")
+    assert log["step"].tolist() == [1, *range(10, 120, 10), STEPS]
+    assert log["steps"].tolist() == [1, 9, *[10] * 10, 5]
+    assert log["reward"].tolist()[:3] == [float(f"{mean / 7:.6g}") for mean in (1, 6, 15.5)]
+    assert read.steps.query("method == 'grpo'")["step"].tolist() == [*range(1, STEPS + 1)]

@@ -1,0 +1,165 @@
+"""The tools: benchmarks in turns, links of notebooks, pages of the site, checksums."""
+
+import copy
+import json
+import subprocess
+import sys
+import threading
+import types
+from collections import Counter
+
+import bench
+import build_site
+import links
+import lock
+import nbformat
+import numpy as np
+import pytest
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+
+NAMES, STEPS = ["first", "second", "third"], 6
+
+
+class Fake:
+    """Trains some steps between the callback's calls, or fails in its second one."""
+
+    def __init__(self, name, turns, seen, fails=False):
+        self.name, self.seen, self.fails = name, seen, fails
+        self.callback = turns.callback(name)
+
+    def train(self):
+        for step in range(STEPS):
+            self.callback.on_step_begin(None, types.SimpleNamespace(global_step=step), None)
+            if self.fails and step == 1:
+                raise SageError("planted")
+            self.seen.append(self.name)
+            self.callback.on_step_end(None, None, None)
+
+
+def train(fails=""):
+    """The order of steps, and what was raised."""
+    turns, seen, raised = bench.Turns(NAMES), [], []
+
+    def work():
+        try:
+            turns.run([Fake(name, turns, seen, name == fails) for name in NAMES])
+        except SageError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "they wait for one another without end"
+    return seen, raised
+
+
+def test_trainers_take_turns_in_an_order_of_each_round():
+    seen, raised = train()
+    rounds = [tuple(seen[start : start + 3]) for start in range(0, len(seen), 3)]
+    assert [sorted(one) for one in rounds] == [NAMES] * STEPS and not raised
+    assert len(set(rounds)) > 1 and train()[0] == seen
+    turns, places = bench.Turns(NAMES), Counter()
+    for _ in range(600 * len(NAMES)):
+        places[turns.waiting[0], len(turns.waiting)] += 1
+        turns.pass_on()
+    assert len(places) == 9 and min(places.values()) > 150, "each in each place"
+
+
+@pytest.mark.parametrize("fails", NAMES)
+def test_one_that_fails_ends_the_others_and_is_what_is_raised(fails):
+    whole, (seen, raised) = train()[0], train(fails)
+    assert raised == ["planted"] and seen == whole[: 3 + whole[3:6].index(fails)]
+
+
+def test_ratios_are_those_of_paired_steps():
+    theirs = np.linspace(1, 2, 21)
+    found = bench.ratios(theirs * np.linspace(0.9, 1.1, 21), theirs)
+    assert found["ratio"] == pytest.approx(1) and found["steps"] == 21
+    assert (found["ratio 10 %"], found["ratio 90 %"]) == pytest.approx((0.92, 1.08))
+    # The sixth and the sixteenth of 21: of the binomial's 1/2, 97.3 % between them.
+    assert (found["low"], found["high"]) == pytest.approx((0.95, 1.05))
+    assert np.isnan(bench.ratios([1.0] * 5, [1.0] * 5)["low"])
+    answers = [[{"content": "x" * length}] for length in range(14)]
+    assert set(bench.any_reward(answers)) == {0.0, 1.0}
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+WHERE = "some-one/sage.companion"
+PATHS = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
+STEMS = [path.stem for path in PATHS]
+
+
+@pytest.mark.parametrize("path", PATHS[::7], ids=lambda path: path.stem)
+def test_a_notebook_gets_its_badges_and_loses_them(path):
+    before = json.loads(path.read_text())
+    after = links.with_links(copy.deepcopy(before), path.stem, STEMS, WHERE)
+    nbformat.validate(nbformat.from_dict(after))
+    heading, _, shown, *_ = after["cells"][0]["source"].split("\n")
+    assert (
+        heading.startswith(f"# {path.stem[:2]} ")
+        and f"{WHERE}/blob/main/notebooks/{path.name}" in shown
+    )
+    assert links.with_links(copy.deepcopy(after), path.stem, STEMS, WHERE) == after
+    again = links.with_links(after, path.stem, STEMS, None)
+    assert links.notebook_text(again) == path.read_text() == links.notebook_text(before)
+
+
+def test_colab_is_set_up_below_the_parameters_and_on_colab_alone(tmp_path, monkeypatch):
+    notebook = links.with_links(json.loads(PATHS[0].read_text()), STEMS[0], STEMS, WHERE)
+    first, setup, *_ = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert "parameters" in first["metadata"]["tags"] and "colab" in setup["metadata"]["tags"]
+    called = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(subprocess, "run", lambda command, check: called.append(command))
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    exec(setup["source"], {})
+    assert called == []
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab")
+    exec(setup["source"], {})
+    assert [command[-1] for command in called] == [f"https://github.com/{WHERE}", "gpu"]
+    assert sys.path[0] == str(tmp_path / "sage.companion")
+
+
+# --- site, locks ----------------------------------------------------------------------------------
+
+
+def test_links_of_a_page_lead_to_the_sites_pages():
+    text = (
+        "[a](running.md#set-up) [b](../README.md) [c](../sage_lib/theory) [d](../LICENSE) "
+        "![e](../figures/x/y.png) [f](https://h.org) [![g](https://h.org/b.svg)](https://h.org)"
+    )
+    assert build_site.on_site(text, "docs") == (
+        "[a](running.md#set-up) [b](index.md) [c](api/sage_lib/theory/index) d (`LICENSE`) "
+        "![e](/figures/x/y.png) [f](https://h.org) [g](https://h.org)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("docstring", "found"),
+    [
+        ("Eq. 4 of both.", {("SAGE", 4)}),
+        ("As eq. 19-21 say, and eq. 3, 6 and 8.", {("SAGE", n) for n in (19, 20, 21, 3, 6, 8)}),
+        ("The exploration report's eq. 6. Eq. 2 here.", {("exploration report", 6), ("SAGE", 2)}),
+        ("Table 4 and freq. 3", set()),
+    ],
+)
+def test_equations_that_a_docstring_names(docstring, found):
+    assert set(build_site.equations(docstring)) == found
+
+
+def test_the_sites_sources_are_whole(tmp_path):
+    build_site.assemble(tmp_path)
+    for page in ("index", "api", "gallery", "reported", "equations", "running"):
+        assert len((tmp_path / f"{page}.md").read_text()) > 500
+    assert len(list((tmp_path / "notebooks").iterdir())) == len(PATHS)
+    assert "0.465 ± 0.063" in (tmp_path / "reported.md").read_text()
+
+
+def test_a_lock_has_what_a_package_needs():
+    found = lock.walk(["scipy"])
+    assert {"scipy", "numpy"} <= set(found) and "torch" not in found
+    assert lock.licence("numpy").startswith("BSD-3-Clause") and lock.licence("certifi") == "MPL-2.0"

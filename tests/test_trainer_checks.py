@@ -1,0 +1,181 @@
+"""What SageTrainer refuses, and faults planted in the seam."""
+
+import pytest
+import torch
+from datasets import IterableDataset
+from trainer_cases import larger, losses, make, trained, weights
+from transformers import TrainerCallback
+
+from sage_lib.algorithm.guides import BranchGuide
+from sage_lib.errors import SageError
+from sage_lib.files import read_lines
+from sage_lib.training.callbacks import Collapse, StepLog
+
+__all__ = ["make"]  # the fixture
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"anchor": "sequence", "beta": 0.0}, "needs beta > 0"),
+        ({"guide": BranchGuide(), "beta": 0.0}, "a guide needs beta > 0"),
+        ({"anchor": "k5"}, "no anchor 'k5'"),
+        ({"dynamic_sampling": 2, "scale_rewards": "batch"}, "within their group"),
+        (
+            {"dynamic_sampling": 2, "multi_objective_aggregation": "normalize_then_sum"},
+            "sum_then_normalize",
+        ),
+        ({"dynamic_sampling": 2, "data": IterableDataset}, "not an IterableDataset"),
+        ({"advantage": "ppl"}, "no advantage 'ppl'"),
+        ({"advantage": "kl_cov"}, "more updates a batch"),
+        ({"reference_reset": 2, "lora": False}, "set sync_ref_model"),
+        ({"reference_reset": 2, "beta": 0.0}, "beta > 0"),
+        ({"guide": BranchGuide}, "hand over an instance"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_reason(make, settings, reason):
+    with pytest.raises(SageError, match=reason):
+        make(**{"guide": None} | settings)
+
+
+@pytest.mark.parametrize("anchor", ["k3", "forward_kl"])
+def test_the_canary_stops_a_run_whose_anchor_does_not_reach_the_loss(make, monkeypatch, anchor):
+    """Beside the forward KL, TRL's is 0 at the first step whatever it reads: every step is seen."""
+    guide = BranchGuide(threshold=0.5, ratio=0.4) if anchor == "k3" else None
+    trainer = make(guide, anchor=anchor)
+    original = type(trainer)._shape
+
+    def lost(self, passing, logps, entropies):
+        reference = passing.batch["ref_per_token_logps"]
+        original(self, passing, logps, entropies)
+        # as if TRL read the reference somewhere else
+        passing.batch["ref_per_token_logps"] = reference
+
+    monkeypatch.setattr(type(trainer), "_shape", lost)
+    with pytest.raises(SageError, match="did not reach the loss"):
+        trainer.train()
+    assert (trainer.state.global_step > 0) == (anchor == "forward_kl")
+
+
+def moved(trainer):
+    """The trainer with a policy that is no longer its reference."""
+    with torch.no_grad():
+        for name, p in trainer.model.named_parameters():
+            if p.requires_grad and ("lora_B" in name or "lora" not in name):
+                p.add_(torch.ones_like(p) if "lora_B" in name else 0.1 * torch.randn_like(p))
+    return trainer
+
+
+@pytest.mark.parametrize("lora", [True, False, {"new": True}])
+def test_a_policy_away_from_its_reference_is_refused_unless_it_is_meant(make, lora):
+    advice = "does not start at its reference .* other_reference=True"
+    with pytest.raises(SageError, match=advice):
+        moved(make(None, lora=lora)).train()
+    stock = trained(moved(make(lora=lora, max_steps=1)))
+    meant = trained(moved(make(None, lora=lora, max_steps=1, other_reference=True)))
+    assert meant.state.log_history[0]["kl_ref"] > 1e-3
+    assert torch.equal(weights(stock), weights(meant))
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_reference_of_its_own_is_what_the_anchor_reads(make, tiny_model, lora):
+    from transformers import AutoModelForCausalLM
+
+    def other():
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        with torch.no_grad():
+            head = model.lm_head.weight
+            head.add_(0.2 * torch.sin(torch.arange(head.numel())).view_as(head))
+        return model
+
+    def kl(reference):
+        trainer = trained(make(None, lora=lora, max_steps=1, reference=reference))
+        return trainer, trainer.state.log_history[0]["kl_ref"]
+
+    start, nearest = kl(None)
+    same, also = kl(AutoModelForCausalLM.from_pretrained(tiny_model))
+    moved_away, far = kl(other())
+    assert nearest == pytest.approx(also, abs=1e-6) and far > 1e-3 > nearest
+    assert not torch.equal(weights(start), weights(moved_away))
+    assert torch.allclose(weights(start), weights(same), atol=1e-6)
+    with pytest.raises(SageError, match="a reference needs beta > 0"):
+        make(None, anchor=None, beta=0.0, lora=lora, reference=other())
+
+
+def with_dropout(model):
+    larger(model)
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+
+
+#: Runs whose policy and reference have the same weights and other log-probabilities.
+NOISY = {
+    "adapter dropout": {
+        "lora": {"init_lora_weights": False, "lora_dropout": 0.5},
+        "change": larger,
+    },
+    "attention dropout": {"change": with_dropout},
+    "attention dropout, new adapter": {"change": with_dropout, "lora": {"new": True}},
+    "NEFTune": {"change": larger, "neftune_noise_alpha": 20.0},
+    "bf16 checkpoint": {"lora": False, "half": True, "model_init_kwargs": {"dtype": "float32"}},
+    "continuous batching": {
+        "lora": False,
+        "bf16": True,
+        "use_transformers_continuous_batching": True,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if "batching" in n else []) for n in NOISY],
+)
+def test_noise_and_precision_do_not_make_another_reference(make, tiny_model, tmp_path, name):
+    """A reference of its own has no dropout, and here float32; stock trains all of these."""
+    from transformers import AutoModelForCausalLM
+
+    settings = {"max_steps": 1, **NOISY[name]}
+    half = settings.pop("half", False)
+    if settings.get("lora") is False:
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        larger(model)
+        with torch.no_grad():  # and sharp enough for bfloat16 to show beside float32
+            model.model.norm.weight.mul_(3)
+        model.to(torch.bfloat16 if half else torch.float32).save_pretrained(tmp_path / "base")
+        settings["base"] = tmp_path / "base"
+    stock, ours = trained(make(**settings)), trained(make(None, **settings))
+    assert ours.state.log_history[0]["kl_ref"] > 1e-3, "a KL alone would stop this run"
+    assert losses(stock) == losses(ours)
+    assert torch.equal(weights(stock), weights(ours))
+
+
+def test_a_policy_that_scores_as_its_reference_does_may_have_other_weights(make):
+    """An adapter that adds next to nothing, beside the model without it, through dropout."""
+    trainer = make(None, lora={"new": True}, change=with_dropout, max_steps=1)
+    with torch.no_grad():
+        for name, p in trainer.model.named_parameters():
+            p.add_(1e-6 if "lora_B" in name else 0.0)
+    assert trained(trainer).state.log_history[0]["kl_ref"] > 1e-3
+
+
+def test_a_divergence_is_a_collapse_that_leaves_the_weights_as_they_were(make, tmp_path):
+    """A gradient of which one part is not a number, from the second step on."""
+    trainer, factor = make(guide=None), torch.ones(())
+
+    class Diverge(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            factor.fill_(torch.nan)
+            self.kept = weights(trainer)
+
+    diverge = Diverge()
+    trainer.add_callback(diverge)
+    trainer.add_callback(StepLog(tmp_path / "steps.jsonl"))
+    last = [p for p in trainer.model.parameters() if p.requires_grad][-1]
+    last.register_hook(lambda gradient: gradient * factor)
+    with pytest.raises(Collapse, match="collapsed at step 2: the gradient is not finite") as found:
+        trainer.train()
+    assert found.value.step == 2 and len(read_lines(tmp_path / "steps.jsonl")) == 1
+    assert torch.equal(weights(trainer), diverge.kept) and diverge.kept.isfinite().all()
