@@ -1,4 +1,5 @@
-"""Write requirements*.lock and environment.yml from what is installed and pyproject.toml needs.
+"""Write requirements*.lock, environment.yml and the table of docs/licences.md from what is
+installed and pyproject.toml needs.
 
     python tools/lock.py      (or: make lock)
 
@@ -10,7 +11,8 @@ file of a release, whatever machine it is for, as uv reads them from the package
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from collections import defaultdict
+from importlib.metadata import distribution, metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -57,15 +59,6 @@ dependencies:
 """
 
 
-def installed(name: str) -> Distribution:
-    """Metadata of an installed package, or the end of this script."""
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        message = f"{name} is needed and not installed: install it, then run this again"
-        raise SystemExit(message) from None
-
-
 def applies(need: Requirement, extras: frozenset[str]) -> bool:
     """Whether a package installed with these extras has this requirement on this machine."""
     if need.marker is None:
@@ -84,7 +77,7 @@ def walk(names: list[str]) -> dict[str, str]:
         if (name, extras) in seen or comes_with_the_gpu:
             continue
         seen.add((name, extras))
-        package = installed(name)
+        package = distribution(name)
         found[name] = Version(package.version).public
         for need in map(Requirement, package.requires or []):
             if applies(need, extras):
@@ -106,6 +99,27 @@ def hashed(pins: list[str]) -> str:
     if done.returncode:
         raise SystemExit(f"the hashes could not be had: {done.stderr.strip()}")
     return done.stdout
+
+
+def licence(name: str) -> str:
+    """What a package's metadata says: an expression, a few words or a classifier."""
+    found = metadata(name)
+    [expression, *_], [words, *_] = (
+        found.get_all(key) or [""] for key in ("License-Expression", "License")
+    )
+    classes = [c.split(" :: ")[-1] for c in found.get_all("Classifier") or [] if c[:7] == "License"]
+    in_short = words if len(words) < 60 and words != "UNKNOWN" else ""
+    return expression or in_short or "; ".join(classes) or "no words but the file"
+
+
+def licences(names: list[str]) -> str:
+    """A table in Markdown: a line a licence, with the packages that have it."""
+    packages = defaultdict(list)
+    for name in names:
+        packages[licence(name)].append(name)
+    rows = sorted(packages.items(), key=lambda row: (-len(row[1]), row[0]))
+    lines = [f"| {said} | {', '.join(having)} |\n" for said, having in rows]
+    return "| licence | packages |\n| --- | --- |\n" + "".join(lines)
 
 
 def main() -> None:
@@ -130,6 +144,9 @@ def main() -> None:
     (ROOT / "environment.yml").write_text(
         CONDA_HEAD + "".join(f"      - {line}\n" for line in conda)
     )
+    page = ROOT / "docs" / "licences.md"
+    head, begin, _ = page.read_text().partition("| licence | packages |\n")
+    page.write_text(head + (licences(list(lock)) if begin else ""))
     print(f"requirements.lock: {len(rest)} packages, requirements-site.lock: {len(beside)}")
     print(f"environment.yml: {len(conda)}")
 

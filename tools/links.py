@@ -1,0 +1,130 @@
+"""Links of the notebooks: to their neighbours, and once there is a public address to Colab and
+Binder.
+
+    python tools/links.py                                  write them anew (make format does)
+    python tools/links.py https://github.com/OWNER/NAME    set the public address first
+
+The address stands in CITATION.cff, as `repository-code`; without one there are no badges. Notebooks
+are written in the form that git has.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from sage_lib import paths
+from sage_lib.files import notebook_text, write_text
+
+CITATION = paths.ROOT / "CITATION.cff"
+README = paths.ROOT / "README.md"
+COLAB, BINDER = "https://colab.research.google.com", "https://mybinder.org"
+_ADDRESS = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?")
+#: The line of CITATION.cff; that of the paper's own repository is indented.
+_LINE = re.compile(r"^repository-code: \"?([^\s\"]+)\"?\n", re.MULTILINE)
+_BADGES = re.compile(r"\n\n\[!\[Open in Colab\].*")
+_PART = re.compile(r"(<!-- badges: begin -->\n).*?(<!-- badges: end -->)", re.DOTALL)
+#: What Colab runs before the first import; anywhere else it does nothing.
+SETUP = """\
+import os
+import subprocess
+import sys
+
+if "COLAB_RELEASE_TAG" in os.environ:  # it has neither the library nor the published results
+    if not os.path.isdir("{name}"):
+        address = "https://github.com/{owner}/{name}"
+        subprocess.run(["git", "clone", "--quiet", "--depth", "1", address], check=True)
+        subprocess.run(["bash", "{name}/tools/setup.sh", "gpu"], check=True)
+    sys.path.insert(0, os.path.abspath("{name}"))"""
+
+
+def repository(citation: str) -> str | None:
+    """OWNER/NAME of the public repository that the text of CITATION.cff names, or None."""
+    line = _LINE.search(citation)
+    return owner_and_name(line[1]) if line else None
+
+
+def owner_and_name(address: str) -> str:
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        sys.exit(f"{address!r} is no address that Colab opens: https://github.com/OWNER/NAME is")
+    return found[1]
+
+
+def with_address(citation: str, address: str) -> str:
+    """The text of CITATION.cff with a public address."""
+    line = f'repository-code: "https://github.com/{owner_and_name(address)}"\n'
+    return _LINE.sub("", citation).replace("\nauthors:", f"\n{line}authors:", 1)
+
+
+def badges(where: str | None, name: str) -> str:
+    """Links in Markdown that open a notebook on Colab and Binder; "" without an address."""
+    if where is None:
+        return ""
+    colab = f"{COLAB}/github/{where}/blob/main/notebooks/{name}.ipynb"
+    binder = f"{BINDER}/v2/gh/{where}/main?labpath=notebooks/{name}.ipynb"
+    return (
+        f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({colab}) "
+        f"[![Open in Binder]({BINDER}/badge_logo.svg)]({binder})"
+    )
+
+
+def footer(name: str, names: list[str]) -> str:
+    """The last cell of a notebook: links to those before and after it."""
+    place = names.index(name)
+    around = {"Previous": names[:place][-1:], "Next": names[place + 1 :][:1]}
+    links = [
+        f"{word}: [{other.replace('_', ' ')}]({other}.ipynb)"
+        for word, others in around.items()
+        for other in others
+    ]
+    return "---\n" + " · ".join(links)
+
+
+def with_links(
+    notebook: dict[str, Any], name: str, names: list[str], where: str | None
+) -> dict[str, Any]:
+    """A notebook (as JSON has it) with its badges, its set-up for Colab and its last cell."""
+    own = (f"links-{name[:2]}", f"colab-{name[:2]}")
+    first, *cells = [cell for cell in notebook["cells"] if cell["id"] not in own]
+    heading, *rest = _BADGES.sub("", "".join(first["source"])).split("\n", 1)
+    shown = [f"\n{badges(where, name)}"] if where else []
+    cells = [{**first, "source": "\n".join([heading, *shown, *rest])}, *cells]
+    if where:
+        owner, _, repository_name = where.partition("/")
+        setup: dict[str, Any] = {
+            "cell_type": "code",
+            "execution_count": None,
+            "id": own[1],
+            "metadata": {"tags": ["colab", "remove-cell"]},
+            "outputs": [],
+            "source": SETUP.format(owner=owner, name=repository_name),
+        }
+        place = next(i for i, cell in enumerate(cells) if cell["cell_type"] == "code")
+        cells.insert(place + 1, setup)  # below the parameters, which are the first code cell
+    last = {"cell_type": "markdown", "id": own[0], "metadata": {}, "source": footer(name, names)}
+    return {**notebook, "cells": [*cells, last]}
+
+
+def write(folder: Path = paths.NOTEBOOKS) -> None:
+    """Write the links of every notebook and the badges of the README."""
+    where = repository(CITATION.read_text())
+    files = sorted(folder.glob("[0-9]*.ipynb"))
+    names = [path.stem for path in files]
+    for path in files:
+        text = notebook_text(with_links(json.loads(path.read_text()), path.stem, names, where))
+        if text != path.read_text():
+            print(write_text(path, text).name)
+    line = f"{badges(where, names[0])}\n" if where else ""
+    write_text(README, _PART.sub(lambda found: f"{found[1]}{line}{found[2]}", README.read_text()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="write the links of the notebooks")
+    parser.add_argument("address", nargs="?", help="https://github.com/OWNER/NAME")
+    given = parser.parse_args().address
+    if given:
+        write_text(CITATION, with_address(CITATION.read_text(), given))
+    write()
