@@ -1,5 +1,5 @@
-"""Sphinx's settings for the site. Its pages are put together by sage_lib/pipeline/site.py: this
-folder holds what is written by hand."""
+"""Sphinx's settings for the site. tools/build_site.py puts its pages together: this folder holds
+what is written by hand."""
 
 import re
 import sys
@@ -9,7 +9,9 @@ from sphinx.application import Sphinx
 
 import sage_lib
 from sage_lib import paths
-from sage_lib.pipeline import online
+
+sys.path.insert(0, str(paths.ROOT / "tools"))
+import links
 
 project = "SAGE companion"
 author = "The SAGE companion maintainers"
@@ -34,18 +36,18 @@ html_show_sphinx = False
 html_show_copyright = False
 smartquotes_action = "qe"  # no dashes: "--resume" in a sentence is typed as it stands
 html_theme_options = {"navigation_with_keys": True}
-if where := online.repository():
+if where := links.repository(links.CITATION.read_text()):
     link = {"name": "repository", "url": f"https://github.com/{where}", "class": ""}
     html_theme_options["footer_icons"] = [{**link, "html": "The repository"}]
 
 # The notebooks' own outputs are shown; nothing runs here.
 nb_execution_mode = "off"
-nb_ipywidgets_js = {}  # nothing of another host: widgets are not stored
+nb_ipywidgets_js = {}  # nothing of another host
 nb_merge_streams = True
 nb_render_markdown_format = "myst"
 myst_enable_extensions = ["dollarmath", "amsmath", "attrs_inline", "colon_fence"]
 myst_heading_anchors = 4
-# The formulas are set by a copy beside the pages, where sage_lib/pipeline/site.py puts it.
+# The formulas are set by a copy beside the pages, where tools/build_site.py puts it.
 mathjax_path = "mathjax/tex-chtml.js"
 
 
