@@ -140,7 +140,7 @@ def test_the_results_of_the_pages_are_frames(tmp_path):
     exec(python_block("results"), names)
     assert len(names["exact"])
     kept = []
-    names["page"] = type("Page", (), {"keep": lambda self, frame, name: kept.append(frame)})()
+    names["page"] = type("Page", (), {"table": lambda self, frame: kept.append(frame)})()
     exec(python_block("unstack"), names)
     assert kept[0].drop(columns="method").stack().between(0, 1).all()
 
