@@ -192,6 +192,27 @@ def test_a_notebook_opened_and_saved_in_make_lab_is_the_file_it_was(notebook, tm
     assert without != before and b"ipykernel" in without
 
 
+def before_and_after(figure):
+    """The pixels of a figure, and of its smaller picture, whose size is checked on the way."""
+    kept = io.BytesIO()
+    figure.savefig(kept, dpi=144)
+    plt.close(figure)
+    drawn = base64.b64encode(kept.getvalue()).decode()
+    small = outputs.smaller(drawn)
+    assert len(small) < 0.6 * len(drawn) and outputs.smaller(drawn) == small
+    images = [Image.open(io.BytesIO(base64.b64decode(picture))) for picture in (drawn, small)]
+    return [np.asarray(image.convert("RGB")).astype(int) for image in images]
+
+
+def test_a_stored_picture_looks_the_same():
+    rng = np.random.default_rng(0)
+    figure, axis = plt.subplots(figsize=(6, 3))
+    for _ in range(6):
+        axis.plot(rng.normal(size=200).cumsum())
+    before, after = before_and_after(figure)
+    assert before.shape == after.shape and np.abs(before - after).mean() < 2
+
+
 def test_every_colour_of_a_figure_survives_in_the_smaller_picture():
     """Also that of a single dot among the anti-aliased edges of everything else."""
     figure, axis = plt.subplots(figsize=(6, 4))
@@ -200,15 +221,7 @@ def test_every_colour_of_a_figure_survives_in_the_smaller_picture():
         axis.plot(*place.T, color=plt.get_cmap("viridis")(i / 40), linewidth=0.5)
     for i, colour in enumerate(style.COLOURS.values()):
         axis.plot(i / 9, 0.5, "s", color=colour, markersize=4, zorder=9)
-    kept = io.BytesIO()
-    figure.savefig(kept, dpi=144)
-    plt.close(figure)
-    drawn = base64.b64encode(kept.getvalue()).decode()
-    small = outputs.smaller(drawn)
-    assert len(small) < 0.6 * len(drawn) and outputs.smaller(drawn) == small
-    images = [Image.open(io.BytesIO(base64.b64decode(picture))) for picture in (drawn, small)]
-    before, after = (np.asarray(image.convert("RGB")).astype(int) for image in images)
-    assert before.shape == after.shape and np.abs(before - after).mean() < 3
+    before, after = before_and_after(figure)
     for name, colour in style.COLOURS.items():
         dots = (np.abs(before - np.round(255 * np.array(to_rgb(colour)))) < 2).all(axis=-1)
         assert dots.sum() > 20 and np.abs(before - after)[dots].max() < 32, name
