@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 #: Numbers copied from the papers. Never written by a run.
 REPORTED = ROOT / "data" / "reported"
-#: Results of sage-companion bench, kept with the code that made them.
+#: Results of make bench, kept with the code that made them.
 BENCHMARKS = ROOT / "data" / "published" / "benchmarks"
 DETECTORS = ROOT / "data" / "published" / "detectors" / "precision.csv"
 #: Published results and their figures, a folder per profile.

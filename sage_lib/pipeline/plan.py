@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import multiprocessing
+import os
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -241,8 +242,16 @@ def check_settings(profile: Profile) -> None:
     of its own, unless torch is here already."""
     if "torch" in sys.modules:
         return _check_settings(profile)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=_be_silent) as pool:
         return pool.submit(_check_settings, profile).result()
+
+
+def _be_silent() -> None:
+    """What libraries say as they are loaded is no part of a command's answer."""
+    with open(os.devnull, "w") as nowhere:
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
 
 
 def _check_settings(profile: Profile) -> None:
