@@ -119,3 +119,24 @@ def test_guide_gain_of_a_problem_without_right_samples_is_unknown():
 def test_bad_samples_are_one_sentence(arguments, words):
     with pytest.raises(SageError, match=words):
         optimum.guide_gain(*arguments)
+
+
+def test_entropies_of_listed_completions_are_those_of_the_tree():
+    rng = np.random.default_rng(4)
+    tree = random_tree(rng, depth=4, branches=3)
+    logits = torch.tensor(rng.normal(size=len(tree.edges)))
+    log_policy = tree.log_policy(logits)
+    of_state = dict(zip(tree.states, tree.entropies(log_policy).tolist(), strict=True))
+    longest = max(map(len, tree.completions))
+    ids = np.zeros((len(tree.completions), longest), dtype=int)
+    mask, expected = np.zeros_like(ids, dtype=bool), np.zeros(ids.shape)
+    for row, completion in enumerate(tree.completions):
+        for place, token in enumerate(completion):
+            ids[row, place], mask[row, place] = int(token), True
+            expected[row, place] = of_state[completion[:place]]
+    shuffled = rng.permutation(len(ids))
+    policy = tree.completion_probabilities(log_policy).numpy()[shuffled]
+    found = optimum.Prefixes(ids[shuffled], mask[shuffled]).entropies(policy)
+    np.testing.assert_allclose(found, expected[shuffled], atol=1e-12)
+    policy[0] = 0.0  # a completion without mass leaves no NaN
+    assert np.isfinite(optimum.Prefixes(ids[shuffled], mask[shuffled]).entropies(policy)).all()

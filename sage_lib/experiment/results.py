@@ -21,7 +21,7 @@ from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.files import read_json, read_lines, write_bytes
 
 #: The stages that make runs of their own, in the order of their folders.
-STAGES = "sft entropies rl replay trace effects dynamics impact evaluation"
+STAGES = "sft entropies rl replay trace optimum effects dynamics impact evaluation"
 #: Frame -> the stages whose folders hold its file, and the file's name.
 FRAMES = {
     "runs": (STAGES, "record.json"),
@@ -36,6 +36,7 @@ FRAMES = {
     "tokens": ("dynamics", "tokens.csv"),
     "moves": ("replay", "moves.csv"),
     "impact": ("impact", "impact.csv"),
+    "optimum": ("optimum", "optimum.csv"),
 }
 #: Document -> the stage and the file that hold it.
 DOCUMENTS = {

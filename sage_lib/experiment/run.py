@@ -216,12 +216,18 @@ def _made_from(run: Run) -> dict[str, Any]:
         return found | _of_rl(profile, run)
     if run.stage in ("evaluate", "trace"):  # a sample's random stream follows from the label
         found["data"] = [(data.label, _content(data)) for data in evaluation.data]
-    else:
+    elif run.stage != "optimum":
         found |= _trained_on(profile, profile.rl_data)
     if run.stage == "evaluate":
         found["sampling"] = {key: getattr(evaluation, key) for key in _SAMPLING}
         base = sft_run(profile).weights
         return {"sampled": found, "scored": evaluation.scored, "base": base}
+    if run.stage == "optimum":
+        shown = [_content(data) for data in evaluation.data if not data.ood]
+        guides = [m.guide for m in profile.methods.values() if m.guide is not None]
+        digests = [_entropy_digest(profile, guide) for guide in guides]
+        found |= {"problems": shown, "listed": evaluation.listed}
+        return found | {"guides": guides, "entropies": digests}
     found["rollouts"] = {key: profile.rl.get(key) for key in (*ROLLOUTS, "seed")}
     if run.stage == "entropies":
         return found | {"prompts": evaluation.traced}

@@ -81,6 +81,11 @@ def effects_run(profile: Profile) -> Run:
     return _of(sft_run(profile), "effects", alone=True)
 
 
+def optimum_run(profile: Profile) -> Run:
+    """The base's completions enumerated, and what each guide does to where eq. 4 leads."""
+    return _of(sft_run(profile), "optimum", alone=True)
+
+
 def explored(profile: Profile, stage: str) -> list[Run]:
     """The runs of a stage that reads policies token by token: of the methods that ``exploration``
     names (replay and impact: of the reference method) the first ``exploration.seeds`` seeds."""

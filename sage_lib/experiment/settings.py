@@ -84,7 +84,8 @@ class Method:
     guide: dict[str, Any] | None = None  # a choice for algorithm.guides.build_guide
     anchor: str = "k3"  # a name of algorithm.anchors.ANCHORS; without meaning where beta is 0
     advantage: dict[str, Any] | None = None  # a choice of algorithm.advantages.ADVANTAGES
-    reward: Literal["accuracy", "random"] = "accuracy"  # random: a coin, as a control
+    #: accuracy: the answer is right; valid: and so is the work; random: a coin, as a control.
+    reward: Literal["accuracy", "valid", "random"] = "accuracy"
     dynamic_sampling: NonNegativeInt = 0  # DAPO: fresh batches at most, for groups without a spread
     #: The anchor's policy, where training does not start from it: the base of the profile with this
     #: change, such as "sft.max_steps=750".
@@ -143,6 +144,7 @@ class Evaluation:
     traced: PositiveInt = 32  # problems of which a few completions are read token by token
     #: Problems of each data set that are sampled; None is all. Exact probabilities are of all.
     sampled: PositiveInt | None = None
+    listed: PositiveInt = 8  # problems of each data set whose likely completions are all listed
     every: NonNegativeInt = 0  # RL steps between two exact evaluations in training; 0 is none
     methods: Names | None = None  # which methods are evaluated; None is all of them
 

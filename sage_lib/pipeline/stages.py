@@ -54,6 +54,10 @@ def _effects(profile: Profile) -> list[Run]:
     return [runs.effects_run(profile)] if "countdown" in profile.tasks else []
 
 
+def _optimum(profile: Profile) -> list[Run]:
+    return [runs.optimum_run(profile)] if "countdown" in profile.tasks else []
+
+
 def _evaluations(profile: Profile) -> list[Run]:
     return [run for _, _, run, _ in runs.evaluations(profile)]
 
@@ -65,6 +69,7 @@ _EVERY = (
     Stage("rl", "every method and seed", "training.rl.train", _policies, _GUIDED),
     Stage("replay", "RL, token by token", "training.replay.measure", runs.replay_runs, _ALL),
     Stage("trace", "guides on samples", "evaluation.guide_traces.measure", runs.trace_run, _ALL),
+    Stage("optimum", "of the base", "evaluation.optima.measure", _optimum, _GUIDED),
     Stage("effects", "on anchors", "evaluation.expected_gradients.measure", _effects, _GUIDED),
     Stage("dynamics", "base and policy", "evaluation.dynamics.measure", runs.dynamics_runs, _ALL),
     Stage("impact", "tokens replaced", "evaluation.token_impact.measure", runs.impact_runs, _ALL),

@@ -6,7 +6,7 @@ and what it expects of each. Its outcome follows from the intervals by one rule,
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,16 +114,16 @@ def _numbers(seeds: Sequence[Any]) -> set[int | None]:
     return {seed[1] if isinstance(seed, tuple) else seed for seed in seeds}
 
 
-def difference(ours: Values, theirs: Values) -> pd.DataFrame:
+def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFrame:
     """`ours` minus `theirs`, a row for each column of values: DIFFERENCES.
 
-    low, high: 95 % over seeds and problems; low_seeds, high_seeds: over seeds alone. detectable:
-    the true difference that as many seeds and problems find in 80 % of cases. ours, theirs: the
-    two means.
+    low, high: an interval of that `level` over seeds and problems; low_seeds, high_seeds: over
+    seeds alone. detectable: the true difference that as many seeds and problems find in 80 % of
+    cases. ours, theirs: the two means.
     """
     (a, b), _ = common(ours, theirs)
     apart = a - b
-    mean, low, high = metrics.paired_difference(a, b, ours.sets)
+    mean, low, high = metrics.paired_difference(a, b, ours.sets, level)
     if len(apart) == 1 or min(Counter(ours.sets).values()) < 2:
         effect = np.full(len(mean), np.nan)  # how far seeds, or problems, lie apart is not known
     else:
@@ -132,7 +132,7 @@ def difference(ours: Values, theirs: Values) -> pd.DataFrame:
     rows = []
     for place, column in enumerate(ours.columns):
         of_seeds = [metrics.mean_over_sets(one, ours.sets)[place] for one in apart]
-        bounds = (mean[place], low[place], high[place], *over_seeds(of_seeds), effect[place])
+        bounds = (mean[place], low[place], high[place], *over_seeds(of_seeds, level), effect[place])
         size = (len(apart), a.shape[1], *(level[place] for level in levels))
         rows.append((ours.method, theirs.method, column, *bounds, *size))
     return pd.DataFrame(rows, columns=DIFFERENCES)
@@ -160,12 +160,12 @@ def difference_of_seeds(ours: pd.Series, theirs: pd.Series) -> dict[str, Any]:
     return {"difference": estimate, "low": low, "high": high, "seeds": len(apart)}
 
 
-def over_seeds(means: Sequence[float]) -> tuple[float, float]:
-    """The 95 % t interval of a mean from each seed's value; NaN for fewer than two."""
+def over_seeds(means: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """The t interval of a mean from each seed's value; NaN for fewer than two."""
     if len(means) < 2:
         return np.nan, np.nan
     mean, error = np.mean(means), np.std(means, ddof=1) / np.sqrt(len(means))
-    half = t.ppf(0.975, len(means) - 1) * error
+    half = t.ppf(0.5 + level / 2, len(means) - 1) * error
     return float(mean - half), float(mean + half)
 
 
@@ -203,6 +203,52 @@ def judged(expects: str, row: Any, margin: float) -> str:
     alone = row.get("low_seeds", both[0]), row.get("high_seeds", both[1])
     first = outcome(expects, *both, margin)
     return first if outcome(expects, *alone, margin) == first else CANNOT_TELL
+
+
+def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float:
+    """The smallest error rate (one less the level) at which a comparison still has the outcome
+    that it has at 95 %: a p-value of that outcome. 1 where it has none.
+
+    `at` gives the row of differences at a level.
+    """
+    found = judged(expects, at(0.95), margin)
+    if found == CANNOT_TELL:
+        return 1.0
+    low, high = -12.0, np.log10(0.05)  # powers of ten
+    for _ in range(30):
+        middle = (low + high) / 2
+        told = judged(expects, at(1 - 10**middle), margin) == found
+        low, high = (low, middle) if told else (middle, high)
+    return float(10**high)
+
+
+def holm(rates: Sequence[float], total: float = 0.05) -> list[bool]:
+    """Which of several outcomes stand so that all of them hold with probability 1 - `total`.
+
+    Holm 1979, Scand. J. Statist. 6, 65-70: the surest first, each at `total` over how many are
+    left; the first that fails ends it.
+    """
+    stands, order = [False] * len(rates), np.argsort(rates)
+    for rank, place in enumerate(order):
+        if rates[place] > total / (len(rates) - rank):
+            break
+        stands[place] = True
+    return stands
+
+
+def without_one(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
+    """With how many of the seeds left out, one at a time, the comparison keeps its outcome."""
+    (a, b), seeds = common(ours, theirs)
+    pair = replace(ours, values=a, seeds=seeds), replace(theirs, values=b, seeds=seeds)
+
+    def outcome_of(kept: Sequence[int]) -> str:
+        some = [replace(one, values=one.values[kept], seeds=[seeds[i] for i in kept]) for one in pair]
+        row = difference(*some).set_index("metric").loc[column]
+        return judged(expects, row, margin)
+
+    places = list(range(len(seeds)))
+    whole = outcome_of(places)
+    return sum(outcome_of([i for i in places if i != left]) == whole for left in places)
 
 
 def together(outcomes: Iterable[str]) -> str:

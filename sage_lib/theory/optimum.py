@@ -124,3 +124,37 @@ def _log_ratio(right: np.ndarray, wrong: np.ndarray, level: float) -> tuple[floa
     freedom = total**2 / sum(e**2 / d for e, d in zip(errors, degrees, strict=True))
     half = float(t.ppf(0.5 + level / 2, freedom) * np.sqrt(total))
     return found, found - half, found + half
+
+
+class Prefixes:
+    """The tree of listed completions: what a policy over them does at each prefix.
+
+    Args:
+        ids: token ids, shape (completions, time); mask: True on tokens, of the same shape.
+    """
+
+    def __init__(self, ids: np.ndarray, mask: np.ndarray) -> None:
+        self.mask = mask
+        #: Number of the prefix before each token and of the one after it, shape of ids.
+        self.before, self.after = np.zeros_like(ids), np.zeros_like(ids)
+        parents, number = [0], np.zeros(len(ids), dtype=ids.dtype)
+        for time in range(ids.shape[1]):
+            on = mask[:, time]
+            pairs = np.stack([number[on], ids[on, time]], axis=1)
+            distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+            self.before[on, time] = number[on]
+            number[on] = len(parents) + which.ravel()
+            self.after[on, time] = number[on]
+            parents += list(distinct[:, 0])
+        self.parents = np.array(parents)
+
+    def entropies(self, policy: np.ndarray) -> np.ndarray:
+        """Entropy (nats, eq. 12) before each token, shape of ids, of a policy over completions."""
+        mass = np.zeros(len(self.parents))
+        mass[0] = policy.sum()
+        weights = np.broadcast_to(policy[:, None], self.mask.shape)[self.mask]
+        np.add.at(mass, self.after[self.mask], weights)
+        share = mass[1:] / np.maximum(mass[self.parents[1:]], np.finfo(float).tiny)
+        of_edge = -share * np.log(np.where(share > 0, share, 1))
+        found = np.bincount(self.parents[1:], of_edge, minlength=len(mass))
+        return np.where(self.mask, found[self.before], 0.0)

@@ -192,13 +192,17 @@ def rows(asked: Sequence[Problem]) -> list[dict[str, Any]]:
 def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy") -> Callable:
     """TRL's reward function over the rows of :func:`rows`.
 
-    "accuracy": 1 where the last answer is right. "random": a fair coin from torch's global stream,
-    which checkpoints keep; the accuracy is then the metric ``task/accuracy``. What the problems'
-    task measures besides (``LOGGED``) becomes the metrics ``task/NAME``, shares of all samples.
+    "accuracy": 1 where the last answer is right. "valid": 1 where the task's step checker calls the
+    work valid as well. "random": a fair coin from torch's global stream, which checkpoints keep.
+    With the last two the accuracy is the metric ``task/accuracy``. What the problems' task measures
+    besides (``LOGGED``) becomes the metrics ``task/NAME``, shares of all samples.
     """
-    logged = sorted({name for task in {p.task for p in asked} for name in task_of(task).LOGGED})
+    tasks = [task_of(task) for task in {p.task for p in asked}]
+    logged = sorted({name for task in tasks for name in task.LOGGED})
+    if kind == "valid" and not all("valid" in task.LOGGED for task in tasks):
+        raise SageError("the reward valid needs a task whose steps are checked, such as countdown")
 
-    def accuracy(
+    def rewards(
         completions: list[list[dict]],
         number: list[int],
         log_metric: Callable[[str, float], None] | None = None,
@@ -206,17 +210,19 @@ def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy")
     ) -> list[float]:
         posed = [asked[n] for n in number]
         texts = [turns[-1]["content"] for turns in completions]
-        verdicts = judge(posed, texts, verifier)
+        right = judge(posed, texts, verifier)
+        rows = list(zip(posed, texts, right, strict=True))
+        measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
         if log_metric is not None:
-            rows = list(zip(posed, texts, verdicts, strict=True))
-            measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
             for name in logged:
                 count = sum(bool(measures.get(name)) for measures in measured)
                 log_metric(f"task/{name}", count / len(texts))
-            if kind == "random":
-                log_metric("task/accuracy", sum(verdicts) / len(verdicts))
+            if kind != "accuracy":
+                log_metric("task/accuracy", sum(right) / len(right))
         if kind == "random":
-            return (torch.rand(len(verdicts)) < 0.5).float().tolist()
-        return [float(correct) for correct in verdicts]
+            return (torch.rand(len(right)) < 0.5).float().tolist()
+        if kind == "valid":
+            return [float(measures["valid"]) for measures in measured]
+        return [float(correct) for correct in right]
 
-    return accuracy
+    return rewards
