@@ -4,7 +4,8 @@
 left. Reading computes no hash, generates no problem and imports no torch.
 
 Each frame has the columns run, method and seed in front. The base has the method "base", the run
-"sft" and no seed. data/published/README.md says what the other columns are.
+"sft" and no seed. Where a profile names others `beside` it, their rows follow; a run's name then
+begins with its profile's. data/published/README.md says what the other columns are.
 """
 
 import json
@@ -116,21 +117,20 @@ class Study:
 
         They stand in the profile's order of methods, then by seed.
         """
+        found = [_ordered(self.stored(name), self.settings)]
+        for beside in self.settings.beside:
+            other = Study(load_profile(beside), self.own)
+            rows = _ordered(other.stored(name), other.settings)
+            found.append(rows.assign(run=f"{beside}/" + rows["run"]) if len(rows) else rows)
+        there = [one for one in found if len(one)]
+        return pd.concat(there, ignore_index=True) if there else pd.DataFrame()
+
+    def stored(self, name: str) -> pd.DataFrame:
+        """A frame as it lies in the folder of this profile alone; may be empty."""
         path = self.folder / f"{name}.parquet"
         if self.own:
-            found = _gathered(self.folder, name, self.settings)
-        else:
-            found = pd.read_parquet(path) if path.is_file() else pd.DataFrame()
-        if found.empty:
-            return found
-        found = found[[*RUN, *found.columns.drop(RUN)]].astype({"seed": "Int64"})
-        methods = {m: sorted(self.settings.seeds_of(m)) for m in self.settings.methods}
-        pairs = [(BASE, -1), *((m, seed) for m, seeds in methods.items() for seed in seeds)]
-        rank = {pair: place for place, pair in enumerate(pairs)}
-        own = zip(found["method"], found["seed"].fillna(-1), strict=True)
-        places = pd.Series([rank.get(pair) for pair in own], index=found.index, dtype=float)
-        kept = places.dropna().sort_values(kind="stable").index
-        return found.loc[kept].reset_index(drop=True)
+            return _gathered(self.folder, name, self.settings)
+        return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
 
     def _missing(self, name: str, stage: str) -> SageError:
         kind, remedy = "published", "set own_results = True to read what you trained"
@@ -161,13 +161,27 @@ def published() -> list[str]:
     return sorted(path.parent.name for path in paths.PUBLISHED.glob("*/runs.parquet"))
 
 
+def _ordered(found: pd.DataFrame, settings: Profile) -> pd.DataFrame:
+    """The rows of a profile's methods and seeds, in the order of its methods, then by seed."""
+    if found.empty:
+        return found
+    found = found[[*RUN, *found.columns.drop(RUN)]].astype({"seed": "Int64"})
+    methods = {m: sorted(settings.seeds_of(m)) for m in settings.methods}
+    pairs = [(BASE, -1), *((m, seed) for m, seeds in methods.items() for seed in seeds)]
+    rank = {pair: place for place, pair in enumerate(pairs)}
+    own = zip(found["method"], found["seed"].fillna(-1), strict=True)
+    places = pd.Series([rank.get(pair) for pair in own], index=found.index, dtype=float)
+    kept = places.dropna().sort_values(kind="stable").index
+    return found.loc[kept].reset_index(drop=True)
+
+
 # --- from the folders of runs ---------------------------------------------------------------------
 
 
 def collect(settings: Profile) -> dict[str, pd.DataFrame]:
     """Every frame of a user's own results as it is published: what :func:`write` writes."""
     study = Study(settings, own=True)
-    frames = {name: study.frame(name) for name in FRAMES}
+    frames = {name: _ordered(study.stored(name), settings) for name in FRAMES}
     found = {name: frame for name, frame in frames.items() if len(frame)}
     return {name: thinned(one) if name == "steps" else one for name, one in found.items()}
 

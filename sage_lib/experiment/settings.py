@@ -243,6 +243,8 @@ class Profile:
     task_defaults: Sections = field(default_factory=dict)
     methods: dict[str, Method] = field(default_factory=dict)  # those that are trained
     exploration: Exploration = Exploration()
+    #: Profiles of the same methods from other bases: results.load reads them together.
+    beside: Names = ()
     compute: Compute = Compute()
     #: Dotted key ("rl.beta") -> the comment beside its value.
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -1,7 +1,7 @@
 """Claim by claim: what was said (claims.yaml), what was measured, and whether it agrees.
 
-Outcomes follow from the intervals by the one rule of :mod:`inference`. Nothing is corrected for the
-number of comparisons: of many, some come out wrong by chance.
+Outcomes follow from the intervals by the one rule of :mod:`inference`. Those of primary claims are
+corrected together for their number (Holm); the others are not, so of many some come out wrong.
 """
 
 from pathlib import Path
@@ -12,13 +12,14 @@ import pandas as pd
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE
 from sage_lib.experiment.results import Study
 from sage_lib.report import front, inference, passk, reported
 from sage_lib.report.inference import AGREES, CANNOT_TELL, NOT_RUN, Values
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
-TAIL = "perplexity tail"
+TAIL, UNSOUND = "perplexity tail", "unsound"
 #: Metrics of step logs: the column, and between which shares of a run's steps it is averaged.
 #: Gradient norms are those before clipping.
 LOGGED = {
@@ -30,8 +31,9 @@ LOGGED = {
     "reward": ("reward", 0.8, 1),
 }
 COMPARISONS = [
-    *("claim", "outcome", "difference", "low", "high", "metric", "method", "against", "beta"),
-    *("expects", "low_seeds", "high_seeds", "detectable", "seeds", "reported"),
+    *("claim", "outcome", "difference", "low", "high", "margin", "metric", "method", "against"),
+    *("beta", "expects", "low_seeds", "high_seeds", "detectable", "seeds", "kept", "error_rate"),
+    "reported",
 ]
 
 
@@ -54,12 +56,14 @@ class Claim(BaseModel, extra="forbid"):
     settles: str  # what would settle it, where it cannot be told here
     comparisons: list[Comparison]
     table: str | None = None  # the reported table that has the same comparison, by labels
+    primary: bool = False  # its comparisons are corrected together, by Holm's rule
 
 
 class Claims(BaseModel, extra="forbid"):
-    """Claims, and by metric the smallest difference that matters."""
+    """Claims, and the smallest difference that matters: of each metric the share `margin` of the
+    range over which GRPO moves it, over its values of beta above 0."""
 
-    margins: dict[str, float]
+    margin: float
     claims: list[Claim]
 
 
@@ -67,31 +71,34 @@ def load(path: Path = CLAIMS) -> Claims:
     return Claims(**YAML(typ="safe").load(path))
 
 
-def comparisons(chosen: Claims, study: Study, *others: Study) -> pd.DataFrame:
+def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
     """Every comparison of every claim, measured and judged: columns COMPARISONS.
 
-    `others` are studies of the same problems from another base: pairs stay within a study.
-    reported: the same difference in the paper's own table.
+    kept: with how many of the seeds left out, one at a time, the outcome stays. error_rate: of a
+    primary comparison, the p-value of its outcome. reported: the same difference in the paper's own
+    table.
     """
-    studies, rows = (study, *others), []
-    asked = {(one.metric, one.ood) for claim in chosen.claims for one in claim.comparisons}
-    logs = {name: logged(name, *studies) for name, _ in asked if name in LOGGED}
-    values = {("", TAIL): inference.stacked(*map(tail, studies))} if (TAIL, "") in asked else {}
-    for ood in {ood for _, ood in asked}:
-        values[ood, ""] = inference.stacked(*(passk.exact(one, ood=bool(ood)) for one in studies))
+    sources: dict[tuple[str, str], dict[str, Values]] = {}
+    rows, rates = [], dict[int, float]()
     for claim in chosen.claims:
         for one in claim.comparisons:
-            if one.metric in LOGGED:
-                found = _of_logs(logs[one.metric], one)
-            else:
-                found = _paired(values[one.ood, TAIL if one.metric == TAIL else ""], one)
-            row = {"claim": claim.claim, **one._asdict(), "outcome": NOT_RUN, "seeds": 0, **found}
-            if found:
-                margin = chosen.margins[one.metric]
-                row["outcome"] = inference.judged(one.expects, found, margin)
-            row["metric"] = ", ".join(filter(None, (one.metric, one.ood)))
+            where = (one.metric, one.ood)
+            if where not in sources:
+                sources[where] = _values(study, one)
+            row = {"claim": claim.claim, **one._asdict(), "outcome": NOT_RUN, "seeds": 0}
             row["beta"] = front.beta_of(study.settings, one.against)
-            rows.append({**row, "reported": _reported(study, claim.table, one)})
+            row["reported"] = _reported(study, claim.table, one)
+            row["margin"] = margin = chosen.margin * _range(study, sources[where], one.metric)
+            pair = _pair(sources[where], one)
+            if pair is not None:
+                row |= _measured(*pair, one, margin)
+                if claim.primary:
+                    rates[len(rows)] = row["error_rate"] = _rate(*pair, one, margin)
+            row["metric"] = ", ".join(filter(None, where))
+            rows.append(row)
+    for place, stands in zip(rates, inference.holm(list(rates.values())), strict=True):
+        if not stands:
+            rows[place]["outcome"] = CANNOT_TELL
     return pd.DataFrame(rows, columns=COMPARISONS)
 
 
@@ -109,33 +116,82 @@ def judge(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _paired(values: dict[str, Values], one: Comparison) -> dict[str, Any]:
-    """A row of differences; empty where a method was not evaluated, or no seed is common."""
-    pair = [values[key] for key in (one.method, one.against) if key in values]
+def _values(study: Study, one: Comparison) -> dict[str, Values]:
+    """A comparison's metric by method: by seed and problem, or of logs by seed alone."""
+    if one.metric == TAIL:
+        return tail(study)
+    if one.metric == UNSOUND:
+        return unsound(study)
+    if one.metric in LOGGED:
+        found = logged(one.metric, study)
+        return {
+            str(method): Values(
+                str(method), of.to_numpy()[:, None, None], [one.metric], [""], list(of[method].index)
+            )
+            for method, of in found.groupby(level="method", sort=False)
+        }
+    return passk.exact(study, ood=bool(one.ood))
+
+
+def _pair(values: dict[str, Values], one: Comparison) -> tuple[Values, Values] | None:
+    """Both sides; None where a method was not evaluated, or no seed is common."""
+    if not {one.method, one.against} <= values.keys():
+        return None
+    pair = values[one.method], values[one.against]
     trained = [set(each.seeds) for each in pair if each.method != BASE]
-    if len(pair) < 2 or not set.intersection(*trained):
-        return {}
-    found = inference.difference(*pair).set_index("metric").loc[one.metric]
-    return dict(found.drop(["method", "against"]))
+    return pair if set.intersection(*trained) else None
 
 
-def _of_logs(means: pd.Series, one: Comparison) -> dict[str, Any]:
-    if not {one.method, one.against} <= set(means.index.get_level_values("method")):
-        return {}
-    found = inference.difference_of_seeds(means[one.method], means[one.against])
-    alone = {"low_seeds": found["low"], "high_seeds": found["high"]}
-    return found | alone if found["seeds"] else {}
+def _row(ours: Values, theirs: Values, metric: str, level: float = 0.95) -> pd.Series:
+    found = inference.difference(ours, theirs, level).set_index("metric").loc[metric]
+    if metric in LOGGED:  # one number a seed: its interval is over seeds, its level no probability
+        bounds = {"low": found["low_seeds"], "high": found["high_seeds"]}
+        found = pd.Series({**found.drop(["ours", "theirs"]), **bounds})
+    return found
 
 
-def logged(metric: str, *studies: Study) -> pd.Series:
-    """A metric of LOGGED by method, study and seed: the mean over its part of the run's steps."""
+def _measured(ours: Values, theirs: Values, one: Comparison, margin: float) -> dict[str, Any]:
+    found = _row(ours, theirs, one.metric)
+    row: dict[str, Any] = dict(found.drop(["method", "against"]))
+    row["outcome"] = inference.judged(one.expects, found, margin)
+    if found["seeds"] > inference.FEWEST_SEEDS:
+        row["kept"] = inference.without_one(ours, theirs, one.metric, one.expects, margin)
+    return row
+
+
+def _rate(ours: Values, theirs: Values, one: Comparison, margin: float) -> float:
+    def at(level: float) -> pd.Series:
+        return _row(ours, theirs, one.metric, level)
+
+    return inference.error_rate(one.expects, at, margin)
+
+
+def _range(study: Study, values: dict[str, Values], metric: str) -> float:
+    """How far apart GRPO's means are, over its values of beta above 0; NaN for fewer than two."""
+    line = front.front_methods(study.settings, values.keys() & study.settings.methods.keys())
+    means = [
+        metrics.mean_over_sets(one.values.mean(axis=0), one.sets)[list(one.columns).index(metric)]
+        for one in (values[m] for m in line if front.beta_of(study.settings, m) > 0)
+    ]
+    return float(np.ptp(means)) if len(means) > 1 else np.nan
+
+
+def logged(metric: str, study: Study) -> pd.Series:
+    """A metric of LOGGED by method and seed: the mean over its part of the run's steps."""
     column, start, end = LOGGED[metric]
-    keys = ["method", "study", "seed"]
-    frames = [one.steps.query("method != @BASE").assign(study=one.name) for one in studies]
-    steps = pd.concat([one.reindex(columns=[*keys, "step", column]) for one in frames])
+    keys = ["method", "seed"]
+    steps = study.steps.query("method != @BASE").reindex(columns=[*keys, "step", column])
     share = steps["step"] / steps.groupby(keys)["step"].transform("max")
-    found: pd.Series = steps[(share > start) & (share <= end)].groupby(keys)[column].mean()
+    part = steps[(share > start) & (share <= end)]
+    found: pd.Series = part.groupby(keys, sort=False)[column].mean()
     return found.dropna()
+
+
+def unsound(study: Study) -> dict[str, Values]:
+    """The share of each problem's samples with a right answer whose work is not valid."""
+    counts = passk.of_sets(study.counts, study.settings, ood=False)
+    valid = counts["valid_common"] + counts["valid_rare"]
+    return Values.by_method(counts.assign(**{UNSOUND: (counts["c"] - valid) / counts["n"]}), [UNSOUND])
 
 
 def tail(study: Study) -> dict[str, Values]:
