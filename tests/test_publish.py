@@ -141,3 +141,24 @@ def test_a_planted_difference_is_found_and_named(change, verdict, detail):
     found = compare.compare_tables(table.assign(**change), table)
     assert found[0] == verdict and detail in found[1]
     assert "shape mismatch" in compare.compare_tables(table[:1], table)[1]
+
+
+def test_what_is_finished_stands_beside_what_was_published(own):
+    publish.publish(own)
+    before = results.load(SPEC)
+    whole = tree(paths.PUBLISHED)
+    base, *_ = runs.every_run(own)
+    lost = [run for run in runs.every_run(own) if run.method == "grpo"]
+    for run in lost:  # another machine, on which these were never made
+        (run.build / "done").unlink()
+    (base.measured.parent / "entropies" / "record.json").unlink()
+    with pytest.raises(SageError, match="are not finished"):
+        publish.publish(own)
+    for run in lost:
+        for path in run.measured.iterdir():
+            path.unlink()
+    publish.publish(own, finished=True)
+    after = results.load(SPEC)
+    for name in ("runs", "steps", "counts"):
+        pd.testing.assert_frame_equal(getattr(after, name), getattr(before, name))
+    assert tree(paths.PUBLISHED).keys() == whole.keys() and after.entropy == before.entropy

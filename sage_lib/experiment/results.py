@@ -186,6 +186,24 @@ def collect(settings: Profile) -> dict[str, pd.DataFrame]:
     return {name: thinned(one) if name == "steps" else one for name, one in found.items()}
 
 
+def joined(frames: dict[str, pd.DataFrame], published: Study) -> dict[str, pd.DataFrame]:
+    """`frames` with the published rows of runs that they do not have, in the profile's order.
+
+    A run is known by its stage in `runs`, and by its name in the frames of one stage.
+    """
+    found = {}
+    for name in FRAMES:
+        own, before = frames.get(name, pd.DataFrame()), published.stored(name)
+        if len(own) and len(before):
+            keys = ["run", "stage"] if name == "runs" else ["run"]
+            here = pd.MultiIndex.from_frame(own[keys])
+            before = before[~pd.MultiIndex.from_frame(before[keys]).isin(here)]
+        if len(own) or len(before):
+            whole = pd.concat([one for one in (own, before) if len(one)], ignore_index=True)
+            found[name] = _ordered(whole, published.settings)
+    return found
+
+
 def write(frames: dict[str, pd.DataFrame], settings: Profile, folder: Path) -> None:
     """Write frames and documents as they are published, one file each."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """A user's finished results become the published ones of their profile; weights stay behind.
 
 sage-companion publish --profile smoke
+sage-companion publish --profile study --finished     (what is there, beside what was published)
 """
 
 import argparse
@@ -14,11 +15,12 @@ from sage_lib.files import write_json
 from sage_lib.pipeline import arguments, figures
 
 
-def publish(profile: Profile) -> dict[str, int]:
+def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
     """Put the results of a profile's runs into data/published/<name>; bytes by file name.
 
     The folder is replaced at once, and publishing again changes nothing. SageError for a run that
-    is not done from today's settings, and for a profile that is a user's own file.
+    is not done from today's settings, and for a profile that is a user's own file. With `finished`
+    only runs that are done are taken, and published ones that are not here stay.
     """
     if profile.spec.split("+")[0].endswith((".yaml", ".yml")):
         raise SageError(
@@ -26,7 +28,8 @@ def publish(profile: Profile) -> dict[str, int]:
             "into sage_lib/experiment/profiles, and its results can be published"
         )
     every = [*runs.every_run(profile), *runs.exploration_runs(profile)]
-    if rest := [run for run in every if not run.done()]:
+    rest = [run for run in every if not run.done()]
+    if rest and not finished:
         raise SageError(
             f"{len(rest)} of {len(every)} runs of {profile.name} are not finished, {rest[0].name} "
             f"first: {runs.command(profile, rest[0])} does it"
@@ -37,7 +40,13 @@ def publish(profile: Profile) -> dict[str, int]:
         old.rename(target)
     for folder in (new, old):
         shutil.rmtree(folder, ignore_errors=True)
-    results.write(results.collect(profile), profile, new)
+    frames = results.collect(profile)
+    if finished and target.is_dir():
+        frames = results.joined(frames, results.Study(profile, own=False))
+        for old_file in target.glob("*.json"):  # documents, which those of today replace
+            new.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(old_file, new)
+    results.write(frames, profile, new)
     write_json(new / "profile.json", {"spec": profile.spec, "command": runs.command(profile)})
     if target.is_dir():
         target.rename(old)
@@ -48,11 +57,12 @@ def publish(profile: Profile) -> dict[str, int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_profile(parser)
+    parser.add_argument("--finished", action="store_true", help="what is done, beside the published")
 
 
 def do(options: argparse.Namespace) -> None:
     """Publish, and draw figures and tables from what was published."""
     profile = arguments.given_profile(options)
-    sizes = publish(profile)
+    sizes = publish(profile, options.finished)
     print(f"{sum(sizes.values()):,} bytes in data/published/{profile.name}:", *sizes, flush=True)
     figures.draw(None, [profile.spec])
