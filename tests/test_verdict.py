@@ -15,14 +15,19 @@ from sage_lib.paths import PUBLISHED, ROOT
 from sage_lib.report import passk, reported, verdict
 from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, Values
 
+METRICS = {"pass@1", "pass@256", verdict.TAIL, verdict.UNSOUND, *verdict.LOGGED}
 COLUMNS = ["pass@1", "pass@256", "rare mass"]
 WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
 
 
-def asking(*comparisons, name="one"):
-    """One claim of these comparisons, with the margins of the file."""
-    claim = {"claim": name, "comparisons": comparisons, **WORDS}
-    return verdict.Claims(margins=verdict.load().margins, claims=[claim])
+def asking(*comparisons, name="one", primary=False):
+    """One claim of these comparisons, with the margin of the file."""
+    claim = {"claim": name, "comparisons": comparisons, "primary": primary, **WORDS}
+    return verdict.Claims(margin=verdict.load().margin, claims=[claim])
+
+
+#: GRPO at two more values of beta: the margin is a twentieth of what lies between them, 0.005.
+LINE = {"front_beta0.02": (0.36, 0.75), "front_beta0.8": (0.26, 0.85)}
 
 
 @pytest.fixture
@@ -31,13 +36,13 @@ def planted(monkeypatch):
 
     def plant(points, seeds=(1, 2, 3, 4), name="planted"):
         found = {}
-        for method, point in points.items():
+        for method, point in {**LINE, **points}.items():
             own = [None] if method == BASE else list(seeds)
             rng = np.random.default_rng(sum(map(ord, method)))
             noise = rng.normal(0, 0.001, (len(own), 30, 3))
             values = np.array([*point, 0.01]) + noise - noise.mean(axis=(0, 1))
             found[method] = Values(method, values, COLUMNS, ["both"] * 30, own)
-        settings = load_profile("countdown")
+        settings = load_profile("study")
         study = SimpleNamespace(settings=settings, name=name, label=settings.label, planted=found)
         monkeypatch.setattr(passk, "exact", lambda one, ood: one.planted)
         return study
@@ -78,14 +83,38 @@ def test_what_was_not_run_and_few_seeds_are_said(planted):
     assert (row["outcome"], row["settles"]) == (CANNOT_TELL, "more seeds")
 
 
-def test_seeds_of_a_second_base_count_with_those_of_the_first(planted):
-    first = planted({"grpo": (0.3, 0.8), "grpo_branch": (0.4, 0.9)}, seeds=(1, 2))
-    other = planted({"grpo": (0.7, 0.9), "grpo_branch": (0.8, 1.0)}, seeds=(1, 2), name="other")
-    assert outcome(BOTH, first) == CANNOT_TELL and outcome(BOTH, first, other) == AGREES
-    rows = verdict.comparisons(BOTH, first, other)
-    assert rows["seeds"].tolist() == [4, 4] and rows["difference"].tolist() == pytest.approx(
-        [0.1] * 2
+def test_the_margin_is_a_share_of_grpos_own_range(planted):
+    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.80)})
+    rows = verdict.comparisons(BOTH, study)
+    assert rows["margin"].tolist() == pytest.approx([0.05 * 0.1] * 2, abs=2e-4)
+    study.planted.pop("front_beta0.02"), study.planted.pop("front_beta0.8")
+    rows = verdict.comparisons(BOTH, study)
+    assert rows["margin"].isna().all(), "one beta has no range"
+    assert set(rows["outcome"]) == {CANNOT_TELL}
+
+
+def test_primary_outcomes_are_corrected_and_the_others_are_not(planted):
+    """A difference that is sure at 95 % alone, and no more so beside one that is not sure."""
+    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.3130, 0.80)}, seeds=(1, 2, 3, 4, 5))
+    gap = study.planted["grpo_branch"].values - study.planted["grpo"].values
+    seeds = np.array([0.2, 0.5, 1.0, 1.5, 1.8])[:, None, None]
+    study.planted["grpo_branch"] = Values(
+        "grpo_branch", study.planted["grpo"].values + 0.01 * seeds + 0 * gap, COLUMNS,
+        ["both"] * 30, [1, 2, 3, 4, 5],
     )
+    study.planted["grpo_token"] = Values(
+        "grpo_token", study.planted["grpo"].values + 0.01 * (seeds - 0.9), COLUMNS,
+        ["both"] * 30, [1, 2, 3, 4, 5],
+    )
+    pairs = [("grpo_branch", "grpo", "pass@1", "above"), ("grpo_token", "grpo", "pass@1", "above")]
+    alone = verdict.comparisons(asking(pairs[0], primary=True), study).iloc[0]
+    known = stats.ttest_1samp(0.01 * seeds.ravel(), 0).pvalue
+    assert alone["error_rate"] == pytest.approx(known, rel=1e-3) and 0.025 < known < 0.05
+    assert alone["outcome"] == AGREES and alone["kept"] < 5
+    rows = verdict.comparisons(asking(*pairs, primary=True), study)
+    assert rows["outcome"].tolist() == [CANNOT_TELL] * 2, "0.05/2 is the first step of Holm's"
+    rows = verdict.comparisons(asking(*pairs), study)
+    assert rows["outcome"].tolist() == [AGREES, CANNOT_TELL] and rows["error_rate"].isna().all()
 
 
 def test_the_papers_own_difference_stands_beside_the_measured_one(planted):
@@ -105,19 +134,20 @@ def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps_paired_by_seed(p
     study = planted({"grpo": (0.3, 0.8)})
     rows = [
         {"method": method, "seed": seed, "step": step, "grad_norm": step + gap * seed}
-        for method, gap in (("grpo", 1.0), ("grpo_no_kl", 0.9), (BASE, 7.0))
+        for method, gap in (("grpo", 1.0), ("grpo_no_kl", 0.9), ("matched", 1.5), (BASE, 7.0))
         for seed in (1, 2, 3)
         for step in range(1, 10)
     ]
     study.steps = pd.DataFrame(rows)
     names = [f"gradient norm, {third} third" for third in ("first", "middle", "last")]
-    of_grpo = [verdict.logged(name, study)["grpo"].loc["planted", 1] for name in names]
+    of_grpo = [verdict.logged(name, study)["grpo"].loc[1] for name in names]
     assert of_grpo == [2 + 1, 5 + 1, 8 + 1]
     assert BASE not in verdict.logged(names[0], study)
     chosen = asking(("grpo_no_kl", "grpo", names[2], "below"), ("rft", "grpo", names[2], "below"))
     row, missing = verdict.comparisons(chosen, study).to_dict("records")
     known = stats.ttest_1samp([-0.1, -0.2, -0.3], 0).confidence_interval(0.95)
-    assert row["difference"] == pytest.approx(-0.2) and row["seeds"] == 3 and row["beta"] == 1
+    assert row["difference"] == pytest.approx(-0.2) and row["seeds"] == 3 and row["beta"] == 0.2
+    assert row["margin"] == pytest.approx(0.05 * 0.5 * 2), "of the means at two betas"
     assert (row["low"], row["high_seeds"]) == pytest.approx((known.low, known.high))
     assert (row["outcome"], missing["outcome"]) == (CANNOT_TELL, NOT_RUN)
 
@@ -134,28 +164,29 @@ def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
 
 
 def test_the_claims_name_methods_and_metrics_that_there_are():
-    claims, known = verdict.load(), {BASE, *load_profile("countdown").methods}
+    claims, known = verdict.load(), {BASE, *load_profile("study").methods}
     assert len({claim.claim for claim in claims.claims}) == len(claims.claims)
     for claim in claims.claims:
         for one in claim.comparisons:
             assert {one.method, one.against} <= known, claim.claim
-            assert claims.margins[one.metric] > 0
+            assert one.metric in METRICS
+    assert sum(len(claim.comparisons) for claim in claims.claims if claim.primary) == 6
     with pytest.raises(ValidationError, match="Input should be 'above'"):
         asking(("grpo", BASE, "pass@1", "higher"))
 
 
 @pytest.fixture(scope="module")
 def published():
-    study, claims = results.load("countdown"), verdict.load()
+    study, claims = results.load("study"), verdict.load()
     compared = verdict.comparisons(claims, study)
     return study, claims, compared, verdict.judge(claims, compared)
 
 
 def test_the_published_verdict_follows_from_the_published_frames(published):
     _, _, compared, judged = published
-    stored = pd.read_csv(PUBLISHED / "countdown" / "verdict.csv", keep_default_na=False)
+    stored = pd.read_csv(PUBLISHED / "study" / "verdict.csv", keep_default_na=False)
     pd.testing.assert_frame_equal(judged.reset_index(drop=True), stored, check_dtype=False)
-    stored = pd.read_csv(PUBLISHED / "countdown" / "comparisons.csv")
+    stored = pd.read_csv(PUBLISHED / "study" / "comparisons.csv")
     pd.testing.assert_frame_equal(compared, stored, check_dtype=False, rtol=1e-6)
 
 
