@@ -99,12 +99,18 @@ def test_primary_outcomes_are_corrected_and_the_others_are_not(planted):
     gap = study.planted["grpo_branch"].values - study.planted["grpo"].values
     seeds = np.array([0.2, 0.5, 1.0, 1.5, 1.8])[:, None, None]
     study.planted["grpo_branch"] = Values(
-        "grpo_branch", study.planted["grpo"].values + 0.01 * seeds + 0 * gap, COLUMNS,
-        ["both"] * 30, [1, 2, 3, 4, 5],
+        "grpo_branch",
+        study.planted["grpo"].values + 0.01 * seeds + 0 * gap,
+        COLUMNS,
+        ["both"] * 30,
+        [1, 2, 3, 4, 5],
     )
     study.planted["grpo_token"] = Values(
-        "grpo_token", study.planted["grpo"].values + 0.01 * (seeds - 0.9), COLUMNS,
-        ["both"] * 30, [1, 2, 3, 4, 5],
+        "grpo_token",
+        study.planted["grpo"].values + 0.01 * (seeds - 0.9),
+        COLUMNS,
+        ["both"] * 30,
+        [1, 2, 3, 4, 5],
     )
     pairs = [("grpo_branch", "grpo", "pass@1", "above"), ("grpo_token", "grpo", "pass@1", "above")]
     alone = verdict.comparisons(asking(pairs[0], primary=True), study).iloc[0]

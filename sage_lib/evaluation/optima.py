@@ -30,8 +30,9 @@ from sage_lib.theory.optimum import Prefixes
 FLOOR = 1e-5
 #: Draws of a noisy guide over which q of a completion is averaged.
 DRAWS = 16
-#: Values of beta at which q is refreshed to its fixed point, and how many refreshes that takes.
-BETAS, REFRESHES = (0.05, 0.1, 0.2, 0.4, 0.8), 12
+#: Values of beta at which q is refreshed to its fixed point: until log q of no completion changes by
+#: more than this, or so often.
+BETAS, SETTLED, REFRESHES = (0.2, 0.4, 0.8, 1.6, 3.2), 1e-6, 60
 #: The branch guide with the paper's own threshold and ratio (Table 8), beside a profile's guides.
 PAPER = ("branch, 1.2 nats", BranchGuide())
 COLUMNS = ["dataset", "problem", "guide", "beta", "p", "covered", "listed", "acted"]
@@ -72,11 +73,16 @@ def measure(profile: Profile, run: Run) -> dict[str, Any]:
 
 
 def guides_of(profile: Profile) -> dict[str, Guide]:
-    """The distinct guides of a profile by the first method that has each, and the paper's own."""
+    """The distinct guides of a profile, each by the first method that has it at the paper's anchor,
+    and the paper's own; without those of Table 6, and shuffled ones, whose q(y) is the same."""
     found: dict[str, Guide] = {}
     for key, method in profile.methods.items():
-        guide = method.guide and runs.guide_of(profile, method.guide)
-        if guide and guide not in found.values():
+        if method.guide is None or method.anchor != "k3" or method.family == "table6":
+            continue
+        if method.guide["name"] == "shuffled":
+            continue
+        guide = runs.guide_of(profile, method.guide)
+        if guide not in found.values():
             found[key] = guide
     return found | dict([PAPER])
 
@@ -116,12 +122,16 @@ def of_problem(
         acted = float(np.mean([(one != 1)[mask].mean() for one in qs]))
         add(name, np.nan, np.mean([one.prod(axis=1) for one in qs], axis=0), acted)
         for beta in BETAS if isinstance(guide, BranchGuide) else ():
-            q = np.ones(len(reference))
+            of_token = np.ones(mask.shape)
             for _ in range(REFRESHES):
-                tilted = q * reference * np.exp(valid / beta - valid.any() / beta)
+                before = np.log(of_token).sum(axis=1)
+                tilted = np.exp(before + np.log(reference) + (valid - 1.0) / beta)
                 of_token = _q(guide, prefixes.entropies(tilted), logps, mask, seed)
-                q = of_token.prod(axis=1)
-            add(name, beta, q, float((of_token != 1)[mask].mean()))
+                if np.abs(np.log(of_token).sum(axis=1) - before).max() < SETTLED:
+                    break
+            else:
+                print(f"{problem.id}: q of {name} at beta {beta} is not settled")
+            add(name, beta, of_token.prod(axis=1), float((of_token != 1)[mask].mean()))
     return rows
 
 

@@ -57,7 +57,9 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_profile(parser)
-    parser.add_argument("--finished", action="store_true", help="what is done, beside the published")
+    parser.add_argument(
+        "--finished", action="store_true", help="what is done, beside the published"
+    )
 
 
 def do(options: argparse.Namespace) -> None:

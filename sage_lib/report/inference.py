@@ -242,7 +242,9 @@ def without_one(ours: Values, theirs: Values, column: str, expects: str, margin:
     pair = replace(ours, values=a, seeds=seeds), replace(theirs, values=b, seeds=seeds)
 
     def outcome_of(kept: Sequence[int]) -> str:
-        some = [replace(one, values=one.values[kept], seeds=[seeds[i] for i in kept]) for one in pair]
+        some = [
+            replace(one, values=one.values[kept], seeds=[seeds[i] for i in kept]) for one in pair
+        ]
         row = difference(*some).set_index("metric").loc[column]
         return judged(expects, row, margin)
 

@@ -54,11 +54,13 @@ LOOKS: dict[str, tuple[str, Any, str]] = {
     "shuffled_branch": ("black", "--", "v"),
     "identity": ("sky", ":", "<"),
     "random_reward": ("pink", _DENSE, "d"),
+    "matched": ("sky", "-", "<"),
+    "pass_at_4": ("green", "-", "P"),
 }
 #: Methods that are drawn together: each takes the next colour, dash and marker.
 _TOGETHER = (
     ("bnpo_no_kl", "bnpo", "bnpo_branch", "dapo_no_kl", "dapo", "dapo_branch"),
-    ("full_grpo", "full_no_kl", "full_branch", "grpo_updates", "clip_higher", "clip_cov", "kl_cov"),
+    ("full_grpo", "full_no_kl", "full_strong", "grpo_updates", "clip_higher", "clip_cov", "kl_cov"),
     ("ppl_positive", "ppl_negative", "position_plus", "position_minus", "reference_reset"),
     ("rft", "rft_noise", "rft_entropy", "rft_branching", "rft_noise_branching", "rft_perplexity"),
     ("more_sft", "diverse_sft", "rft_position"),
@@ -72,8 +74,12 @@ _RIVALS = "entropy_bonus top_entropy_tokens entropy_advantage negative_samples n
 for _i, _rival in enumerate((*_RIVALS.split(), "pass_at_k")):
     for _anchor, _colour in {"beta0.0": "orange", "beta1.0": "green", "branch": "black"}.items():
         LOOKS[f"{_rival}_{_anchor}"] = (_colour, _DASHES[_i], _MARKERS[12 - _i])
-for _i, _beta in enumerate((0.05, 0.2, 0.5, 1.4, 2.0), 1):
-    LOOKS[f"grpo_front_beta{_beta}"] = ("blue", _DASHES[_i], _MARKERS[_i + 1])
+for _front, _betas in {
+    "grpo_front": (0.05, 0.2, 0.5, 1.4, 2.0),
+    "front": (0.02, 0.05, 0.07, 0.1, 0.28, 0.4, 0.8),
+}.items():
+    for _i, _beta in enumerate(_betas, 1):
+        LOOKS[f"{_front}_beta{_beta}"] = ("blue", _DASHES[_i % 7], _MARKERS[_i + 1])
 
 
 def look(method: str) -> dict[str, Any]:

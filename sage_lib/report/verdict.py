@@ -126,7 +126,11 @@ def _values(study: Study, one: Comparison) -> dict[str, Values]:
         found = logged(one.metric, study)
         return {
             str(method): Values(
-                str(method), of.to_numpy()[:, None, None], [one.metric], [""], list(of[method].index)
+                str(method),
+                of.to_numpy()[:, None, None],
+                [one.metric],
+                [""],
+                list(of[method].index),
             )
             for method, of in found.groupby(level="method", sort=False)
         }
@@ -191,7 +195,9 @@ def unsound(study: Study) -> dict[str, Values]:
     """The share of each problem's samples with a right answer whose work is not valid."""
     counts = passk.of_sets(study.counts, study.settings, ood=False)
     valid = counts["valid_common"] + counts["valid_rare"]
-    return Values.by_method(counts.assign(**{UNSOUND: (counts["c"] - valid) / counts["n"]}), [UNSOUND])
+    return Values.by_method(
+        counts.assign(**{UNSOUND: (counts["c"] - valid) / counts["n"]}), [UNSOUND]
+    )
 
 
 def tail(study: Study) -> dict[str, Values]:

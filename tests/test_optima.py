@@ -1,0 +1,110 @@
+"""The stage optimum: log rho, its bounds and a refreshed q, against trees and planted answers."""
+
+import numpy as np
+import pytest
+import torch
+
+from sage_lib.algorithm.guides import BranchGuide, TokenGuide
+from sage_lib.evaluation import optima
+from sage_lib.experiment.profile import load_profile
+from sage_lib.policy.enumeration import Enumeration
+from sage_lib.tasks.countdown import Settings, completions, problems
+from sage_lib.tasks.prompts import answer_turn
+from sage_lib.theory.solutions import tilted
+from sage_lib.theory.tree import random_tree
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """A problem, and a random tree of completions of which some are the problem's valid ones."""
+    rng = np.random.default_rng(1)
+    problem = problems(Settings(), 1, 5)[0]
+    valid = [answer_turn(*worked) for _, *worked in completions(problem)]
+    tree = random_tree(rng, depth=4, branches=3)
+    log_policy = tree.log_policy(torch.tensor(rng.normal(size=len(tree.edges))))
+    longest, number = max(map(len, tree.completions)), len(tree.completions)
+    ids = torch.zeros(number, longest, dtype=torch.long)
+    logps, entropies = torch.zeros(2, number, longest, dtype=torch.float64)
+    mask = torch.zeros(number, longest, dtype=torch.bool)
+    of_edge = dict(zip(tree.edges, log_policy.tolist(), strict=True))
+    of_state = dict(zip(tree.states, tree.entropies(log_policy).tolist(), strict=True))
+    for row, tokens in enumerate(tree.completions):
+        for place, token in enumerate(tokens):
+            ids[row, place], mask[row, place] = int(token), True
+            logps[row, place] = of_edge[tokens[:place], token]
+            entropies[row, place] = of_state[tokens[:place]]
+    right = np.zeros(number)
+    right[rng.permutation(number)[:3]] = 1
+    texts = [valid[0] if one else "no answer" for one in right]
+    return problem, tree, log_policy, Enumeration(ids, logps, entropies, mask), texts, right
+
+
+def rows_of(planted, guide, p):
+    problem, _, _, found, texts, _ = planted
+    rows = optima.of_problem(problem, found, texts, p, {"guide": guide}, seed=0)
+    return [dict(zip(optima.COLUMNS, row, strict=True)) for row in rows]
+
+
+def test_log_rho_is_that_of_the_tree_and_q_is_refreshed_to_a_fixed_point(planted):
+    _, tree, log_policy, _, _, right = planted
+    reference, reward = tree.completion_probabilities(log_policy), torch.tensor(right)
+    guide = BranchGuide(threshold=0.5, ratio=0.6)
+    p = float(reference @ reward)
+
+    def q_of(log_pi):
+        q_t = 1 + 0.6 * (tree.entropies(log_pi) - 0.5).clamp(min=0)
+        return tree.along_paths(q_t.clamp(max=1.4)[tree.state_of].log()).exp()
+
+    def log_rho(q):
+        wrong = 1 - reward
+        return float(
+            ((reference * q) @ reward / p).log() - ((reference * q) @ wrong / (1 - p)).log()
+        )
+
+    base, *refreshed = rows_of(planted, guide, p)
+    assert base["log_rho"] == pytest.approx(log_rho(q_of(log_policy)), abs=1e-9)
+    assert base["covered"] == pytest.approx(1) and base["p"] == p and base["listed"] == len(right)
+    assert base["low"] == pytest.approx(base["log_rho"]) == base["high"], "all is listed"
+    assert [one["beta"] for one in refreshed] == list(optima.BETAS)
+    for one in refreshed:
+        q = torch.ones_like(reference)
+        for _ in range(200):  # eq. 4, whose own entropies make the next q
+            policy = tilted(reference, reward, one["beta"], q)
+            visits = tree.paths.T @ policy
+            of_state = tree.sum_by_state(visits)[tree.state_of]
+            q = q_of((visits / of_state).log())
+        assert one["log_rho"] == pytest.approx(log_rho(q), abs=1e-4)
+    assert abs(refreshed[0]["log_rho"] - base["log_rho"]) > 0.01, "it is not the base's q"
+
+
+def test_bounds_hold_the_truth_where_completions_are_missing():
+    rng = np.random.default_rng(2)
+    valid = np.arange(12) < 4
+    for _ in range(20):
+        reference, q = rng.dirichlet(np.ones(12)), rng.uniform(0.8, 1.6, 12)
+        q[:2], q[10:] = (0.8, 1.6), (0.8, 1.6)  # what is missing lies between what is listed
+        p = reference[valid].sum()
+        truth, low, high = optima.log_rho_bounds(reference, valid, q, p)
+        assert low == pytest.approx(truth) == high
+        kept = ~np.isin(np.arange(12), [2, 4, 5])
+        _, low, high = optima.log_rho_bounds(reference[kept], valid[kept], q[kept], p)
+        assert low < truth < high
+
+
+def test_noise_is_averaged_and_one_kind_of_answer_has_no_ratio(planted):
+    [row] = rows_of(planted, TokenGuide(), 0.3)
+    assert np.isfinite(row["log_rho"]) and row["acted"] > 0.3
+    problem, _, _, found, texts, _ = planted
+    [row] = optima.of_problem(problem, found, ["no"] * len(texts), 0.0, {"t": TokenGuide()}, 0)
+    assert np.isnan(row[optima.COLUMNS.index("log_rho")])
+
+
+def test_each_guide_of_the_study_is_asked_once(monkeypatch):
+    profile = load_profile("study")
+    quantiles = {"0.8": 0.02, "0.9": 0.6, "0.999": 1.1}
+    monkeypatch.setattr(optima.runs, "entropies", lambda _: {"quantiles": quantiles})
+    found = optima.guides_of(profile)
+    assert list(found) == [
+        *("grpo_random", "grpo_token", "grpo_branch", "branch_strong"),
+        *("dose_high2.0", "dose_high4.0", "branch, 1.2 nats"),
+    ]
