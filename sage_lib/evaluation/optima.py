@@ -30,8 +30,8 @@ from sage_lib.theory.optimum import Prefixes
 FLOOR = 1e-5
 #: Draws of a noisy guide over which q of a completion is averaged.
 DRAWS = 16
-#: Values of beta at which q is refreshed to its fixed point: until log q of no completion changes by
-#: more than this, or so often.
+#: Values of beta at which q is refreshed to its fixed point: until log q of no completion changes
+#: by more than this, or so often.
 BETAS, SETTLED, REFRESHES = (0.2, 0.4, 0.8, 1.6, 3.2), 1e-6, 60
 #: The branch guide with the paper's own threshold and ratio (Table 8), beside a profile's guides.
 PAPER = ("branch, 1.2 nats", BranchGuide())
@@ -168,8 +168,8 @@ def _q(
     guide: Guide, entropies: np.ndarray, logps: np.ndarray, mask: np.ndarray, seed: int
 ) -> np.ndarray:
     """q of each token, at the start of a run, when a guide's schedules are at their height."""
-    given = [torch.as_tensor(one) for one in (entropies, logps, mask)]
+    state, drawn, on = (torch.as_tensor(one) for one in (entropies, logps, mask))
     generator = torch.Generator().manual_seed(seed)
-    inputs = GuideInputs(*given, 0.0, generator, torch.zeros_like(given[2], dtype=torch.long))
+    inputs = GuideInputs(state, drawn, on, 0.0, generator, torch.zeros_like(on, dtype=torch.long))
     found: np.ndarray = guide(inputs).double().numpy()
     return found

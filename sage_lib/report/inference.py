@@ -238,14 +238,13 @@ def holm(rates: Sequence[float], total: float = 0.05) -> list[bool]:
 
 def without_one(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
     """With how many of the seeds left out, one at a time, the comparison keeps its outcome."""
-    (a, b), seeds = common(ours, theirs)
-    pair = replace(ours, values=a, seeds=seeds), replace(theirs, values=b, seeds=seeds)
+    values, seeds = common(ours, theirs)
+    pair = [replace(x, values=v, seeds=seeds) for x, v in zip((ours, theirs), values, strict=True)]
 
     def outcome_of(kept: Sequence[int]) -> str:
-        some = [
-            replace(one, values=one.values[kept], seeds=[seeds[i] for i in kept]) for one in pair
-        ]
-        row = difference(*some).set_index("metric").loc[column]
+        of = [seeds[i] for i in kept]
+        a, b = (replace(one, values=one.values[list(kept)], seeds=of) for one in pair)
+        row = difference(a, b).set_index("metric").loc[column]
         return judged(expects, row, margin)
 
     places = list(range(len(seeds)))

@@ -79,7 +79,8 @@ def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
     table.
     """
     sources: dict[tuple[str, str], dict[str, Values]] = {}
-    rows, rates = [], dict[int, float]()
+    rows: list[dict[str, Any]] = []
+    rates: dict[int, float] = {}
     for claim in chosen.claims:
         for one in claim.comparisons:
             where = (one.metric, one.ood)
