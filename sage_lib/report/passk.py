@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.experiment.results import Study
 from sage_lib.report.inference import Values
 
@@ -99,3 +99,23 @@ def along_training(study: Study) -> pd.DataFrame:
     over data sets."""
     frame = study.exact.drop(columns=["run", "dataset", "problems"])
     return frame.groupby(["method", "seed", "step"], sort=False).mean().reset_index()
+
+
+def from_filtered(study: Study) -> pd.DataFrame:
+    """KL(p* || pi) of each run in nats, p* the filtered model of its own base (theory.optimum).
+
+    Columns run, method, seed, KL: the mean over data sets of that over problems.
+    """
+    support = of_sets(study.support, study.settings, ood=False)
+    keys = ["base", *PROBLEM, "completion"]
+    support = support.assign(base=support["run"].str.rpartition("/")[0])  # the profile, of others
+    base = support[support["method"] == BASE].set_index(keys)["logp"]
+    total = np.log(np.exp(base).groupby(keys[:-1]).transform("sum"))
+    star = (base - total).rename("star").reset_index()
+    both = support.merge(star, on=keys)
+    both["KL"] = np.exp(both["star"]) * (both["star"] - both["logp"])
+    names = ["run", "method", "seed"]
+    by_problem = both.groupby([*names, *PROBLEM], sort=False, dropna=False)["KL"].sum()
+    by_set = by_problem.groupby(level=[*names, "dataset"], sort=False, dropna=False).mean()
+    found = by_set.groupby(level=names, sort=False, dropna=False).mean()
+    return found.reset_index()
