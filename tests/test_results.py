@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,6 +15,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records, results
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import write_json
+from sage_lib.report import passk
 from sage_lib.tasks import countdown
 
 STEPS = 115
@@ -88,3 +90,30 @@ def test_what_is_written_is_what_was_collected_with_thinned_logs(own, tmp_path, 
     assert log["steps"].tolist() == [1, 9, *[10] * 10, 5]
     assert log["reward"].tolist()[:3] == [float(f"{mean / 7:.6g}") for mean in (1, 6, 15.5)]
     assert read.steps.query("method == 'grpo'")["step"].tolist() == [*range(1, STEPS + 1)]
+
+
+def test_the_runs_of_another_base_stand_beside_those_of_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "PUBLISHED", tmp_path)
+    for name, seed, p in (("study", 3407, 0.5), ("study_second", 3411, 0.25)):
+        rows = [("sft", "base", None, p), (f"grpo-s{seed}", "grpo", seed, p / 2)]
+        rows += [("grpo-s9", "grpo", 9, 0.9)]  # not a seed of the profile
+        frame = pd.DataFrame(rows, columns=["run", "method", "seed", "p"]).astype({"seed": "Int64"})
+        frame = frame.assign(
+            dataset="both", problem="a", way="L", completion=0, logp=np.log(frame["p"])
+        )
+        (tmp_path / name).mkdir()
+        for file in ("support", "runs"):
+            frame.to_parquet(tmp_path / name / f"{file}.parquet")
+    study = results.load("study")
+    assert study.support["run"].tolist() == [
+        *("sft", "grpo-s3407", "study_second/sft", "study_second/grpo-s3411")
+    ]
+    values = passk.exact(study)
+    assert values["base"].values[..., 0].tolist() == [[0.375]], "the mean of both bases"
+    assert values["grpo"].values[:, 0, 0].tolist() == pytest.approx([0.25, 0.125])
+    assert values["grpo"].seeds == [3407, 3411]
+    alone = results.load("study_second").support["run"].tolist()
+    assert alone == ["sft", "grpo-s3411"]
+    # All of p* lies on the one completion: KL(p* || pi) is -log pi of it.
+    distance = passk.from_filtered(study).set_index("run")["KL"]
+    assert distance["study_second/grpo-s3411"] == pytest.approx(-np.log(0.125))
