@@ -7,7 +7,7 @@ import torch
 from sage_lib.errors import SageError
 from sage_lib.theory import optimum
 from sage_lib.theory.losses import kappa
-from sage_lib.theory.solutions import product_guide, tilted
+from sage_lib.theory.solutions import product_guide, pseudo_kl, tilted
 from sage_lib.theory.tree import random_tree
 
 
@@ -46,6 +46,32 @@ def test_eq_2_keeps_the_shares_among_right_completions(seed):
     right = reward == 1
     found = tilted(reference, reward, 0.3)[right]
     torch.testing.assert_close(found / found.sum(), reference[right] / reference[right].sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_eq_4_is_right_as_often_as_eq_2_at_a_beta_of_its_own_and_moves_shares_by_q(seed):
+    reference, reward, guide = instance(seed)
+    right, beta = reward == 1, 0.3
+    own = 1 / (1 / beta + optimum.log_rho(reference, reward, guide))
+    found, plain = tilted(reference, reward, beta, guide), tilted(reference, reward, own)
+    assert own != pytest.approx(beta, rel=1e-3)
+    torch.testing.assert_close(found @ reward, plain @ reward, rtol=1e-12, atol=0)
+    share = reference[right] / reference[right].sum()
+    moved = share * guide[right] / (share @ guide[right])
+    torch.testing.assert_close(found[right] / found[right].sum(), moved)
+    assert not torch.allclose(moved, share)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_divergence_from_the_filtered_model_is_lack_of_success_and_of_variety(seed):
+    reference, reward, guide = instance(seed)
+    right, best = reward == 1, optimum.filtered(reference, reward)
+    plain, guided = tilted(reference, reward, 0.3), tilted(reference, reward, 0.3, guide)
+    for policy, keeps_shares in ((reference, True), (plain, True), (guided, False)):
+        variety = float(pseudo_kl(best[right], policy[right] / policy[right].sum()))
+        total = float(pseudo_kl(best, policy))
+        assert total == pytest.approx(variety - np.log(float(policy @ reward)), abs=1e-12)
+        assert (abs(variety) < 1e-12) == keeps_shares
 
 
 @pytest.mark.parametrize("seed", range(5))
