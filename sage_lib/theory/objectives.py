@@ -92,6 +92,41 @@ def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.Dat
     return by_case.max().assign(trees=by_case.size()).reset_index()
 
 
+def sequence_forms(seeds: Iterable[int], kind: str = "token") -> pd.DataFrame:
+    """Ways to charge a completion with the sum of its k1 = log pi - log q·pi_ref, beside eq. 8.
+
+    A row for each tree: the relative difference of each form's expected gradient to that of
+    eq. 8, and "variance": that of one completion's gradient under the return-to-go, relative to the
+    variance where each token is charged with the whole sum. ``kind``: of the guide.
+    """
+    rows = []
+    for seed in seeds:
+        tree, log_policy, log_reference = random_policies(seed)
+        free = log_policy.clone().requires_grad_()
+        live = tree.log_policy(free)
+        k1 = live - log_guide(tree, kind, log_policy) - log_reference
+        sums, drawn = tree.paths @ k1, tree.completion_probabilities(live).detach()
+        depth = torch.tensor([len(state) for state, _ in tree.edges])
+        not_before = (depth[:, None] >= depth).to(k1.dtype)
+        charged = tree.paths * k1.detach()
+        whole = tree.paths * charged.sum(1, keepdim=True)
+        to_come = tree.paths * (charged @ not_before)
+        forms = {
+            "eq. 8": tree.completion_probabilities(live) @ sums,
+            "k1 of the sum in the reward": drawn @ whole @ live,
+            "k2 of the sum as a loss": drawn @ sums**2 / 2,
+            "return-to-go": drawn @ to_come @ live,
+            "k2 of each token as a loss": drawn @ tree.paths @ k1**2 / 2,
+        }
+        eq_8, *found = (torch.autograd.grad(f, free, retain_graph=True)[0] for f in forms.values())
+        score = torch.autograd.functional.jacobian(tree.log_policy, log_policy)
+        squares = [drawn @ (credit @ score).square().sum(1) for credit in (to_come, whole)]
+        of_one, of_whole = (float(square - eq_8.square().sum()) for square in squares)
+        off = [_relative_difference(gradient, eq_8) for gradient in found]
+        rows.append((*off, of_one / of_whole))
+    return pd.DataFrame(rows, columns=[*list(forms)[1:], "variance"])
+
+
 def claims(seeds: Iterable[int], by_name: Mapping[str, Loss]) -> pd.DataFrame:
     """By how much each of CLAIMS fails under each loss, on the trees of :func:`gradients`.
 
