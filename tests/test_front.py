@@ -4,7 +4,6 @@ import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.optimize import linprog, minimize_scalar
 
@@ -12,7 +11,6 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import results
 from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.files import SAME
-from sage_lib.paths import PUBLISHED
 from sage_lib.report import front, inference, passk
 from sage_lib.report.inference import Values
 
