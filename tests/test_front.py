@@ -52,8 +52,10 @@ def test_the_front_is_grpo_at_every_beta_and_nothing_else():
     assert betas == [0, 0.05, 0.2, 0.5, 1, 1.4, 2] and methods[0] == "grpo_no_kl"
     assert "grpo" in methods and "choice_learning_rate0.002" not in methods
     assert front.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
-    sequence = front.front_methods(countdown, anchor="sequence")
-    assert [front.beta_of(countdown, key) for key in sequence] == [0, 0.05, 0.2, 0.5, 1]
+    study = load_profile("study")
+    assert front.front_methods(study, anchor="sequence") == ["grpo_no_kl", "sequence"]
+    own = {front.beta_of(study, key) for key in front.front_methods(study)}
+    assert own == {0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.8}, "not answer, not guides"
     assert front.front_methods(countdown, {"grpo", "grpo_branch", "grpo_no_kl"}) == [
         *("grpo_no_kl", "grpo")
     ]

@@ -2,7 +2,7 @@
 
 sage-companion reproduce --profile smoke    all runs and every notebook, from nothing
 sage-companion stage rl --profile laptop    one stage; what is finished is kept
-sage-companion grid countdown --dry-run     all runs of a larger study; resumable
+sage-companion grid study --dry-run         all runs of a larger study; resumable
 sage-companion dry-run --profile paper      settings, data, plan, memory; trains nothing
 sage-companion figures                      draw all published figures and tables again
 sage-companion notebooks --check            do the notebooks still say what is stored in them?
