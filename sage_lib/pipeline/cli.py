@@ -8,6 +8,7 @@ sage-companion figures                      draw all published figures and table
 sage-companion notebooks --check            do the notebooks still say what is stored in them?
 sage-companion compare --profile smoke      own results beside the published ones
 sage-companion publish --profile smoke      put own results in the place of the published ones
+sage-companion guide-gain --profile smoke   what would a guide do for a base, before training?
 """
 
 import argparse
@@ -19,9 +20,13 @@ import sage_lib
 from sage_lib.errors import SageError
 from sage_lib.files import disk_errors
 
-COMMANDS = "reproduce", "stage", "grid", "dry-run", "figures", "notebooks", "compare", "publish"
+COMMANDS = (
+    *("reproduce", "stage", "grid", "dry-run", "figures", "notebooks", "compare", "publish"),
+    "guide-gain",
+)
 #: Modules, with ``add_arguments`` and ``do``, that are not called as their commands.
 MODULES = {"stage": "stages", "dry-run": "plan", "notebooks": "outputs"}
+MODULES["guide-gain"] = "guide_gain"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,0 +1,89 @@
+"""What would a guide do for this model, before anybody trains?
+
+sage-companion guide-gain --model my_model --data my_problems.jsonl
+sage-companion guide-gain --profile smoke          (its base, and its held-out problems)
+
+Draws completions of the base, judges them, and prints for each guide by how much it moves the
+log-odds of a right completion at the optimum of eq. 4. What was drawn is kept: the same command
+goes on where it was ended.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from sage_lib.errors import SageError
+from sage_lib.evaluation import gain
+from sage_lib.experiment import runs
+from sage_lib.files import locked
+from sage_lib.pipeline import arguments, stages
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_profile(parser)
+    parser.add_argument("--model", help="in a profile's place: a model's folder, or its hub name")
+    parser.add_argument("--data", help="with --model: a .jsonl or .csv file of problems")
+    parser.add_argument("--question", default="question", help="its column of questions")
+    parser.add_argument("--gold", default="answer", help="its column of right answers")
+    parser.add_argument("--problems", type=int, help="of each data set")
+    parser.add_argument("--samples", type=int, help="of each problem")
+    parser.add_argument("--tokens", type=int, default=1024, help="--model: most of a completion")
+    parser.add_argument("--engine", choices=("transformers", "vllm"), help="what draws")
+    parser.add_argument("--beta", type=float, help="of the objective; the profile's, or 0.05")
+    parser.add_argument("--precision", type=float, default=0.05, help="half an interval of log rho")
+    parser.add_argument("--out", type=Path, default=Path("guide_gain"), help="folder of the result")
+
+
+def of_model(options: argparse.Namespace) -> Path:
+    """A profile's file for a model and a data file of one's own, in the folder of the result."""
+    if not options.data or not Path(options.data).is_file():
+        raise SageError(f"--model needs --data FILE with problems; {options.data!r} is no file")
+    data = {
+        "name": "file",
+        "path": str(Path(options.data).resolve()),
+        "rows": options.problems or 100,
+    }
+    data |= {"question": options.question, "gold": options.gold}
+    model = {"name": options.model, "seed": 0}
+    model["max_seq_length"] = 2 * options.tokens
+    sampling = {"samples": 32, "ks": [1], "temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+    settings: dict[str, Any] = {
+        **{"name": "guide_gain", "extends": "paper_all", "description": "a question to one base"},
+        **{"model": model, "sft": None, "sft_data": None, "rl": None, "rl_data": None, "train": []},
+        "evaluation": {**sampling, "data": [data], "max_new_tokens": options.tokens},
+        "compute": {"requires_gpu": False, "disk_gb": None},
+    }
+    path: Path = options.out / "guide_gain.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        YAML().dump(settings, file)
+    return path
+
+
+def do(options: argparse.Namespace) -> None:
+    """Draw what is not drawn, then print and write the table."""
+    if options.model:
+        options.profile = str(of_model(options))
+    asked = {"samples": options.samples, "sampled": options.problems, "engine": options.engine}
+    options.set += [
+        f"evaluation.{key}={value}" for key, value in asked.items() if value is not None
+    ]
+    if options.samples:
+        options.set.append("evaluation.ks=[1]")
+    profile = arguments.given_profile(options)
+    base = runs.sft_run(profile)
+    with locked(base.lock, wait=True):
+        stages.make(profile, base)
+    run = runs.evaluation_run(profile, runs.sft_run(profile))
+    with locked(run.lock, wait=True):
+        stages.make(profile, run)
+    drawn = gain.samples(profile, run)
+    beta = options.beta or profile.rl.get("beta") or 0.05
+    table = gain.table(drawn, gain.guides_for(drawn), beta, options.precision)
+    right = drawn.groupby("problem")["right"].mean()
+    print(f"{len(right)} problems, {len(drawn)} samples, {right.mean():.3f} right; beta {beta:g}")
+    print(table.to_string(index=False, float_format="{:.3f}".format))
+    options.out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(options.out / "guide_gain.csv", index=False, float_format="%.6g")

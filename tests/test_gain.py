@@ -1,0 +1,90 @@
+"""What guides would do, from samples: against the exact log rho of random trees, and bad input."""
+
+import argparse
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
+from sage_lib.errors import SageError
+from sage_lib.evaluation import gain
+from sage_lib.experiment import runs
+from sage_lib.experiment.profile import load_profile
+from sage_lib.pipeline import guide_gain
+from sage_lib.theory import optimum
+from sage_lib.theory.tree import random_tree
+
+GUIDE = BranchGuide(threshold=0.4, ratio=0.5)
+
+
+def drawn_from(seed, number):
+    """Samples of a random tree as :func:`gain.samples` gives them, and its exact log rho."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, depth=4, branches=3)
+    log_policy = tree.log_policy(torch.tensor(rng.normal(size=len(tree.edges))))
+    reference = tree.completion_probabilities(log_policy)
+    right = torch.tensor(rng.permutation(np.arange(len(reference)) % 2), dtype=torch.float64)
+    of_edge = dict(zip(tree.edges, log_policy.tolist(), strict=True))
+    of_state = dict(zip(tree.states, tree.entropies(log_policy).tolist(), strict=True))
+    q_t = (1 + 0.5 * (tree.entropies(log_policy) - 0.4).clamp(min=0)).clamp(max=1.4)
+    exact = optimum.log_rho(reference, right, tree.along_paths(q_t[tree.state_of].log()).exp())
+    rows = []
+    for place in rng.choice(len(reference), size=number, p=(reference / reference.sum()).numpy()):
+        tokens = tree.completions[place]
+        states = [tokens[:t] for t in range(len(tokens))]
+        pairs = zip(states, tokens, strict=True)
+        logps = np.array([of_edge[pair] for pair in pairs])
+        rows.append(
+            (str(seed), float(right[place]), np.array([of_state[s] for s in states]), logps)
+        )
+    return pd.DataFrame(rows, columns=["problem", "right", "entropies", "logps"]), exact
+
+
+def test_log_rho_from_samples_is_that_of_the_trees():
+    parts, exact = zip(*(drawn_from(seed, 1500) for seed in range(12)), strict=True)
+    drawn = pd.concat(parts, ignore_index=True)
+    table = gain.table(drawn, {"branch": GUIDE, "one": IdentityGuide()}, beta=0.5, precision=0.1)
+    branch, one = table.to_dict("records")
+    assert branch["log rho"] == pytest.approx(np.mean(exact), abs=0.02)
+    assert branch["low"] < np.mean(exact) < branch["high"] and branch["problems"] == 12
+    assert branch["helps"] == pytest.approx(np.mean(np.array(exact) > 0), abs=0.1)
+    assert branch["of the reward"] == pytest.approx(0.5 * branch["log rho"])
+    p = drawn.groupby("problem", sort=False)["right"].mean().to_numpy()
+    added = optimum.success(p, 0.5, np.array(exact)) - optimum.success(p, 0.5)
+    assert branch["pass@1"] == pytest.approx(added.mean(), abs=0.01)
+    half = (branch["high"] - branch["low"]) / 2
+    assert branch["needed"] == pytest.approx(len(drawn) * (half / 0.1) ** 2, abs=1)
+    assert one["log rho"] == one["acted"] == one["pass@1"] == 0
+
+
+def test_problems_that_are_always_or_never_solved_tell_nothing():
+    drawn, _ = drawn_from(0, 50)
+    with pytest.raises(SageError, match="1 problems have right and wrong samples"):
+        gain.table(drawn, {"branch": GUIDE}, beta=1.0)
+    with pytest.raises(SageError, match="beta must be positive"):
+        gain.table(drawn, {"branch": GUIDE}, beta=0.0)
+
+
+def test_guides_take_their_thresholds_from_the_samples():
+    drawn, _ = drawn_from(1, 400)
+    found = gain.guides_for(drawn)
+    tokens = np.concatenate(drawn["entropies"].tolist())
+    for name, shares in gain.QUANTILES.items():
+        if name in found:
+            low, high = np.quantile(tokens, shares)
+            q = gain.q_of(found[name], [low, high], [-1.0, -1.0], torch.Generator())
+            assert q == pytest.approx([1.0, 1.4])
+
+
+def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
+    (tmp_path / "asked.csv").write_text("problem,gold\n1+1?,2\n")
+    given = {"model": "some/model", "data": str(tmp_path / "asked.csv"), "out": tmp_path / "out"}
+    given |= {"question": "problem", "gold": "gold", "problems": None, "tokens": 64}
+    profile = load_profile(guide_gain.of_model(argparse.Namespace(**given)))
+    assert profile.model.name == "some/model" and not profile.methods and not profile.rl
+    assert [run.name for run in runs.every_run(profile)] == ["sft", "eval-sft"]
+    assert profile.evaluation.data[0].settings.gold == "gold"
+    with pytest.raises(SageError, match="is no file"):
+        guide_gain.of_model(argparse.Namespace(**{**given, "data": "nowhere.csv"}))
