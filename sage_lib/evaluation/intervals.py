@@ -110,6 +110,31 @@ def minimum_detectable_effect(
     return effect
 
 
+def times_as_much(
+    differences: ArrayLike, noise: ArrayLike, sets: Sets = None, power: float = 0.8
+) -> tuple[Array, Array]:
+    """How many times as much data finds a true difference as large as the mean, with ``power``.
+
+    The first: as many times the seeds and the problems, both at once, because the error falls with
+    the root of them. The second: as many times the samples of each problem, with the same seeds and
+    problems; ``noise``, shape (columns,), is the variance of the mean that comes from drawing
+    samples, which falls as 1 / samples. It is inf where other seeds and problems alone vary too
+    much. Degrees of freedom are taken as they are. ``differences`` and NaN as in
+    :func:`minimum_detectable_effect`; both have shape (columns,).
+    """
+    by_seed = _with_seeds(differences)
+    effect = minimum_detectable_effect(by_seed, sets, power)
+    error, _ = _standard_error(by_seed, sets)
+    mean = mean_over_sets(by_seed.mean(axis=0), sets)
+    # Sides that were drawn with the same random numbers differ by less than their own noise says.
+    drawing = np.minimum(np.asarray(noise, dtype=np.float64), error**2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        data: Array = (effect / mean) ** 2
+        allowed = error**2 / data - (error**2 - drawing)  # what drawing may add
+        samples: Array = np.where(allowed > 0, drawing / allowed, np.inf)
+    return data, np.where(np.isnan(data) | np.isnan(drawing), np.nan, samples)
+
+
 def crossing_interval(
     a: ArrayLike, b: ArrayLike, ks: Sequence[int], sets: Sets = None, level: float = 0.95
 ) -> dict[str, float]:

@@ -17,6 +17,7 @@ from sage_lib.evaluation.intervals import mean_over_sets as mean_over_sets
 from sage_lib.evaluation.intervals import mean_std as mean_std
 from sage_lib.evaluation.intervals import minimum_detectable_effect as minimum_detectable_effect
 from sage_lib.evaluation.intervals import paired_difference as paired_difference
+from sage_lib.evaluation.intervals import times_as_much as times_as_much
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
@@ -48,6 +49,19 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
 def pass_at_k_curve(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> Array:
     """:func:`pass_at_k` of every problem for every k, shape (problems, len(ks))."""
     return np.stack([pass_at_k(n, c, k) for k in ks], axis=1)
+
+
+def variance_of_pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
+    """Unbiased variance of :func:`pass_at_k` over draws of the n samples, shape (problems,).
+
+    The square of the chance that k draws are wrong, less an unbiased estimate of it: the chance
+    that 2 k are. That estimate needs 2 k samples of each problem; with fewer it is NaN.
+    """
+    found = pass_at_k(n, c, k)
+    if 2 * k > np.asarray(n).min():
+        return np.full_like(found, np.nan)
+    variance: Array = (1 - found) ** 2 - (1 - pass_at_k(n, c, 2 * k))
+    return variance
 
 
 def majority_at_k(

@@ -9,6 +9,7 @@ sage-companion notebooks --check            do the notebooks still say what is s
 sage-companion compare --profile smoke      own results beside the published ones
 sage-companion publish --profile smoke      put own results in the place of the published ones
 sage-companion guide-gain --profile smoke   what would a guide do for a base, before training?
+sage-companion pass-at-k FILE FILE          curves of samples in files, and their difference
 """
 
 import argparse
@@ -22,11 +23,10 @@ from sage_lib.files import disk_errors
 
 COMMANDS = (
     *("reproduce", "stage", "grid", "dry-run", "figures", "notebooks", "compare", "publish"),
-    "guide-gain",
+    *("guide-gain", "pass-at-k"),
 )
 #: Modules, with ``add_arguments`` and ``do``, that are not called as their commands.
 MODULES = {"stage": "stages", "dry-run": "plan", "notebooks": "outputs"}
-MODULES["guide-gain"] = "guide_gain"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -42,7 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     for name in COMMANDS:
         command = commands.add_parser(name)
         if name in words[:1]:  # the others are not imported: some take seconds
-            chosen = importlib.import_module(f"sage_lib.pipeline.{MODULES.get(name, name)}")
+            module = MODULES.get(name, name.replace("-", "_"))
+            chosen = importlib.import_module(f"sage_lib.pipeline.{module}")
             chosen.add_arguments(command)
             command.set_defaults(do=chosen.do)
     options = parser.parse_args(words)

@@ -1,0 +1,270 @@
+"""pass@k of samples in files, with intervals, paired differences and crossings.
+
+sage-companion pass-at-k base.jsonl grpo.jsonl
+sage-companion pass-at-k "base=a.jsonl" "grpo=s1.jsonl,s2.jsonl,s3.jsonl" --ks 1 8 64
+sage-companion pass-at-k samples.parquet:grpo --against samples.parquet:base --out found
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sage_lib.errors import SageError
+from sage_lib.evaluation import metrics, outside
+from sage_lib.files import write_text
+from sage_lib.pipeline import plan
+from sage_lib.report import inference, passk, style
+from sage_lib.report.inference import Values
+
+#: How many unreadable lines are printed; unreadable.csv has all.
+SHOWN = 10
+COLUMNS = [
+    *("what", "policy", "against", "k", "value", "low", "high", "seeds", "problems", "samples"),
+    *("detectable", "problems_to_tell", "seeds_to_tell", "samples_to_tell"),
+]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One side. n, c: samples and right ones, a row for each problem and a column for each seed;
+    -1 stands for a file that names none. read: what to print of its files."""
+
+    label: str
+    n: pd.DataFrame
+    c: pd.DataFrame
+    read: list[str]
+    unreadable: list[tuple[str, int, str]]
+
+    def values(self, ks: Sequence[int], problems: Sequence[str] | None = None) -> Values:
+        """pass@k, shape (seeds, problems, ks), of these problems, or of all."""
+        rows = list(self.n.index if problems is None else problems)
+        n, c = self.n.loc[rows], self.c.loc[rows]
+        curves = np.stack([metrics.pass_at_k_curve(n[seed], c[seed], ks) for seed in n])
+        seeds = [None if seed < 0 else seed for seed in n]
+        return Values(self.label, curves, [f"pass@{k}" for k in ks], ["all"] * len(rows), seeds)
+
+    def noise(self, ks: Sequence[int], problems: Sequence[str], seeds: Sequence[Any]) -> np.ndarray:
+        """Variance of the mean pass@k over these seeds that comes from drawing samples, (ks,)."""
+        used = [seed for seed in self.n if self.n.columns.tolist() == [-1] or seed in seeds]
+        n, c = (table.loc[problems, used].to_numpy().ravel() for table in (self.n, self.c))
+        sums = [metrics.variance_of_pass_at_k(n, c, k).sum() for k in ks]
+        return np.array(sums) / len(n) ** 2
+
+
+def policy(text: str, metric: str | None = None, filter: str | None = None) -> Policy:
+    """What a word of the command line names: [LABEL=]FILE[:METHOD], where ``+`` joins files with
+    other samples of the same policy, and ``,`` those of another training seed."""
+    label, equals, rest = text.partition("=")
+    if Path(text).exists() or not equals or "/" in label:
+        label, rest = "", text
+    frames, read, unreadable, names = [], [], [], []
+    for place, of_seed in enumerate(_parts(rest, ","), 1):
+        for part in _parts(of_seed, "+"):
+            path, method = _place(part)
+            if part in names:
+                raise SageError(f"{part} is given twice: its samples would count twice")
+            names.append(part)
+            found = outside.read(path, method, metric, filter)
+            unreadable += [(str(path), *line) for line in found.unreadable]
+            lost = style.count(len(found.unreadable), "unreadable line")
+            read.append(f"{part}: {found.format}, {len(found.frame):,} samples, {lost}")
+            own, several = found.frame["seed"], len(_parts(rest, ",")) > 1
+            named = own.where(own >= 0, place) if several else own
+            frames.append(found.frame.assign(seed=named, place=place))
+            label = label or method or path.name.removesuffix(".gz").rsplit(".", 1)[0]
+    frame = pd.concat(frames, ignore_index=True)
+    twice = frame[["seed", "place"]].drop_duplicates()["seed"]
+    if twice.duplicated().any():
+        seed = twice[twice.duplicated()].iloc[0]
+        raise SageError(f"{label}: seed {seed} is in two files; join them by + if that is meant")
+    if (frame["seed"] < 0).any() and (frame["seed"] >= 0).any():
+        raise SageError(f"{label}: only some of the files joined by + name seeds: join others")
+    # The samples of a problem that some seed lacks are no pair.
+    table = frame.groupby(["problem", "seed"], sort=False)["correct"].agg(["size", "sum"]).unstack()
+    whole = table.dropna().astype(int)
+    if whole.empty:
+        raise SageError(f"{label}: no problem is in the files of all seeds")
+    if len(whole) < len(table):
+        lost = style.count(len(table) - len(whole), "problem")
+        read.append(f"{label}: {lost} not in the files of all seeds, left out")
+    return Policy(label, whole["size"], whole["sum"], read, unreadable)
+
+
+def _parts(text: str, between: str) -> list[str]:
+    """A list of files; a file whose name has that sign is one."""
+    return [text] if Path(text).exists() else text.split(between)
+
+
+def _place(text: str) -> tuple[Path, str | None]:
+    """FILE or FILE:METHOD."""
+    file, colon, method = text.rpartition(":")
+    if colon and not Path(text).exists() and Path(file).is_file():
+        return Path(file), method
+    return Path(text), None
+
+
+def powers(policies: Sequence[Policy]) -> list[int]:
+    """1, 2, 4, ... up to the fewest samples that a problem has."""
+    fewest = min(int(one.n.to_numpy().min()) for one in policies)
+    return [2**i for i in range(fewest.bit_length())]
+
+
+def curve(one: Policy, ks: Sequence[int]) -> pd.DataFrame:
+    """pass@k with its 95 % interval: over problems, and over seeds where there are three or more.
+
+    Of one seed it is a bootstrap, which holds with few problems, too.
+    """
+    values = one.values(ks)
+    if len(values.seeds) > 1:
+        found = passk.levels({one.label: values})
+        mean, low, high = (found[name] for name in ("mean", "low", "high"))
+    else:
+        mean = metrics.mean_over_sets(values.values[0])
+        low, high = metrics.bootstrap_interval(values.values[0], resamples=10_000, seed=0)
+    size = {"seeds": len(values.seeds), "problems": len(one.n), "samples": one.n.to_numpy().min()}
+    given = {"what": "pass@k", "policy": one.label, "k": ks, "value": mean, **size}
+    return pd.DataFrame({**given, "low": low, "high": high})
+
+
+def difference(ours: Policy, theirs: Policy, ks: Sequence[int]) -> tuple[pd.DataFrame, str]:
+    """`ours` less `theirs` at each k, and where the curves cross, in rows of COLUMNS; and a
+    sentence about the crossing.
+
+    Only the problems that both have count. SageError for fewer than two of them.
+    """
+    both = [problem for problem in ours.n.index if problem in theirs.n.index]
+    pair = f"{ours.label} and {theirs.label}"
+    if len(both) < 2:
+        raise SageError(f"{pair} have {len(both)} problems in common: a difference needs two")
+    (a, b), seeds = inference.common(ours.values(ks, both), theirs.values(ks, both))
+    mean, low, high = metrics.paired_difference(a, b)
+    noise = ours.noise(ks, both, seeds) + theirs.noise(ks, both, seeds)
+    data, samples = metrics.times_as_much(a - b, noise)
+    drawn = min(int(one.n.loc[both].to_numpy().min()) for one in (ours, theirs))
+    size = {"seeds": len(seeds), "problems": len(both), "samples": drawn}
+    found = {"policy": ours.label, "against": theirs.label, **size}
+    rows: dict[str, Any] = {"what": "difference", "k": ks, "value": mean, "low": low, "high": high}
+    rows["detectable"] = metrics.minimum_detectable_effect(a - b)
+    rows["problems_to_tell"] = np.ceil(data * len(both))
+    rows["seeds_to_tell"] = np.ceil(data * len(seeds)) if len(seeds) > 1 else 1.0
+    rows["samples_to_tell"] = np.ceil(samples * drawn)
+    # Whichever curve comes from below first.
+    options = [(ours, theirs, a, b), (theirs, ours, b, a)]
+    crossings = [(metrics.crossing_interval(y, x, ks), up, down) for up, down, x, y in options]
+    crossing, up, down = min(crossings, key=lambda one: (np.isnan(one[0]["k"]), one[0]["k"]))
+    ends = {key: crossing[key] for key in ("low", "high")}
+    row = {"what": "crossing", "policy": up.label, "against": down.label, **size}
+    row |= {"value": crossing["k"], **ends}
+    told = _crossing(crossing, up.label, down.label, ks)
+    return pd.concat([pd.DataFrame({**found, **rows}), pd.DataFrame([row])]), told
+
+
+def _crossing(found: dict[str, float], up: str, down: str, ks: Sequence[int]) -> str:
+    if np.isnan(found["k"]):
+        return f"The curves do not cross between k = {ks[0]} and {ks[-1]}."
+    told = f"{up} passes {down} at k = {found['k']:.3g}."
+    if found["crosses"]:
+        return f"{told} The 95 % interval of this k is {found['low']:.3g} to {found['high']:.3g}."
+    sides = [("before", found["low"]), ("after", found["high"])]
+    open_sides = " and ".join(side for side, end in sides if np.isnan(end))
+    return f"{told} It may be chance: {open_sides} it, no difference is more than chance."
+
+
+def draw(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
+    """The curves with their intervals and, where there are any, the differences."""
+    kinds = ["pass@k", "difference"] if (table["what"] == "difference").any() else ["pass@k"]
+    figure = Figure(figsize=(style.NARROW * len(kinds), 2.6))
+    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+    for axis, kind in zip(panels, kinds, strict=True):
+        of_kind = table[table["what"] == kind]
+        for place, (label, rows) in enumerate(of_kind.groupby("policy", sort=False)):
+            look = style.series(place)
+            axis.plot(rows["k"], rows["value"], label=label, **look)
+            style.band(axis, rows["k"], rows["low"], rows["high"], **look)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(list(ks), [str(k) for k in ks])
+        axis.minorticks_off()
+        axis.set_xlabel("k")
+        axis.set_ylabel(kind)
+        if kind == "pass@k":
+            axis.legend()
+            continue
+        axis.set_ylabel(f"pass@k less that of {of_kind['against'].iloc[0]}")
+        axis.axhline(0, color="0.4", linewidth=0.8)
+        for at in table.loc[table["what"] == "crossing", "value"].dropna():
+            axis.axvline(at, color="0.4", linewidth=0.8, linestyle=":")
+    labels = ", ".join(table.loc[table["what"] == "pass@k", "policy"].unique())
+    dotted = "dotted: where curves cross" if len(kinds) > 1 else ""
+    style.describe(figure, f"pass@k of {labels}", "Bands: 95 % intervals", dotted)
+    return figure
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    about = "[LABEL=]FILE[:METHOD]; FILE,FILE: other training seeds; FILE+FILE: more samples"
+    parser.add_argument("files", nargs="+", metavar="FILE", help=about)
+    about = "what each FILE is compared with; of two FILEs, the second is"
+    parser.add_argument("--against", metavar="FILE", help=about)
+    about = "the values of k; without them powers of 2"
+    parser.add_argument("--ks", nargs="+", type=int, metavar="K", help=about)
+    about = "which metric of lm-evaluation-harness or lighteval is the verdict"
+    parser.add_argument("--metric", help=about)
+    parser.add_argument("--filter", help="which filter of lm-evaluation-harness")
+    about = "where pass_at_k.csv and the picture go (default: this folder)"
+    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help=about)
+
+
+def do(options: argparse.Namespace) -> None:
+    words = [*options.files, *([options.against] if options.against else [])]
+    if options.out.exists() and not options.out.is_dir():
+        raise SageError(f"--out {options.out} is a file: name a folder")
+    sides = [policy(word, options.metric, options.filter) for word in words]
+    labels = [one.label for one in sides]
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise SageError(f"two policies are called {twice}: write LABEL=FILE for one of them")
+    ks = sorted(set(options.ks or powers(sides)))
+    print(*(line for one in sides for line in one.read), sep="\n")
+    lost = [line for one in sides for line in one.unreadable]
+    for file, number, why in lost[:SHOWN]:
+        print(f"  {Path(file).name}, line {number} {why}")
+    if len(lost) > SHOWN:
+        print(f"  and {len(lost) - SHOWN} more lines, in {options.out / 'unreadable.csv'}")
+    tables = [curve(one, ks) for one in sides]
+    names = ["policy", "k", "value", "low", "high", "seeds", "problems", "samples"]
+    print("\npass@k, the mean over problems, and its 95 % interval")
+    print(_shown(pd.concat(tables)[names]))
+    compared = options.against or len(sides) == 2
+    for ours in sides[:-1] if compared else []:
+        rows, told = difference(ours, sides[-1], ks)
+        tables.append(rows)
+        print(f"\n{ours.label} less {sides[-1].label}, paired by problem")
+        for one, other in ((ours, sides[-1]), (sides[-1], ours)):
+            alone = len(one.n.index.difference(other.n.index))
+            if alone:
+                print(f"{style.count(alone, 'problem')} only in {one.label}, left out")
+        of_k = rows[rows["what"] == "difference"]
+        print(_shown(of_k[["k", "value", "low", "high", "seeds", "problems", *COLUMNS[10:]]]))
+        print(told)
+    table = pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
+    made = [write_text(options.out / "pass_at_k.csv", table.to_csv(index=False))]
+    if lost:
+        text = pd.DataFrame(lost, columns=["file", "line", "reason"]).to_csv(index=False)
+        made.append(write_text(options.out / "unreadable.csv", text))
+    with matplotlib.rc_context(style.STYLE):
+        made += style.save_figure(draw(table, ks), "pass_at_k", options.out)
+    print("\nwritten:", ", ".join(str(path) for path in made))
+
+
+def _shown(table: pd.DataFrame) -> str:
+    """A table with a dash for what is not known, and whole numbers as such."""
+    whole = [name for name in table if name.endswith("_to_tell")]
+    shown = table.astype(object)
+    shown[whole] = table[whole].map(lambda one: "none" if np.isinf(one) else f"{one:.0f}")
+    return plan.text(shown.where(table.notna(), "-"))
