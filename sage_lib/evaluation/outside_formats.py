@@ -24,6 +24,10 @@ _HARNESS = {
     *("doc_hash", "prompt_hash", "target_hash"),
 }
 
+#: Its writer prints what JSON does not know, such as NumPy's bools (handle_non_serializable in
+#: lm_eval/utils.py).
+_PRINTED = {"True": True, "False": False, "1.0": True, "0.0": False}
+
 
 @dataclass(frozen=True)
 class Line:
@@ -87,6 +91,7 @@ def _harness(row: dict[str, Any]) -> Line:
 
     def verdicts(name: str) -> list[bool]:
         value = row.get(name)
+        value = _PRINTED.get(value, value) if isinstance(value, str) else value
         if repeats == 1:
             return [_verdict(value, name)]
         if name in ("pass@1", "pass_at_1") and isinstance(kept[0], list):

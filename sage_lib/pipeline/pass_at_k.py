@@ -74,7 +74,9 @@ def policy(text: str, metric: str | None = None, filter: str | None = None) -> P
             found = outside.read(path, method, metric, filter)
             unreadable += [(str(path), *line) for line in found.unreadable]
             lost = style.count(len(found.unreadable), "unreadable line")
-            read.append(f"{part}: {found.format}, {len(found.frame):,} samples, {lost}")
+            problems = style.count(found.frame["problem"].nunique(), "problem")
+            size = f"{problems}, {style.count(len(found.frame), 'sample')}"
+            read.append(f"{part}: {found.format}, {size}, {lost}")
             own, several = found.frame["seed"], len(_parts(rest, ",")) > 1
             named = own.where(own >= 0, place) if several else own
             frames.append(found.frame.assign(seed=named, place=place))
@@ -142,7 +144,7 @@ def difference(ours: Policy, theirs: Policy, ks: Sequence[int]) -> tuple[pd.Data
     both = [problem for problem in ours.n.index if problem in theirs.n.index]
     pair = f"{ours.label} and {theirs.label}"
     if len(both) < 2:
-        raise SageError(f"{pair} have {len(both)} problems in common: a difference needs two")
+        raise SageError(f"{pair} share {style.count(len(both), 'problem')}: a difference needs two")
     (a, b), seeds = inference.common(ours.values(ks, both), theirs.values(ks, both))
     mean, low, high = metrics.paired_difference(a, b)
     noise = ours.noise(ks, both, seeds) + theirs.noise(ks, both, seeds)
@@ -198,11 +200,15 @@ def draw(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
             continue
         axis.set_ylabel(f"pass@k less that of {of_kind['against'].iloc[0]}")
         axis.axhline(0, color="0.4", linewidth=0.8)
-        for at in table.loc[table["what"] == "crossing", "value"].dropna():
-            axis.axvline(at, color="0.4", linewidth=0.8, linestyle=":")
+        order = list(of_kind["policy"].unique())
+        crossings = table[(table["what"] == "crossing") & table["value"].notna()]
+        for row in crossings.itertuples():  # on the line of no difference
+            own = row.policy if row.policy in order else row.against
+            look = style.points({**style.series(order.index(own)), "marker": "|"})
+            style.error_bar(axis, 0, row.value, row.low, row.high, horizontal=True, **look)
     labels = ", ".join(table.loc[table["what"] == "pass@k", "policy"].unique())
-    dotted = "dotted: where curves cross" if len(kinds) > 1 else ""
-    style.describe(figure, f"pass@k of {labels}", "Bands: 95 % intervals", dotted)
+    bars = "bars at 0: where curves cross, with its interval" if len(kinds) > 1 else ""
+    style.describe(figure, f"pass@k of {labels}", "Bands: 95 % intervals", bars)
     return figure
 
 

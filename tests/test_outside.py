@@ -1,0 +1,277 @@
+"""pass@k of samples in the files of this project and of three others: against enumeration, closed
+forms and counts by hand; broken lines are named, and nothing is filled in."""
+
+import gzip
+import itertools
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.evaluation import metrics, outside
+from sage_lib.pipeline import cli
+
+#: Right and wrong samples of three problems.
+RIGHT = {"a": [1, 0, 0, 1], "b": [0, 0, 0, 0], "c": [1, 1, 1, 1]}
+
+
+def own_line(problem, right):
+    texts = ["text"] * len(right)
+    row = {"dataset": "d", "problem": problem, "completions": texts, "tokens": [3] * len(right)}
+    return {**row, "finished": [True] * len(right), "correct": [bool(one) for one in right]}
+
+
+def rlvr_line(problem, right):
+    row = {"idx": ord(problem), "question": problem, "gt_cot": "", "gt": "1", "answer": "1"}
+    lists = {"code": ["text"] * len(right), "pred": ["1"] * len(right)}
+    return {**row, **lists, "report": [None] * len(right), "score": [bool(one) for one in right]}
+
+
+def harness_line(problem, right, filter="none", **changes):
+    """cruxeval's layout: repeats, a filter that keeps them all, and the metric pass@1."""
+    texts = [["text"] * len(right)]
+    row = {"doc_id": ord(problem), "doc": {"q": problem}, "target": "1", "arguments": {}}
+    row |= {"resps": texts, "filtered_resps": texts, "filter": filter, "metrics": ["pass@1"]}
+    row |= {"doc_hash": f"{problem}123456789", "prompt_hash": "", "target_hash": ""}
+    return {**row, "pass@1": sum(right) / len(right), **changes}
+
+
+def lighteval_row(problem, right, **metric):
+    doc = {"query": problem, "choices": ["1"], "id": str(ord(problem)), "task_name": "aime24|0"}
+    texts = {"text": ["text"] * len(right), "input_tokens": [1, 2]}
+    found = metric or {f"avg@n:n={len(right)}": sum(right) / len(right)}
+    return {"doc": doc, "metric": found, "model_response": texts}
+
+
+def write_lines(path, rows):
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
+    return path
+
+
+def write_table(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def counted(found):
+    by_problem = found.frame.groupby("problem", sort=False)["correct"].agg(["size", "sum"])
+    return by_problem.to_numpy().tolist()
+
+
+def run(capsys, *words):
+    cli.main(["pass-at-k", *map(str, words)])
+    return capsys.readouterr().out
+
+
+def refused(*words):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["pass-at-k", *map(str, words)])
+    said = str(stopped.value)
+    assert said.startswith("error: ") and "\n" not in said
+    return said
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def test_each_format_gives_its_counts(tmp_path):
+    hand = [[4, 2], [4, 0], [4, 4]]
+    for name, line in (("own", own_line), ("rlvr", rlvr_line), ("harness", harness_line)):
+        path = write_lines(tmp_path / f"{name}.jsonl", [line(*item) for item in RIGHT.items()])
+        found = outside.read(path)
+        assert counted(found) == hand and not found.unreadable
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        assert outside.read(tmp_path / f"{name}.gz").frame["correct"].equals(found.frame["correct"])
+    table = write_table(
+        tmp_path / "details.parquet", [lighteval_row(*one) for one in RIGHT.items()]
+    )
+    assert counted(outside.read(table)) == hand
+    assert outside.read(tmp_path / "own.jsonl").frame["correct"].tolist()[:4] == [1, 0, 0, 1]
+
+
+def test_published_samples_are_those_of_the_published_counts():
+    folder = paths.PUBLISHED / "smoke"
+    found = outside.read(folder / "samples.parquet", method="grpo").frame
+    counts = pd.read_parquet(folder / "counts.parquet").query("method == 'grpo'")
+    right = found.groupby("problem")["correct"].agg(["size", "sum"])
+    names = counts["dataset"] + "/" + counts["problem"]
+    assert right.loc[names].to_numpy().tolist() == counts[["n", "c"]].to_numpy().tolist()
+    with pytest.raises(SageError, match=r"samples.parquet:base, of base, grpo"):
+        outside.read(folder / "samples.parquet")
+
+
+def test_one_verdict_for_several_responses_is_no_verdict(tmp_path):
+    majority = harness_line("a", [1, 0, 0, 1], metrics=["exact_match"], exact_match=1.0)
+    path = write_lines(tmp_path / "a.jsonl", [majority])
+    with pytest.raises(SageError, match=r"one exact_match for 4 responses: evaluate with the metr"):
+        outside.read(path)
+    for metric in ({"pass@k:k=2&n=4": 0.5}, {"em": 1.0}, {"pass@k:k=1&n=8": 0.5}, {"avg@n": 0.3}):
+        table = write_table(tmp_path / "a.parquet", [lighteval_row("a", [1, 0, 0, 1], **metric)])
+        with pytest.raises(SageError, match="has no line that can be read: line 1 has"):
+            outside.read(table)
+    single = write_table(tmp_path / "b.parquet", [lighteval_row("a", [1], em=1.0)])
+    assert counted(outside.read(single)) == [[1, 1]]
+
+
+def test_filters_and_metrics_are_chosen_and_not_guessed(tmp_path):
+    both = {"metrics": ["acc", "acc_norm"], "acc": 0.0, "acc_norm": "True"}  # NumPy's bool
+    rows = [harness_line(p, [1], name, **both) for name in ("strict", "flexible") for p in "abc"]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    with pytest.raises(SageError, match="choose a filter by --filter, one of strict, flexible"):
+        outside.read(path, metric="acc")
+    with pytest.raises(SageError, match="choose a metric by --metric, one of acc, acc_norm"):
+        outside.read(path, filter="strict")
+    assert counted(outside.read(path, metric="acc_norm", filter="strict")) == [[1, 1]] * 3
+    older = [{key: row[key] for key in row if key != "metrics"} for row in rows[:3]]
+    older = [{key: row[key] for key in row if key not in ("acc_norm", "pass@1")} for row in older]
+    assert counted(outside.read(write_lines(tmp_path / "b.jsonl", older))) == [[1, 0]] * 3
+
+
+@pytest.mark.parametrize("line", [own_line, rlvr_line, harness_line])
+def test_broken_lines_are_named_and_counted(tmp_path, line, capsys):
+    whole = [line(*item) for item in RIGHT.items()]
+    key = {"own_line": "correct", "rlvr_line": "score", "harness_line": "resps"}[line.__name__]
+    retyped, short = {**line("e", [1, 0]), key: "yes"}, line("f", [1, 0])
+    del short[key]
+    odd = {**line("g", [1, 0]), ("pass@1" if key == "resps" else key): [2, None]}
+    cut = json.dumps(whole[0])[:40]
+    rows = [whole[0], cut, retyped, short, odd, whole[0], "[1]", "", *whole[1:]]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    found = outside.read(path)
+    assert counted(found) == [[4, 2], [4, 0], [4, 4]]
+    places, reasons = zip(*found.unreadable, strict=True)
+    assert places == (2, 3, 4, 5, 6, 7, 8)
+    for reason, said in zip(reasons, ("is not JSON", key, f"has no {key}|verdicts"), strict=False):
+        assert any(word in reason for word in said.split("|")), reason
+    assert "repeats what line 1 has" in reasons[4]
+    said = run(capsys, path, "--out", tmp_path / "out")
+    assert "3 problems, 12 samples, 7 unreadable lines" in said and "a.jsonl, line 2 is not" in said
+    assert pd.read_csv(tmp_path / "out" / "unreadable.csv")["line"].tolist() == list(places)
+
+
+def test_what_is_no_file_of_samples_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "binary").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"x" * 5000)[:30])
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
+    other = write_table(tmp_path / "other.parquet", [{"x": 1}])
+    write_lines(tmp_path / "unknown.jsonl", [{"id": 1, "correct": True}])
+    write_lines(tmp_path / "mixed.jsonl", [own_line("a", [1]), rlvr_line("a", [1])])
+    assert "is in no known format (it is empty): known are" in refused(tmp_path / "empty.jsonl")
+    assert "no known format (line 1 is not JSON" in refused(tmp_path / "binary")
+    assert "is a folder" in refused(tmp_path) and "is not there" in refused(tmp_path / "none")
+    assert "cannot be read" in refused(tmp_path / "cut.gz")
+    assert "cannot be read" in refused(tmp_path / "cut.parquet")
+    assert "no known format" in refused(other)
+    assert "has the fields of no format" in refused(tmp_path / "unknown.jsonl")
+    assert "split it in two" in refused(tmp_path / "mixed.jsonl")
+    one = write_lines(tmp_path / "one.jsonl", [own_line("a", [1, 0])])
+    assert "given twice" in refused(f"{one}+{one}") and "called one" in refused(one, one)
+    assert "no methods" in refused(f"{one}:grpo")
+    assert "share 1 problem:" in refused(f"x={one}", one)
+    assert "ask for a smaller k" in refused(one, "--ks", 3)
+    assert "is a file" in refused(one, "--out", one)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def enumerated(right, k):
+    """pass@k over all subsets of k samples."""
+    return np.mean([max(chosen) for chosen in itertools.combinations(right, k)])
+
+
+def test_curves_are_those_of_all_subsets(tmp_path, capsys):
+    path = write_lines(tmp_path / "a.jsonl", [own_line(*item) for item in RIGHT.items()])
+    run(capsys, path, "--ks", 1, 2, 3, 4, "--out", tmp_path)
+    table = pd.read_csv(tmp_path / "pass_at_k.csv").set_index("k")
+    for k in (1, 2, 3, 4):
+        by_hand = np.mean([enumerated(right, k) for right in RIGHT.values()])
+        assert table.loc[k, "value"] == pytest.approx(by_hand)
+        assert table.loc[k, "low"] < by_hand < table.loc[k, "high"]
+    assert (tmp_path / "pass_at_k.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_more_files_are_more_samples_or_more_seeds(tmp_path, capsys):
+    names = [
+        write_lines(tmp_path / f"{i}.jsonl", [own_line(p, r[i : i + 2]) for p, r in RIGHT.items()])
+        for i in (0, 2)
+    ]
+    whole = write_lines(tmp_path / "whole.jsonl", [own_line(*item) for item in RIGHT.items()])
+    run(capsys, f"joined={names[0]}+{names[1]}", whole, "--out", tmp_path)
+    table = pd.read_csv(tmp_path / "pass_at_k.csv")
+    joined, alone = (
+        table[table["policy"] == p].query("what == 'pass@k'") for p in ("joined", "whole")
+    )
+    assert joined["value"].tolist() == alone["value"].tolist() and set(joined["samples"]) == {4}
+    run(capsys, f"seeds={names[0]},{names[1]}", "--out", tmp_path)
+    table = pd.read_csv(tmp_path / "pass_at_k.csv")
+    assert set(table["seeds"]) == {2} and table["value"][0] == pytest.approx(6 / 12)
+
+
+def test_a_problem_of_one_file_is_left_out_and_said(tmp_path, capsys):
+    more = {**RIGHT, "e": [1, 1, 1, 1]}
+    a = write_lines(tmp_path / "a.jsonl", [rlvr_line(*item) for item in more.items()])
+    b = write_lines(tmp_path / "b.jsonl", [rlvr_line(p, [0, 1, 0, 0]) for p in RIGHT])
+    said = run(capsys, a, b, "--out", tmp_path)
+    assert "1 problem only in a, left out" in said
+    table = pd.read_csv(tmp_path / "pass_at_k.csv").query("what == 'difference'").set_index("k")
+    apart = np.array([0.5, 0.0, 1.0]) - 0.25
+    low, high = stats.t.interval(0.95, 2, apart.mean(), stats.sem(apart))
+    assert table.loc[1, ["value", "low", "high"]].tolist() == pytest.approx([0.25, low, high])
+
+
+def test_a_crossing_that_is_known_lies_in_its_interval(tmp_path, capsys):
+    """Narrow solves 40 % of problems always, wide each with p: they cross at 1 - (1-p)^k = 0.4."""
+    rng, p, n = np.random.default_rng(0), 0.1, 64
+    names = [chr(0x4E00 + i) for i in range(300)]
+    narrow = [rlvr_line(name, [i % 5 < 2] * n) for i, name in enumerate(names)]
+    wide = [rlvr_line(name, rng.random(n) < p) for name in names]
+    files = (write_lines(tmp_path / f"{i}.jsonl", rows) for i, rows in enumerate([narrow, wide]))
+    run(capsys, *files, "--ks", *range(1, 11), "--out", tmp_path)
+    row = pd.read_csv(tmp_path / "pass_at_k.csv").query("what == 'crossing'").iloc[0]
+    true = math.log(0.6) / math.log(1 - p)
+    assert row["policy"] == 1 and row["low"] < true < row["high"] < 2 * row["low"]
+    assert row["value"] == pytest.approx(true, rel=0.05)
+
+
+def test_the_variance_of_pass_at_k_is_unbiased():
+    n, p, k = 9, 0.3, 3
+    chances = stats.binom.pmf(range(n + 1), n, p)
+    found = metrics.pass_at_k(n, np.arange(n + 1), k)
+    true = chances @ found**2 - (chances @ found) ** 2
+    assert chances @ metrics.variance_of_pass_at_k(n, np.arange(n + 1), k) == pytest.approx(true)
+    assert np.isnan(metrics.variance_of_pass_at_k(5, [1, 2], 3)).all()
+
+
+def test_as_much_data_as_is_said_finds_the_difference():
+    """By the power of a t test with so many problems, and by drawing so many samples."""
+    rng = np.random.default_rng(1)
+    apart = rng.normal(0.02, 0.1, size=(50, 1))
+    data, _ = metrics.times_as_much(apart, [0.0])
+    size = 50 * data[0]
+    shift = apart.mean() / (apart.std(ddof=1) / np.sqrt(size))
+    assert stats.nct.sf(stats.t.ppf(0.975, size - 1), size - 1, shift) == pytest.approx(
+        0.8, abs=0.02
+    )
+
+    chances, n = rng.uniform(0.2, 0.7, size=60), 8
+    sides = [rng.binomial(n, chance) for chance in (chances + 0.05, chances)]
+    apart = (sides[0] - sides[1])[:, None] / n
+    noise = sum(metrics.variance_of_pass_at_k(n, c, 1).sum() for c in sides) / 60**2
+    _, times = metrics.times_as_much(apart + 0.05 - apart.mean(), [noise])
+    more = int(np.ceil(n * times[0]))
+    found = 0
+    for _ in range(400):
+        drawn = [rng.binomial(more, chance) / more for chance in (chances + 0.05, chances)]
+        found += stats.ttest_rel(*drawn).pvalue < 0.05
+    assert 0.7 < found / 400 < 0.95
+    still = np.tile([[0.3], [-0.2]], (30, 1))  # differences that no sampling makes
+    assert metrics.times_as_much(still, [1e-5])[1][0] == np.inf
