@@ -116,8 +116,35 @@ def test_one_verdict_for_several_responses_is_no_verdict(tmp_path):
         table = write_table(tmp_path / "a.parquet", [lighteval_row("a", [1, 0, 0, 1], **metric)])
         with pytest.raises(SageError, match="has no line that can be read: line 1 has"):
             outside.read(table)
-    single = write_table(tmp_path / "b.parquet", [lighteval_row("a", [1], em=1.0)])
-    assert counted(outside.read(single)) == [[1, 1]]
+    rows = [lighteval_row("a", [1], em=1.0), lighteval_row("b", [1], em=0.5)]
+    single = outside.read(write_table(tmp_path / "b.parquet", rows))
+    assert counted(single) == [[1, 1]]
+    assert single.unreadable == [(2, "has 0.5 for em, not 0 or 1")]
+    two = write_lines(tmp_path / "c.jsonl", [{**own_line("a", [1, 0]), "correct": [2, True]}])
+    with pytest.raises(SageError, match="has 2 for correct, not 0 or 1"):
+        outside.read(two)
+
+
+#: What no field of a line should be, or what it should only sometimes be.
+VALUES = (None, True, -1, 1.5, math.nan, math.inf, "", "a", [], {}, [[]], [{}], [None], {"a": 1})
+
+
+@pytest.mark.parametrize("line", [own_line, rlvr_line, harness_line, lighteval_row])
+def test_a_field_of_any_other_type_makes_no_traceback(tmp_path, line):
+    """One line has one other field, at any depth; the other line is still read."""
+    whole, odd = line("a", [1, 0]), line("b", [1, 0])
+    places = [(name,) for name in odd]
+    places += [(name, key) for name in odd if isinstance(odd[name], dict) for key in odd[name]]
+    for *above, last in places:
+        for value in VALUES:
+            changed = json.loads(json.dumps(odd))
+            (changed[above[0]] if above else changed)[last] = value
+            found = None
+            try:
+                found = outside.read(write_lines(tmp_path / "a.jsonl", [whole, changed]))
+            except SageError as error:  # a filter or metric of another name, say
+                assert "\n" not in str(error) and "choose a" in str(error)
+            assert found is None or counted(found)[0] == [2, 1]
 
 
 def test_filters_and_metrics_are_chosen_and_not_guessed(tmp_path):
@@ -140,7 +167,9 @@ def test_broken_lines_are_named_and_counted(tmp_path, line, capsys):
     key = {"own_line": "correct", "rlvr_line": "score", "harness_line": "resps"}[line.__name__]
     retyped, short = {**line("e", [1, 0]), key: "yes"}, line("f", [1, 0])
     del short[key]
-    odd = {**line("g", [1, 0]), ("pass@1" if key == "resps" else key): [2, None]}
+    odd = {**line("g", [1, 0]), "pass@1": 0.7}
+    if key != "resps":
+        odd = {**line("g", [1, 0]), key: [True]}  # of two samples
     cut = json.dumps(whole[0])[:40]
     rows = [whole[0], cut, retyped, short, odd, whole[0], "[1]", "", *whole[1:]]
     path = write_lines(tmp_path / "a.jsonl", rows)

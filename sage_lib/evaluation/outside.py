@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -116,8 +117,9 @@ def _rows(path: Path, method: str | None) -> Iterator[tuple[int, Any]]:
             yield from enumerate(lines, 1)
     except FileNotFoundError:
         raise SageError(f"{path} is not there: check the path") from None
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise SageError(f"{path.name} cannot be read ({error}): copy it again") from None
+    except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException) as error:
+        said = " ".join(str(error).split())
+        raise SageError(f"{path.name} cannot be read ({said}): copy it again") from None
 
 
 def _table(path: Path, method: str | None) -> list[dict[str, Any]]:
@@ -125,14 +127,15 @@ def _table(path: Path, method: str | None) -> list[dict[str, Any]]:
     table = pq.ParquetFile(path).read(columns=_COLUMNS)
     if not any(fields <= set(table.column_names) for fields, _ in FORMATS.values()):
         raise SageError(f"{path.name} is in no known format: {KNOWN}")
-    methods = table["method"].unique().to_pylist() if "method" in table.column_names else []
+    own = pc.cast(table["method"], pa.string()) if "method" in table.column_names else pa.array([])
+    methods = [str(name) for name in own.unique().to_pylist()]
     if method is not None and method not in methods:
         listed = f"it has {_some(methods)}" if methods else "it has no methods"
         raise SageError(f"{path.name} has no method {method}: {listed}")
     if method is None and len(methods) > 1:
         raise SageError(f"choose a method, as in {path.name}:{methods[0]}, of {_some(methods)}")
     rows: list[dict[str, Any]] = (
-        table if method is None else table.filter(pc.equal(table["method"], method))
+        table if method is None else table.filter(pc.equal(own, method))
     ).to_pylist()
     return rows
 
