@@ -264,7 +264,8 @@ def test_a_crossing_that_is_known_lies_in_its_interval(tmp_path, capsys):
     narrow = [rlvr_line(name, [i % 5 < 2] * n) for i, name in enumerate(names)]
     wide = [rlvr_line(name, rng.random(n) < p) for name in names]
     files = (write_lines(tmp_path / f"{i}.jsonl", rows) for i, rows in enumerate([narrow, wide]))
-    run(capsys, *files, "--ks", *range(1, 11), "--out", tmp_path)
+    said = run(capsys, *files, "--ks", *range(1, 11), "--out", tmp_path)
+    assert "1 passes 0 at k = " in said and "no crossing" not in said
     row = pd.read_csv(tmp_path / "pass_at_k.csv").query("what == 'crossing'").iloc[0]
     true = math.log(0.6) / math.log(1 - p)
     assert row["policy"] == 1 and row["low"] < true < row["high"] < 2 * row["low"]

@@ -172,11 +172,11 @@ def _crossing(found: dict[str, float], up: str, down: str, ks: Sequence[int]) ->
     if np.isnan(found["k"]):
         return f"The curves do not cross between k = {ks[0]} and {ks[-1]}."
     told = f"{up} passes {down} at k = {found['k']:.3g}."
-    if found["crosses"]:
-        return f"{told} The 95 % interval of this k is {found['low']:.3g} to {found['high']:.3g}."
-    sides = [("before", found["low"]), ("after", found["high"])]
-    open_sides = " and ".join(side for side, end in sides if np.isnan(end))
-    return f"{told} It may be chance: {open_sides} it, no difference is more than chance."
+    low, high = found["low"], found["high"]
+    start = f"below {ks[0]}" if np.isnan(low) else f"{low:.3g}"
+    end = f"beyond {ks[-1]}" if np.isnan(high) else f"{high:.3g}"
+    doubt = "" if found["crosses"] else ", so that there may be no crossing"
+    return f"{told} The 95 % interval of this k is {start} to {end}{doubt}."
 
 
 def draw(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
@@ -205,9 +205,15 @@ def draw(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
         for row in crossings.itertuples():  # on the line of no difference
             own = row.policy if row.policy in order else row.against
             look = style.points({**style.series(order.index(own)), "marker": "|"})
-            style.error_bar(axis, 0, row.value, row.low, row.high, horizontal=True, **look)
+            low = ks[0] if np.isnan(row.low) else row.low  # an open end
+            high = ks[-1] if np.isnan(row.high) else row.high
+            style.error_bar(axis, 0, row.value, low, high, horizontal=True, **look)
     labels = ", ".join(table.loc[table["what"] == "pass@k", "policy"].unique())
-    bars = "bars at 0: where curves cross, with its interval" if len(kinds) > 1 else ""
+    bars = (
+        "bars at 0: where curves cross, and its interval, to the edge if open"
+        if len(kinds) > 1
+        else ""
+    )
     style.describe(figure, f"pass@k of {labels}", "Bands: 95 % intervals", bars)
     return figure
 
