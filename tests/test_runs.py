@@ -169,7 +169,7 @@ def stages_of(spec):
     made = {"sft": base, "grpo": plain, "scores": samples, "grpo scores": of_plain}
     made |= {m: runs.rl_run(profile, f"grpo_{m}", 3407) for m in ("branch", "no_kl")}
     made |= {run.stage: run for run in runs.exploration_runs(profile)[::-1]}
-    for make in (runs.entropy_run, runs.trace_run, runs.effects_run):
+    for make in (runs.entropy_run, runs.trace_run, runs.optimum_run, runs.effects_run):
         made[make(profile).stage] = make(profile)
     stamps = {"samples": samples.stamp, "grpo samples": of_plain.stamp}
     return {name: run.fingerprint for name, run in made.items()} | stamps
@@ -179,7 +179,7 @@ OF_GRPO = {"grpo", "trace", "grpo samples", "grpo scores", "dynamics", "replay",
 OF_RL = {*OF_GRPO, "branch", "no_kl"}
 OF_ROLLOUTS = {*OF_RL, "entropies", "effects"}
 OF_SAMPLES = {"samples", "scores", "grpo samples", "grpo scores"}
-ALL = {*OF_ROLLOUTS, *OF_SAMPLES, "sft"}
+ALL = {*OF_ROLLOUTS, *OF_SAMPLES, "sft", "optimum"}
 #: Change of smoke -> what is made again, and nothing else.
 MADE_AGAIN = {
     "model.seed=1": ALL,
@@ -203,8 +203,9 @@ MADE_AGAIN = {
     "methods.grpo.lora=false": OF_GRPO,
     "methods.grpo_no_kl.anchor=sequence": set(),
     "methods.grpo.label=X": set(),
-    "guide_defaults.branch.high=1.3": {"branch", "trace", "effects"},
-    "guide_defaults.random.high=1.3": {"trace"},
+    "guide_defaults.branch.high=1.3": {"branch", "trace", "effects", "optimum"},
+    "guide_defaults.random.high=1.3": {"trace", "optimum"},
+    "evaluation.listed=3": {"optimum"},
     "evaluation.seed=12": OF_SAMPLES,
     "evaluation.temperature=0.5": OF_SAMPLES,
     "evaluation.sampled=4": OF_SAMPLES | {"trace"},
