@@ -18,15 +18,18 @@ from sage_lib.experiment.profile import Model, Profile
 from sage_lib.files import read_json, write_json
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
+from sage_lib.tasks.table import task_of
 
 #: How every model is read: no pickles, and none of the code that lies beside them.
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
 
-def starting_point(model: Model, folder: Path) -> str | Path:
-    """What fine-tuning starts from: a model made in ``folder``, a hub name or a folder."""
+def starting_point(model: Model, folder: Path, task: str | None = None) -> str | Path:
+    """What fine-tuning starts from: a model made in ``folder``, for a task whose words its
+    vocabulary then has, a hub name or a folder."""
     if model.name == tiny_qwen.NAME:
-        tiny_qwen.create(folder, model)
+        words = () if task is None else getattr(task_of(task), "WORDS", ())
+        tiny_qwen.create(folder, model, words)
         return folder
     if model.name == smollm.NAME:
         return smollm.convert()

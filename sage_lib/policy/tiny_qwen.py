@@ -1,6 +1,7 @@
 """A Qwen2 of under a million parameters with random weights, and its word-level tokenizer."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +17,14 @@ NAME = "tiny_qwen"
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 
-def tokenizer(largest_number: int, max_length: int) -> PreTrainedTokenizerFast:
+def tokenizer(
+    largest_number: int, max_length: int, more: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """One token a word, marker or system prompt (Appendix E.4). Markers are not special tokens:
-    decoding keeps them."""
+    decoding keeps them. ``more`` are words of a task besides those of countdown."""
     numbers = map(str, range(largest_number + 1))
     words = [PAD, EOS, UNKNOWN, "reach", "from", *WAYS, *OPERATORS, "=", ",", "(", ")", *numbers]
-    vocabulary = {word: i for i, word in enumerate(words)}
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*words, *more]))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
@@ -54,9 +57,10 @@ def check_architecture(model: Model) -> None:
             raise SageError(f"model.architecture of {model.name} has no {key!r}: correct it")
 
 
-def create(folder: Path, model: Model) -> None:
-    """Write model and tokenizer to ``folder``: random weights from ``model.seed``."""
-    words = tokenizer(model.largest_number or 0, model.max_seq_length)
+def create(folder: Path, model: Model, more: Sequence[str] = ()) -> None:
+    """Write model and tokenizer to ``folder``: random weights from ``model.seed``; ``more`` as in
+    :func:`tokenizer`."""
+    words = tokenizer(model.largest_number or 0, model.max_seq_length, more)
     check_architecture(model)
     given = (model.architecture or {}).items()
     ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}

@@ -15,8 +15,10 @@ def judge(
     problems: Sequence[Problem], completions: Sequence[str], verifier: Verifier
 ) -> list[bool]:
     """Whether the last answer of each completion is correct for the problem beside it."""
-    answers = [last_answer(text) for text in completions]
-    pairs = list(zip(problems, answers, strict=True))
+    pairs = []
+    for problem, text in zip(problems, completions, strict=True):
+        answer_in = getattr(task_of(problem.task), "last_answer", last_answer)
+        pairs.append((problem, answer_in(text)))
     verdicts: dict[int, bool] = {}
     for task in dict.fromkeys(problem.task for problem in problems):
         own = [(number, *pair) for number, pair in enumerate(pairs) if pair[0].task == task]

@@ -12,6 +12,11 @@
 - ``measures(problem, text, correct)``: what is read off a completion besides its verdict, never the
   reward: ``LOGGED`` names the shares that RL logs, ``COUNTED`` the counts in counts.csv
 - ``completions(problem)``: (way, working, answer) of every valid completion, [] where unknown
+
+And where a task needs them:
+
+- ``WORDS``: words of its texts that the tiny model's vocabulary lacks
+- ``last_answer(text)``: the answer in a completion, where it is not ``verifier.last_answer``'s
 """
 
 from __future__ import annotations
@@ -24,13 +29,23 @@ from typing import Any
 import pydantic
 
 from sage_lib.errors import SageError
-from sage_lib.tasks import countdown, knights_knaves, local_file, public_sets, word_problems
+from sage_lib.tasks import (
+    countdown,
+    graph_color,
+    knights_knaves,
+    local_file,
+    public_sets,
+    reasoning_gym,
+    word_problems,
+)
 from sage_lib.tasks.problem import TaskSettings
 
 TASKS: dict[str, Any] = {
     "countdown": countdown,
+    "graph_color": graph_color,
     "gsm_symbolic": word_problems,
     "knights_knaves": knights_knaves,
+    "reasoning_gym": reasoning_gym,
     "file": local_file,
     **dict.fromkeys(public_sets.SOURCES, public_sets),
 }

@@ -48,11 +48,12 @@ class Verdict:
     reason: str  # "verified", or why there is no verdict
 
 
-def last_answer(text: str, boxed: bool = False) -> str | None:
+def last_answer(text: str, boxed: bool = False, lines: bool = False) -> str | None:
     r"""The answer in the last pair of solution markers, without a full stop at its end, or None.
 
     With ``boxed`` the content of the last \boxed{...} instead. Spaces are single: a line break
-    would hide the answer from Math-Verify.
+    would hide the answer from Math-Verify. With ``lines`` blanks, lines and full stop are kept, but
+    for blanks at both ends.
     """
     if boxed:
         answer = last_boxed(text)
@@ -62,7 +63,7 @@ def last_answer(text: str, boxed: bool = False) -> str | None:
     if opening < 0:
         return None
     answer = text[opening + len(SOLUTION_START) :].partition(SOLUTION_END)[0]
-    return " ".join(answer.split()).removesuffix(".").rstrip()
+    return answer.strip() if lines else " ".join(answer.split()).removesuffix(".").rstrip()
 
 
 def last_boxed(text: str) -> str | None:

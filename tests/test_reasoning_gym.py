@@ -1,0 +1,395 @@
+"""reasoning-gym's data sets and their scorers: graph coloring by brute force over all answers, five
+other data sets, partial credit, hostile answers, and the code of the scorers that are let in."""
+
+import ast
+import inspect
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sage_lib.errors import SageError
+from sage_lib.policy import loading, scoring, tiny_qwen
+from sage_lib.tasks import graph_color, judging, prompts, reasoning_gym
+from sage_lib.tasks.problem import Problem
+from sage_lib.tasks.table import check_settings, task_of
+from sage_lib.tasks.verifier import Verifier
+
+gym = pytest.importorskip("reasoning_gym", reason="the package reasoning-gym is not installed")
+
+WORKED = {"count_tokens": len, "max_seq_length": 10_000}
+#: Data set, its parameters, and an answer to the first problem that is wrong but of the same form.
+SMOKE = {
+    "basic_arithmetic": ({"min_terms": 2, "max_terms": 3}, "123456"),
+    "chain_sum": ({"max_terms": 3}, "-1"),
+    "mini_sudoku": ({}, "1 2 3 4\n3 4 1 2\n2 1 4 3\n4 3 2 2"),
+    "quantum_lock": ({"difficulty": 2}, "A → A → A → A → A → A → A → A → A → A → A → A → A"),
+    "spell_backward": ({"max_word_len": 6}, "zzz"),
+}
+
+
+def line(dataset, **given):
+    return check_settings("reasoning_gym", {"dataset": dataset, **given})
+
+
+def colored(**given):
+    return check_settings("graph_color", given)
+
+
+@pytest.mark.parametrize("given", [{}, {"fewest": 8, "edge_probability": 0.6}, {"vertices": 4}])
+def test_the_listed_answers_are_all_that_the_scorer_gives_its_full_score(given):
+    settings = colored(**given)
+    scorer = gym.create_dataset("graph_color", size=1, seed=0)
+    for problem in graph_color.problems(settings, 12, 5):
+        graph = problem.detail
+        every = list(itertools.product(range(1, settings.colors + 1), repeat=settings.vertices))
+        assert len(every) <= 729
+        puzzle = {
+            "vertices": list(range(settings.vertices)),
+            "edges": [tuple(map(int, edge.split("-"))) for edge in problem.id.split(".")],
+            "color_options": list(range(1, settings.colors + 1)),
+        }
+        entry = {"metadata": {"puzzle": puzzle}}
+        right = {
+            one
+            for one in every
+            if scorer.score_answer(json.dumps(dict(enumerate(one))), entry) == 1.0
+        }
+        listed = graph_color.completions(problem)
+        assert Counter(way for way, *_ in listed) == {"L": len(right), "R": len(right)}
+        assert {tuple(json.loads(answer).values()) for *_, answer in listed} == right
+        assert len(set(listed)) == len(listed) and math.factorial(settings.colors) <= len(right)
+        for one in every:
+            assert graph_color.correct(graph, graph_color.answer_of(one)) == (one in right)
+        assert graph_color.correct(graph, problem.gold)
+
+
+def test_valid_work_is_what_is_listed_and_nothing_else():
+    [problem] = graph_color.problems(colored(fewest=6, most=6), 1, 2)
+    right = set()
+    for way, *worked in graph_color.completions(problem):
+        text = prompts.answer_turn(*worked).removeprefix(prompts.WORK_START)
+        assert graph_color.check(problem.detail, text) == (way, True)
+        right.add(worked[1])
+    work, answer = worked
+    others = [
+        (work, "{ }"),
+        (work, sorted(right - {answer})[0]),  # right, but not what the work says
+        (work.replace("R", "L"), answer),  # the order of the other way
+        (work.removeprefix("R "), answer),
+        (f"{work} , 6 = 1", answer),
+        (work, answer.replace("}", ', "6" : 1 }')),  # the scorer takes it
+    ]
+    for number, other in enumerate(others):
+        text = prompts.answer_turn(*other)
+        measured = graph_color.measures(problem, text, True)
+        assert not measured["valid"] and measured["unsound"], other
+        assert graph_color.correct(problem.detail, other[1]) == (number > 0)
+    text = prompts.answer_turn(work, answer)
+    assert not graph_color.check(problem.detail, text.removesuffix(prompts.SOLUTION_END))[1]
+    assert not graph_color.check(problem.detail, f"{text} so")[1]
+
+
+def test_graphs_have_the_edges_that_are_asked_for_and_a_coloring():
+    made = graph_color.problems(colored(fewest=7, most=9, edge_probability=0.5), 100, 3)
+    assert {len(p.detail.edges) for p in made} == {7, 8, 9}
+    assert len({p.id for p in made}) == 100 and {p.dataset for p in made} == {
+        "graph_color_7_to_9_edges"
+    }
+    assert all(6 <= len(graph_color.colorings(p.detail)) < 729 for p in made)
+
+
+def test_demonstrations_are_right_but_for_the_aimless_ones():
+    given = {"rare_share": 0.1, "distinct": 150}
+    shown = graph_color.demonstrations(colored(**given), 600, 1, **WORKED)
+    found = [graph_of(one.question) for one in shown]
+    checked = [
+        graph_color.check(graph, prompts.answer_turn(one.working, one.answer))
+        for graph, one in zip(found, shown, strict=True)
+    ]
+    ways, valid = zip(*checked, strict=True)
+    assert all(valid) and len(set(found)) == 150
+    assert 30 <= ways.count("R") <= 95  # of 600: 60, give or take five standard deviations
+    aimless = colored(aimless_share=1.0, **given)
+    for one in graph_color.demonstrations(aimless, 200, 1, **WORKED):
+        way, *steps = one.working.split()
+        colors = steps[2::4] if way == "L" else steps[2::4][::-1]
+        assert list(json.loads(one.answer).values()) == list(map(int, colors))
+    with pytest.raises(SageError, match="rare_share"):
+        graph_color.demonstrations(colored(), 1, 1, **WORKED)
+
+
+def graph_of(question):
+    """Read back from its words."""
+    head, _, edges = question.partition(" : ")
+    _, vertices, _, colors = head.split()
+    pairs = tuple(tuple(map(int, edge.split(" - "))) for edge in edges.split(" , "))
+    return graph_color.Graph(int(vertices), int(colors), pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("graph_color", {"fewest": 3}), *(("reasoning_gym", {"dataset": one}) for one in SMOKE)],
+)
+def test_problems_are_reproducible_and_disjoint_from_what_is_excluded(name, given):
+    task, settings = task_of(name), check_settings(name, given)
+    first = task.problems(settings, 20, 7)
+    questions = {p.question for p in first}
+    assert first == task.problems(settings, 20, 7) and len(questions) == 20
+    rest = task.problems(settings, 20, 7, frozenset(questions))
+    assert not questions & {p.question for p in rest}
+    assert all(task.could_draw(settings, p) for p in first)
+    assert not task.could_draw(settings, Problem("1", "aime", "How many?", "7", "aime"))
+    neighbour = {p.question for p in task.problems(settings, 20, 8)}
+    assert len(neighbour & questions) < 15, "the package makes entry 1 of seed 7 as entry 0 of 8"
+    with pytest.raises(SageError, match=f"{name} has no revisions"):
+        task.problems(settings, 1, 7, revision="main")
+
+
+def test_problems_are_the_same_in_another_process():
+    code = f"""
+from sage_lib.tasks.table import check_settings, task_of
+made = task_of("graph_color").problems(check_settings("graph_color", {{}}), 5, 1)
+for name in {list(SMOKE)}:
+    made += task_of("reasoning_gym").problems(
+        check_settings("reasoning_gym", {{"dataset": name}}), 5, 1
+    )
+print([(p.question, p.gold) for p in made])
+"""
+    printed = []
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        env["PYTHONPATH"] = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        printed.append(done.stdout)
+    assert printed[0] == printed[1] != ""
+
+
+@pytest.mark.parametrize("dataset", SMOKE)
+def test_another_data_set_is_made_judged_and_demonstrated(dataset):
+    config, wrong = SMOKE[dataset]
+    settings = line(dataset, config=config)
+    made = reasoning_gym.problems(settings, 5, 1)
+    assert {p.task for p in made} == {"reasoning_gym"} and reasoning_gym.completions(made[0]) == []
+    assert {p.dataset for p in made} == {reasoning_gym.label(settings)}
+    verifier = Verifier()
+    reasoning_gym.require_golds(made, verifier)
+    own = [prompts.answer_turn("so", p.gold) for p in made]
+    assert judging.judge(made, own, verifier) == [True] * 5
+    others = [prompts.answer_turn("so", wrong)] * 4 + [made[-1].gold]  # the last has no markers
+    assert judging.judge(made, others, verifier) == [False] * 5
+    shown = reasoning_gym.demonstrations(settings, 5, 1, **WORKED)
+    assert [(d.question, d.working, d.answer) for d in shown] == [
+        (p.question, "", p.gold) for p in made
+    ]
+
+
+def test_partial_credit_below_the_threshold_earns_nothing():
+    [lock] = reasoning_gym.problems(line("quantum_lock", config={"difficulty": 1}), 1, 4)
+    made, entry = lock.detail.made, lock.detail.entry
+    longer = next(
+        " → ".join(keys)
+        for length in range(1, 9)
+        for keys in itertools.product("ABC", repeat=length)
+        if made.score_answer(" → ".join(keys), entry) == 0.5
+    )
+    assert not reasoning_gym.correct(lock, longer) and reasoning_gym.correct(lock, lock.gold)
+    lower = line("quantum_lock", config={"difficulty": 1}, threshold=0.5)
+    [lock] = reasoning_gym.problems(lower, 1, 4)
+    assert reasoning_gym.correct(lock, longer)
+    [graph] = graph_color.problems(colored(fewest=3), 1, 1)
+    same = graph_color.answer_of([1] * 6)
+    assert graph_color._scorer().score_answer(same, graph.detail.entry) == 0.01
+    assert not graph_color.correct(graph.detail, same)
+
+
+#: Nothing here is right, takes long, or runs.
+HOSTILE = [
+    "", "{", "[" * 400, "[" * 100_000, '{"0": ' * 60, "9" * 10_000_000, "1e999999999", "nan",
+    "9**9**9**9", "__import__('os').system('touch hostile')", "(lambda: 1)()", "\x00" * 50,
+    "null", '{"0": 1e999999999}', "0" * 399 + "1", "\n" * 399, "A" * 399,
+]  # fmt: skip
+
+
+def test_hostile_answers_are_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [graph] = graph_color.problems(colored(fewest=3), 1, 1)
+    asked = [graph, *(reasoning_gym.problems(line(one), 1, 1)[0] for one in SMOKE)]
+    started = time.process_time()
+    for problem in asked:
+        given = [*HOSTILE, None, f"{problem.gold} " * 200]
+        verdicts = task_of(problem.task).judge([problem] * len(given), given, Verifier())
+        assert verdicts == [False] * len(given), problem.dataset
+    assert time.process_time() - started < 5
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_scorer_that_is_let_in_runs_an_answer_as_code():
+    """What score_answer and the functions of the package that it calls mention by name. The two
+    that evaluate their own question, and no answer, are let in."""
+    code = {"eval", "exec", "parse_expr", "sympify"}
+    runs_code = {name for name, (cls, _) in gym.factory.DATASETS.items() if code & called(cls)}
+    refused = {name for name, why in reasoning_gym.REFUSED.items() if why == reasoning_gym._CODE}
+    assert runs_code == refused | {"bitwise_arithmetic", "number_sorting"}
+    assert set(reasoning_gym.REFUSED) <= set(gym.factory.DATASETS)
+
+
+@pytest.mark.slow
+def test_every_data_set_that_is_taken_judges_its_own_answer_right_and_no_other():
+    names = sorted(set(gym.factory.DATASETS) - set(reasoning_gym.REFUSED))
+    assert len(names) > 80
+    for name in names:
+        for problem in reasoning_gym.problems(line(name), 4, 1):
+            answer = reasoning_gym.last_answer(prompts.answer_turn("so", problem.gold))
+            before = repr(problem.detail.entry)
+            others = [*HOSTILE, "inf", "-inf", "NaN", "[]", "{}", "[[]]", "...", "(0,0)"]
+            right = [other for other in others if reasoning_gym.correct(problem, other)]
+            assert not right or right == [answer], (name, right)
+            assert repr(problem.detail.entry) == before, f"the scorer of {name} changes its entry"
+            if answer:
+                assert reasoning_gym.correct(problem, answer), name
+
+
+def called(cls):
+    """Names of all that a data set's scorer calls, in its own module and class."""
+    waiting, seen, names = [cls.score_answer], set(), set()
+    while waiting:
+        function = waiting.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                names.add(name)
+                called = getattr(cls, name, None) or function.__globals__.get(name)
+                if inspect.isfunction(called) and "reasoning_gym" in called.__module__:
+                    waiting.append(called)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "reasoning_gym needs the setting dataset"),
+        ({"dataset": "chain_sums"}, "no data set 'chain_sums': take one such as .'chain_sum'"),
+        ({"dataset": "puzzle24"}, "puzzle24 is refused: its scorer runs answers as Python code"),
+        ({"dataset": "coin_flip"}, "coin_flip is refused: a short answer can keep"),
+        ({"dataset": "complex_arithmetic"}, "gives wrong answers the full score"),
+        ({"dataset": "word_ladder"}, "its problems differ from one process to the next"),
+        ({"dataset": "knights_knaves"}, "a task of its own: write name: knights_knaves"),
+        (
+            {"dataset": "chain_sum", "config": {"terms": 3}},
+            "no parameter 'terms'; it has: .*_terms",
+        ),
+        ({"dataset": "chain_sum", "config": {"seed": 3}}, "no parameter 'seed'"),
+        ({"dataset": "chain_sum", "config": {"min_terms": 0}}, "refuses its config: min_terms"),
+        ({"dataset": "chain_sum", "config": {"min_terms": "2"}}, "refuses its config: "),
+        ({"dataset": "chain_sum", "config": {"min_terms": {2}}}, "must hold numbers, texts"),
+        ({"dataset": "chain_sum", "threshold": 0.0}, "threshold of the task reasoning_gym is 0.0"),
+    ],
+)
+def test_lines_that_mean_nothing_are_refused(given, words):
+    with pytest.raises(SageError, match=words) as caught:
+        check_settings("reasoning_gym", given)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_of_graphs_that_do_not_exist_are_refused():
+    for given in (
+        {"fewest": 7, "most": 6},
+        {"vertices": 4, "fewest": 6},
+        {"colors": 2, "fewest": 10},
+    ):
+        with pytest.raises(SageError, match="fewest edges"):
+            colored(**given)
+    assert len(graph_color.problems(colored(vertices=3, fewest=3), 1, 1)) == 1
+    with pytest.raises(SageError, match="only 1 different problems were found: ask for fewer"):
+        graph_color.problems(colored(vertices=3, fewest=3), 2, 1)
+
+
+def test_a_data_set_without_listed_answers_can_be_judged_and_not_be_learned_from():
+    settings = line("propositional_logic")
+    [problem] = reasoning_gym.problems(settings, 1, 1)
+    assert problem.gold == ""
+    reasoning_gym.require_golds([problem], Verifier())
+    with pytest.raises(SageError, match="lists no answers to learn from"):
+        reasoning_gym.demonstrations(settings, 1, 1, **WORKED)
+
+
+def test_an_answer_that_its_own_scorer_does_not_accept_is_found_before_training():
+    [problem] = reasoning_gym.problems(line("chain_sum"), 1, 1)
+    broken = Problem("7", "chain_sum", "?", "none", "reasoning_gym", problem.detail)
+    with pytest.raises(SageError, match=r"its own answer of problem 7 below 1\.0"):
+        reasoning_gym.require_golds([broken], Verifier())
+
+
+def test_without_the_package_one_sentence_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(SageError, match="pip install reasoning-gym") as caught:
+        line("chain_sum")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A random model whose vocabulary has the words of graph coloring."""
+    from sage_lib.experiment.profile import Model
+
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = Model(tiny_qwen.NAME, 128, seed=0, architecture=shape, largest_number=9)
+    folder = tmp_path_factory.mktemp("tiny_graphs")
+    assert loading.starting_point(model, folder, "graph_color") == folder
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), loading.load_tokenizer(
+        model, folder
+    )
+
+
+def test_words_of_a_task_leave_the_ids_of_all_others_as_they_were():
+    old, new = tiny_qwen.tokenizer(9, 64), tiny_qwen.tokenizer(9, 64, graph_color.WORDS)
+    before, after = old.get_vocab(), new.get_vocab()
+    assert tiny_qwen.tokenizer(9, 64, ()).get_vocab() == before
+    whole = {prompts.SYSTEM_PROMPT, *prompts.MARKERS}
+    assert {w: i for w, i in before.items() if w not in whole}.items() <= after.items()
+    assert sorted(after.values()) == list(range(len(before) + len(graph_color.WORDS)))
+    assert [before[word] for word in ("<pad>", "reach", "L", "+", "0", "9")] == [0, 3, 5, 7, 14, 23]
+
+
+def test_the_tiny_model_can_write_all_right_answers_and_their_mass_is_exact(tiny):
+    model, tokenizer = tiny
+    asked = graph_color.problems(colored(fewest=3), 3, 1)
+    table = scoring.valid_probabilities(model, tokenizer, asked)
+    assert len(table) == sum(len(graph_color.completions(p)) for p in asked)
+    for problem in asked:
+        listed = graph_color.completions(problem)
+        own = table[table["problem"] == problem.id].reset_index()
+        for number in random.Random(0).sample(range(len(listed)), 3):
+            way, work, answer = listed[number]
+            prompt = loading.encode(tokenizer, problem.question)
+            turn = prompts.answer_turn(work, answer).removeprefix(prompts.WORK_START)
+            body = [*tokenizer(turn)["input_ids"], tokenizer.eos_token_id]
+            assert tokenizer.unk_token_id not in prompt + body
+            text = tokenizer.decode(body, skip_special_tokens=True)
+            assert graph_color.check(problem.detail, text) == (way, True)
+            assert judging.judge([problem], [text], Verifier()) == [True]
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + body])).logits[0].double()
+            states = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+            logp = states[range(len(body)), body].sum().item()
+            assert own["logp"][number] == pytest.approx(logp, rel=1e-5)
+            assert own["way"][number] == way
+    summary = scoring.exact_summary(table, [1, 8])
+    assert summary[0]["pass@1"] == pytest.approx(summary[0]["common"] + summary[0]["rare"])
