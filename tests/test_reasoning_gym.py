@@ -67,10 +67,14 @@ def test_the_listed_answers_are_all_that_the_scorer_gives_its_full_score(given):
         }
         listed = graph_color.completions(problem)
         assert Counter(way for way, *_ in listed) == {"L": len(right), "R": len(right)}
-        assert {tuple(json.loads(answer).values()) for *_, answer in listed} == right
+        for chosen in "LR":
+            maps = [json.loads(answer) for way, _, answer in listed if way == chosen]
+            keys = list(map(str, range(settings.vertices)))
+            assert {tuple(one[key] for key in keys) for one in maps} == right
+            assert {tuple(one) for one in maps} == {tuple(keys if chosen == "L" else keys[::-1])}
         assert len(set(listed)) == len(listed) and math.factorial(settings.colors) <= len(right)
-        for one in every:
-            assert graph_color.correct(graph, graph_color.answer_of(one)) == (one in right)
+        for one, way in itertools.product(every, "LR"):
+            assert graph_color.correct(graph, graph_color.worked(one, way)[1]) == (one in right)
         assert graph_color.correct(graph, problem.gold)
 
 
@@ -123,8 +127,8 @@ def test_demonstrations_are_right_but_for_the_aimless_ones():
     aimless = colored(aimless_share=1.0, **given)
     for one in graph_color.demonstrations(aimless, 200, 1, **WORKED):
         way, *steps = one.working.split()
-        colors = steps[2::4] if way == "L" else steps[2::4][::-1]
-        assert list(json.loads(one.answer).values()) == list(map(int, colors))
+        assert list(json.loads(one.answer).values()) == list(map(int, steps[2::4]))
+        assert steps[0::4] == [*"012345"][:: 1 if way == "L" else -1]
     with pytest.raises(SageError, match="rare_share"):
         graph_color.demonstrations(colored(), 1, 1, **WORKED)
 
@@ -210,7 +214,7 @@ def test_partial_credit_below_the_threshold_earns_nothing():
     [lock] = reasoning_gym.problems(lower, 1, 4)
     assert reasoning_gym.correct(lock, longer)
     [graph] = graph_color.problems(colored(fewest=3), 1, 1)
-    same = graph_color.answer_of([1] * 6)
+    _, same = graph_color.worked([1] * 6, "L")
     assert graph_color._scorer().score_answer(same, graph.detail.entry) == 0.01
     assert not graph_color.correct(graph.detail, same)
 

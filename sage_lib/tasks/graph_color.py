@@ -6,7 +6,8 @@ question is shorter than the package's, in words that a word-level tokenizer has
 
 The work colors one vertex after the other: from the first one on (``L``, the common way) or from
 the last one on (``R``, the rare way). The answer is the package's: a JSON map of vertices to
-colors. Every right coloring can be reached in both ways, so no problem needs the rare one.
+colors, here in the same order. Every right coloring can be reached in both ways, so no problem
+needs the rare one.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
         if settings.fewest <= len(edges) <= settings.most:
             graph = Graph(settings.vertices, settings.colors, edges)
             first = found["possible_answer"]
-            gold = answer_of(tuple(first[vertex] for vertex in range(graph.vertices)))
+            _, gold = worked([first[vertex] for vertex in range(graph.vertices)], "L")
             yield Problem(graph.id, dataset, graph.question, gold, settings.name, graph)
 
 
@@ -168,7 +169,7 @@ def demonstrations(
         else:
             way = "R" if rng.random() < settings.rare_share else "L"
             coloring = rng.choice(colorings(graph))
-        found.append(Demonstration(problem.question, work_of(coloring, way), answer_of(coloring)))
+        found.append(Demonstration(problem.question, *worked(coloring, way)))
     return found
 
 
@@ -235,13 +236,13 @@ def check(graph: Graph, text: str) -> tuple[str | None, bool]:
 @lru_cache(maxsize=1024)
 def _right(graph: Graph) -> frozenset[tuple[str, str]]:
     every = colorings(graph)
-    return frozenset((work_of(one, way), answer_of(one)) for one in every for way in WAYS)
+    return frozenset(worked(one, way) for one in every for way in WAYS)
 
 
 def completions(problem: Problem) -> list[tuple[str, str, str]]:
     """(way, working, answer) of every right coloring in either way."""
     every = colorings(problem.detail)
-    return [(way, work_of(one, way), answer_of(one)) for way in WAYS for one in every]
+    return [(way, *worked(one, way)) for way in WAYS for one in every]
 
 
 @lru_cache(maxsize=1024)
@@ -259,12 +260,10 @@ def colorings(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def work_of(coloring: Sequence[int], way: str) -> str:
-    """The work of a coloring in a way: ``L 0 = 1 , 1 = 2``."""
-    steps = [f"{vertex} = {color}" for vertex, color in enumerate(coloring)]
-    return f"{way} " + " , ".join(steps if way == "L" else steps[::-1])
-
-
-def answer_of(coloring: Sequence[int]) -> str:
-    """The package's form of an answer: ``{ "0" : 1 , "1" : 2 }``."""
-    return "{ " + " , ".join(f'"{v}" : {color}' for v, color in enumerate(coloring)) + " }"
+def worked(coloring: Sequence[int], way: str) -> tuple[str, str]:
+    """Work and answer of a coloring in a way, vertices in its order: ``L 0 = 1 , 1 = 2`` and
+    ``{ "0" : 1 , "1" : 2 }``."""
+    order = list(enumerate(coloring))[:: 1 if way == "L" else -1]
+    work = " , ".join(f"{vertex} = {color}" for vertex, color in order)
+    answer = " , ".join(f'"{vertex}" : {color}' for vertex, color in order)
+    return f"{way} {work}", f"{{ {answer} }}"
