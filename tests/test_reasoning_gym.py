@@ -233,7 +233,8 @@ def test_hostile_answers_are_refused_at_once(tmp_path, monkeypatch):
     asked = [graph, *(reasoning_gym.problems(line(one), 1, 1)[0] for one in SMOKE)]
     started = time.process_time()
     for problem in asked:
-        given = [*HOSTILE, None, f"{problem.gold} " * 200]
+        # The last one is right by the scorer, and refused unread.
+        given = [*HOSTILE, None, f"{problem.gold} " * 200, problem.gold + " " * 100_000]
         verdicts = task_of(problem.task).judge([problem] * len(given), given, Verifier())
         assert verdicts == [False] * len(given), problem.dataset
     assert time.process_time() - started < 5
