@@ -363,6 +363,31 @@ def tiny(tmp_path_factory):
     )
 
 
+def test_what_is_exact_of_countdown_is_exact_of_graphs(tmp_path):
+    from sage_lib.experiment.problems import held_out, listed_problems, rl_problems
+    from sage_lib.experiment.profile import load_profile
+    from sage_lib.pipeline.stages import _optimum
+
+    graphs, others = (
+        f"{{name: graph_color, rows: {rows}, seed: {seed}, fewest: 10, edge_probability: 0.6}}"
+        for rows, seed in ((30, 1), (60, 2))
+    )
+    text = f"extends: smoke\nname: own\nrl_data: {others}\nevaluation: {{data: ["
+    found = []
+    for data in (graphs, "{name: reasoning_gym, dataset: chain_sum, rows: 3}"):
+        path = tmp_path / "own.yaml"
+        path.write_text(f"{text}{data}]}}\n")
+        found.append(load_profile(str(path)))
+    exact, sampled = found
+    assert exact.exact and len(_optimum(exact)) == 1 and len(listed_problems(exact)) == 30
+    assert not sampled.exact and not _optimum(sampled) and not listed_problems(sampled)
+    kept = held_out(exact, exact.rl_data)
+    asked = {problem.question for problem in rl_problems(exact)}
+    assert len(kept) == 30 and len(asked) == 60 and not kept & asked
+    unkept = {problem.question for problem in rl_problems(sampled)}
+    assert kept & unkept, "they would have been drawn"
+
+
 def test_words_of_a_task_leave_the_ids_of_all_others_as_they_were():
     old, new = tiny_qwen.tokenizer(9, 64), tiny_qwen.tokenizer(9, 64, graph_color.WORDS)
     before, after = old.get_vocab(), new.get_vocab()

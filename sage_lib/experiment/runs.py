@@ -113,7 +113,7 @@ def every_run(profile: Profile) -> list[Run]:
     found = [sft_run(profile)]
     if profile.rl:
         found += [entropy_run(profile), *policy_runs(profile)[1:], trace_run(profile)]
-        if "countdown" in profile.tasks:
+        if profile.exact:
             found += [optimum_run(profile), effects_run(profile)]
     return [*found, *(run for _, _, run, _ in evaluations(profile))]
 

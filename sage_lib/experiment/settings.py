@@ -268,6 +268,11 @@ class Profile:
         """Names of the tasks that are evaluated."""
         return frozenset(data.name for data in self.evaluation.data)
 
+    @property
+    def exact(self) -> bool:
+        """Whether it evaluates a task whose valid completions can be listed."""
+        return any("valid" in task_of(name).LOGGED for name in self.tasks)
+
     def seeds_of(self, method: str) -> tuple[int, ...]:
         """The training seeds of a method."""
         own = self.methods[method].seeds

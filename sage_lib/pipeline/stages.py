@@ -51,11 +51,11 @@ def _policies(profile: Profile) -> list[Run]:
 
 
 def _effects(profile: Profile) -> list[Run]:
-    return [runs.effects_run(profile)] if "countdown" in profile.tasks else []
+    return [runs.effects_run(profile)] if profile.exact else []
 
 
 def _optimum(profile: Profile) -> list[Run]:
-    return [runs.optimum_run(profile)] if "countdown" in profile.tasks else []
+    return [runs.optimum_run(profile)] if profile.exact else []
 
 
 def _evaluations(profile: Profile) -> list[Run]:

@@ -48,8 +48,8 @@ def probabilities(study: Study, ood: bool | None = False) -> pd.DataFrame:
     Columns run, method, seed, dataset, problem, valid, common, rare: the latter two are the masses
     of the two ways.
     """
-    if "countdown" not in study.settings.tasks:
-        raise SageError(f"{study.name} has no countdown data, of which pass@k is exact")
+    if not study.settings.exact:
+        raise SageError(f"{study.name} has no countdown data or graphs, of which pass@k is exact")
     table = of_sets(study.support, study.settings, ood)
     keys = ["run", "method", "seed", *PROBLEM]
     mass = table.assign(mass=np.exp(table["logp"]), way=table["way"].map(WAYS))
