@@ -219,7 +219,7 @@ def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float
         middle = (low + high) / 2
         told = judged(expects, at(1 - 10**middle), margin) == found
         low, high = (low, middle) if told else (middle, high)
-    return float(10**high)
+    return float(f"{10**high:.4g}")  # fewer digits than the search leaves open
 
 
 def holm(rates: Sequence[float], total: float = 0.05) -> list[bool]:
