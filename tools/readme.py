@@ -70,7 +70,8 @@ def result(study: results.Study, claims: verdict.Claims, compared: pd.DataFrame)
         raise SageError("the README says that no guide raised both: write its sentence anew")
     points = front.points(study).set_index("method")
     line = front.front_methods(study.settings, points.index)
-    best = points.loc[line, "pass@1"].idxmax()
+    anchored = [method for method in line if front.beta_of(study.settings, method) > 0]
+    best = points.loc[anchored, "pass@1"].idxmax()
     own, reference = points.loc["base"], front.beta_of(study.settings, study.settings.reference)
     seeds = compared.loc[compared["claim"] == SHOWN[0], "seeds"].min()
     said = (
