@@ -65,7 +65,7 @@ def test_own_results_are_those_of_the_profiles_finished_runs(own):
     assert own.methods == ["base", "grpo"] and own.entropy == {"tokens": 5}
     runs = own.runs.set_index(["stage", "run"])
     assert set(runs.index.get_level_values("run")) == {"sft", "grpo-s3407"}
-    assert runs.loc[("rl", "grpo-s3407"), ["beta", "max_steps"]].tolist() == [1.0, 40]
+    assert runs.loc[("rl", "grpo-s3407"), ["beta", "max_steps"]].tolist() == [0.2, 60]
     assert own.steps.groupby("run", sort=False).size().to_dict() == {"sft": 1, "grpo-s3407": STEPS}
     told = own.samples[["number", "completion", "tokens", "finished", "correct"]]
     assert told.to_numpy().tolist() == [[0, "x", 3, True, False], [1, "y", 4, False, True]]

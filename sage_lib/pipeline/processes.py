@@ -44,11 +44,12 @@ class Worker:
         self.orders, self.answers = self.process.stdin, self.process.stdout
         os.set_blocking(self.answers.fileno(), False)
         self.is_idle = True  # it can be given a task
+        self.is_asked = False  # of a task whose end nobody has read yet
 
     def send(self, words: list[str], log: Path) -> None:
         """Have it do a task, whose output is added to ``log``."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.is_idle = False
+        self.is_idle, self.is_asked = False, True
         with contextlib.suppress(BrokenPipeError):  # it was killed, as poll says
             self.orders.write(f"{json.dumps([words, str(log.absolute())])}\n".encode())
 
@@ -57,8 +58,10 @@ class Worker:
         ended = self.process.poll()
         answer = self.answers.read()
         if not answer:
+            self.is_asked = ended is None
             return ended
         status, self.is_idle = json.loads(answer)
+        self.is_asked = False
         return int(status)
 
     def end(self) -> None:

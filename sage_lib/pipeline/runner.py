@@ -89,6 +89,8 @@ class Workers:
     def start(self, task: Task) -> processes.Worker:
         """Start a task: ``poll`` is None while it goes on, then its status, as of a process."""
         for one in [one for one in self.all if one.process.poll() is not None]:
+            if one.is_asked:  # how its task ended is still to be read
+                continue
             self.all.remove(one)
             one.end()
         worker = next((one for one in self.all if one.is_idle), None)
