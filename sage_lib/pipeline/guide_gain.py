@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 from sage_lib.errors import SageError
 from sage_lib.evaluation import gain
 from sage_lib.experiment import runs
-from sage_lib.files import locked
-from sage_lib.pipeline import arguments, stages
+from sage_lib.experiment.profile import BASE
+from sage_lib.pipeline import arguments, runner, stages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,13 +40,16 @@ def of_model(options: argparse.Namespace) -> Path:
     """A profile's file for a model and a data file of one's own, in the folder of the result."""
     if not options.data or not Path(options.data).is_file():
         raise SageError(f"--model needs --data FILE with problems; {options.data!r} is no file")
+    folder = Path(options.model).expanduser()
+    if options.model.startswith((".", "/", "~")) and not folder.is_dir():
+        raise SageError(f"there is no folder {options.model!r} with a model: correct --model")
     data = {
         "name": "file",
         "path": str(Path(options.data).resolve()),
         "rows": options.problems or 100,
     }
     data |= {"question": options.question, "gold": options.gold}
-    model = {"name": options.model, "seed": 0}
+    model = {"name": str(folder.resolve()) if folder.is_dir() else options.model, "seed": 0}
     model["max_seq_length"] = 2 * options.tokens
     sampling = {"samples": 32, "ks": [1], "temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
     settings: dict[str, Any] = {
@@ -73,14 +76,12 @@ def do(options: argparse.Namespace) -> None:
     if options.samples:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.given_profile(options)
-    base = runs.sft_run(profile)
-    with locked(base.lock, wait=True):
-        stages.make(profile, base)
-    run = runs.evaluation_run(profile, runs.sft_run(profile))
-    with locked(run.lock, wait=True):
-        stages.make(profile, run)
-    drawn = gain.samples(profile, run)
-    beta = options.beta or profile.rl.get("beta") or 0.05
+    every = stages.tasks(profile, ("sft", "evaluate"))
+    base = [task for task in every if task.run.method == BASE]  # and no policy of RL
+    pool = runner.Workers(profile.compute.threads)
+    runner.require(base, runner.run(base, 1, pool), "; what was made is kept")
+    drawn = gain.samples(profile, runs.evaluation_run(profile, runs.sft_run(profile)))
+    beta = profile.rl.get("beta") or 0.05 if options.beta is None else options.beta
     table = gain.table(drawn, gain.guides_for(drawn), beta, options.precision)
     right = drawn.groupby("problem")["right"].mean()
     print(f"{len(right)} problems, {len(drawn)} samples, {right.mean():.3f} right; beta {beta:g}")
