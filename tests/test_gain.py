@@ -88,5 +88,5 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
     assert profile.evaluation.data[0].settings.gold == "gold"
     with pytest.raises(SageError, match="is no file"):
         guide_gain.of_model(argparse.Namespace(**{**given, "data": "nowhere.csv"}))
-    with pytest.raises(SageError, match="no folder './nothere' with a model"):
+    with pytest.raises(SageError, match=r"no folder '\./nothere' with a model"):
         guide_gain.of_model(argparse.Namespace(**{**given, "model": "./nothere"}))

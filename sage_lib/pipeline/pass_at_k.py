@@ -228,8 +228,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "which metric of lm-evaluation-harness or lighteval is the verdict"
     parser.add_argument("--metric", help=about)
     parser.add_argument("--filter", help="which filter of lm-evaluation-harness")
-    about = "where pass_at_k.csv and the picture go (default: this folder)"
-    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help=about)
+    about = "where pass_at_k.csv and the picture go (default: pass_at_k)"
+    parser.add_argument("--out", type=Path, default=Path("pass_at_k"), metavar="FOLDER", help=about)
 
 
 def do(options: argparse.Namespace) -> None:
