@@ -106,13 +106,6 @@ def label(settings: Settings) -> str:
     return found
 
 
-def stream(
-    settings: Settings, seed: int, exclude: frozenset[str], revision: str | None
-) -> Iterator[Problem]:
-    shared.no_revision(settings, revision)
-    return shared.distinct(_drawn(settings, seed), exclude)
-
-
 def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
     made, dataset = _generator(settings, seed), label(settings)
     for index in range(SIZE):
@@ -123,6 +116,9 @@ def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
             first = found["possible_answer"]
             _, gold = worked([first[vertex] for vertex in range(graph.vertices)], "L")
             yield Problem(graph.id, dataset, graph.question, gold, settings.name, graph)
+
+
+stream = shared.stream_of(_drawn)
 
 
 def _generator(settings: Settings, seed: int) -> Any:

@@ -105,6 +105,18 @@ def demonstrations_of(stream: Stream, any_length: bool = False) -> Callable[...,
     return demonstrations
 
 
+def stream_of(drawn: Callable[[Any, int], Iterable[Problem]]) -> Stream:
+    """A task's function ``stream``, of what it draws by settings and seed: without a revision."""
+
+    def stream(
+        settings: Any, seed: int, exclude: frozenset[str], revision: str | None
+    ) -> Iterator[Problem]:
+        no_revision(settings, revision)
+        return distinct(drawn(settings, seed), exclude)
+
+    return stream
+
+
 def distinct(
     drawn: Iterable[Problem], exclude: frozenset[str], tries: int = 1000
 ) -> Iterator[Problem]:

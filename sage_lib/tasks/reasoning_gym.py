@@ -95,13 +95,6 @@ def label(settings: Settings) -> str:
     return settings.dataset + re.sub(r"[^\w.]+", "-", given)
 
 
-def stream(
-    settings: Settings, seed: int, exclude: frozenset[str], revision: str | None
-) -> Iterator[Problem]:
-    shared.no_revision(settings, revision)
-    return shared.distinct(_drawn(settings, seed), exclude)
-
-
 def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
     dataset = label(settings)
     made = generator(settings.dataset, json.dumps(settings.config), seed, SIZE)
@@ -111,6 +104,9 @@ def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
         detail = Entry(settings.threshold, made, entry)
         question = entry["question"].strip()
         yield Problem(f"{seed}-{index}", dataset, question, gold, settings.name, detail)
+
+
+stream = shared.stream_of(_drawn)
 
 
 problems = shared.problems_of(stream)

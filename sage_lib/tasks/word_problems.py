@@ -35,13 +35,6 @@ def could_draw(settings: Settings, problem: Problem) -> bool:
     return problem.task in (settings.name, "file")
 
 
-def stream(
-    settings: Settings, seed: int, exclude: frozenset[str], revision: str | None
-) -> Iterator[Problem]:
-    shared.no_revision(settings, revision)
-    return shared.distinct(_drawn(settings, seed), exclude)
-
-
 def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
     import reasoning_gym
 
@@ -53,6 +46,9 @@ def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
         if settings.longest is None or len(working) <= settings.longest:
             identity, gold = f"{seed}-{index}", str(entry["answer"])
             yield Problem(identity, label(settings), question, gold, settings.name, working=working)
+
+
+stream = shared.stream_of(_drawn)
 
 
 problems = shared.problems_of(stream)
