@@ -37,6 +37,9 @@ class GuideInputs:
     progress: float  # how far the run is, in [0, 1]
     generator: torch.Generator  # the only source of noise, on the CPU
     ids: torch.Tensor  # the sampled tokens
+    # In training alone, for a guide that reads rewards:
+    reference: torch.Tensor | None = None  # log pi_ref of the sampled tokens
+    rewards: torch.Tensor | None = None  # of the completions, shape (batch,)
 
 
 #: Any callable from GuideInputs to q.
@@ -139,6 +142,26 @@ class TokenGuide(_Clamped):
 
 
 @dataclass(frozen=True)
+class RewardGuide(_Clamped):
+    """RAPO's reference (Deng et al. 2025, arXiv 2510.03865) as a guide: pi_ref to the ``power`` phi
+    where the reward is 0, so q_t = pi_ref(y_t)^(phi - 1); q = 1 on the other completions.
+
+    RAPO has the forward KL to it, normalises it and does not clamp. Its phi was not verified.
+    """
+
+    power: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.5
+
+    reads_rewards: ClassVar[bool] = True
+
+    def __call__(self, inputs: GuideInputs) -> torch.Tensor:
+        if inputs.reference is None or inputs.rewards is None:
+            raise SageError("the guide 'reward' reads rewards: it works in RL training alone")
+        wrong = (inputs.rewards == 0).unsqueeze(1)
+        q = ((self.power - 1) * inputs.reference).exp()
+        return self._finish(q.where(wrong, 1.0), inputs)
+
+
+@dataclass(frozen=True)
 class IdentityGuide:
     """q = 1, for controls: stock GRPO with the same anchor, through the guided path."""
 
@@ -222,6 +245,7 @@ GUIDES: dict[str, type[Any]] = {
     "branch": BranchGuide,
     "random": RandomGuide,
     "token": TokenGuide,
+    "reward": RewardGuide,
     "identity": IdentityGuide,
     "shuffled": ShuffledGuide,
 }
@@ -259,6 +283,13 @@ def make(cls: type[Any], parameters: Mapping[str, Any], where: str) -> Any:
 def check_choice(choice: str | Mapping[str, Any], where: str = "guide") -> None:
     """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
     _make(choice, where, None)
+
+
+def reads_rewards(choice: Mapping[str, Any]) -> bool:
+    """Whether the guide of this choice, or the one inside it, needs rewards."""
+    inner = choice.get("inner")
+    own = getattr(GUIDES[choice["name"]], "reads_rewards", False)
+    return own or (isinstance(inner, Mapping) and reads_rewards(inner))
 
 
 def needs_entropies(choice: Mapping[str, Any]) -> bool:

@@ -27,6 +27,8 @@ from sage_lib.algorithm.token_probabilities import (
     log_probabilities,
 )
 
+#: Ours in the batch, for a guide that reads them: the weighted sum of each completion's rewards.
+REWARDS = "summed_rewards"
 #: Float32 logits at a time, where the policy is scored beside the loss: 1 GB.
 LOGITS = 2**28
 
@@ -128,8 +130,10 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             terms = of_processes[self.accelerator.process_index]
             if self.resampling:
                 batch[dynamic_sampling.REWARD_TERMS] = terms
+            if getattr(self.guide, "reads_rewards", False):
+                batch[REWARDS] = _summed(terms)
             if isinstance(self.advantage, CompletionShaper):
-                self._shape_completions(self.advantage, batch, terms)
+                self._shape_completions(self.advantage, batch, _summed(terms))
             if self.shaped_at_scoring and "ref_per_token_logps" in batch:
                 self._shape_scored(batch)
         metrics = self._metrics["train" if training else "eval"]
@@ -139,7 +143,7 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
 
     @torch.no_grad()
     def _shape_completions(
-        self, shaper: CompletionShaper, batch: Batch, terms: torch.Tensor
+        self, shaper: CompletionShaper, batch: Batch, rewards: torch.Tensor
     ) -> None:
         """Put the shaper's advantages in place of TRL's, while the groups are whole."""
         mask, log_perplexity = counted_tokens(batch), None
@@ -147,7 +151,6 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             logps = batch.get("old_per_token_logps")
             logps = self._policy_signals(batch)[0] if logps is None else logps
             log_perplexity = -(logps * mask).sum(1) / mask.sum(1)
-        rewards = terms.nansum(1).masked_fill(terms.isnan().all(1), torch.nan)
         before = batch["advantages"]
         shaped = shaper.shape(Completions(before, rewards, self.num_generations, log_perplexity))
         touched = (shaped != before).unsqueeze(1).expand(mask.shape)
@@ -179,3 +182,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             entropies.append(entropies_of(log_pi))
         found = torch.cat(logps), torch.cat(entropies)
         return found if packing is None else (packing.unpack(found[0]), packing.unpack(found[1]))
+
+
+def _summed(terms: torch.Tensor) -> torch.Tensor:
+    """The rewards of completions, shape (rows,): not a number where no function gave one."""
+    return terms.nansum(1).masked_fill(terms.isnan().all(1), torch.nan)

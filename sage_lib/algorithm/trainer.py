@@ -44,6 +44,7 @@ from sage_lib.algorithm.forward_kl import HiddenStates, require_same
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
 from sage_lib.algorithm.merging import merged_to_score
 from sage_lib.algorithm.padding import by_length
+from sage_lib.algorithm.rollouts import REWARDS
 from sage_lib.algorithm.unsloth_seam import ShapedAtScoring
 from sage_lib.errors import SageError
 
@@ -264,8 +265,12 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         """Ask the guide, check and log what it says: log q, shape (batch, time)."""
         assert self.guide is not None
         mask, ids = counted_tokens(batch), batch["completion_ids"]
-        inputs = GuideInputs(entropies, logps, mask, self._progress(), self.guide_generator, ids)
-        q = check_q(self.guide(inputs), inputs).detach()
+        seen = GuideInputs(
+            *(entropies, logps, mask, self._progress(), self.guide_generator, ids),
+            reference=batch["ref_per_token_logps"],
+            rewards=batch.get(REWARDS),
+        )
+        q = check_q(self.guide(seen), seen).detach()
         self._log_guide(q, mask)
         return q.to(logps.dtype).log()
 

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs
+from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs, reads_rewards
 from sage_lib.evaluation import groups
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
@@ -74,12 +74,13 @@ def measure(profile: Profile, run: Run) -> dict[str, Any]:
 
 def guides_of(profile: Profile) -> dict[str, Guide]:
     """The distinct guides of a profile, each by the first method that has it at the paper's anchor,
-    and the paper's own; without those of Table 6, and shuffled ones, whose q(y) is the same."""
+    and the paper's own; without those of Table 6, shuffled ones, whose q(y) is the same, and
+    those that read rewards."""
     found: dict[str, Guide] = {}
     for key, method in profile.methods.items():
         if method.guide is None or method.anchor != "k3" or method.family == "table6":
             continue
-        if method.guide["name"] == "shuffled":
+        if method.guide["name"] == "shuffled" or reads_rewards(method.guide):
             continue
         guide = runs.guide_of(profile, method.guide)
         if guide not in found.values():

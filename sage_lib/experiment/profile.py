@@ -214,13 +214,16 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
             "measured with the profile's: give it threshold and ratio"
         )
     if method.rft is not None:
-        rft, shown = profile.rft_of(key), ("label", "family", "lora", "seeds", "rft")
+        rft, shown = profile.rft_of(key), ("label", "family", "lora", "seeds", "reward", "rft")
         if not isinstance(rft.sft.get("max_steps"), int) or rft.steps < 1:
             yield "rft.sft.max_steps are those of a round, 1 or more"
-        if rft.select in kinds.DEMONSTRATIONS and (rft.noise or profile.sft_data is None):
-            yield "demonstrations come from sft_data, and none of them is wrong"
+        shows = rft.demonstrations is not None
+        if shows and (rft.noise or not rft.demonstrations or profile.sft_data is None):
+            yield "demonstrations are changes of sft_data, such as {seed: 9}, and none is wrong"
         if method != Method(**{name: getattr(method, name) for name in shown}):
-            yield "trained by rft, it takes no rl, guide, anchor, reward or sampling of RL"
+            yield "trained by rft, it takes no rl, guide, anchor or sampling of RL"
+        if method.reward == "random":
+            yield "rft learns from right completions: reward is accuracy or valid"
 
 
 def profile_names() -> list[str]:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from sage_lib import paths
-from sage_lib.algorithm.guides import needs_entropies
+from sage_lib.algorithm.guides import needs_entropies, reads_rewards
 from sage_lib.experiment import problems, records
 from sage_lib.experiment.checked import canonical, digest
 from sage_lib.experiment.profile import Profile, load_profile
-from sage_lib.experiment.settings import BASE, DEMONSTRATIONS, ROLLOUTS, Data
+from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Rft
 from sage_lib.files import write_bytes, write_text
 
 #: Settings of an evaluation that decide what is drawn. The batch size does not.
@@ -224,7 +224,8 @@ def _made_from(run: Run) -> dict[str, Any]:
         return {"sampled": found, "scored": evaluation.scored, "base": base}
     if run.stage == "optimum":
         shown = [_content(data) for data in evaluation.data if not data.ood]
-        guides = [m.guide for m in profile.methods.values() if m.guide is not None]
+        every = [method.guide for method in profile.methods.values() if method.guide]
+        guides = [guide for guide in every if not reads_rewards(guide)]
         digests = [_entropy_digest(profile, guide) for guide in guides]
         found |= {"problems": shown, "listed": evaluation.listed}
         return found | {"guides": guides, "entropies": digests}
@@ -261,11 +262,11 @@ def _of_rl(profile: Profile, run: Run) -> dict[str, Any]:
     found["evaluated"] = {"every": evaluation.every, "data": shown} if evaluation.every else {}
     if chosen.rft is not None:
         rounds = profile.rft_of(run.method)
-        if rounds.select in DEMONSTRATIONS:
-            found["data"] = _content(profile.sft_data)
+        if rounds.demonstrations is not None:
+            found["data"] = _content(demonstrated(profile, rounds).sft_data)
         found["rft"] = {**canonical(rounds), "sft": _learning(rounds.sft)}
         found["rollouts"] = {key: profile.rl[key] for key in ROLLOUTS}
-        return {**found, "seed": run.seed}
+        return {**found, "reward": chosen.reward, "seed": run.seed}
     found["rl"] = _learning({**profile.rl_of(run.method), "seed": run.seed})
     # How a method is shown teaches it nothing; nor does an anchor without a KL term.
     anchor = chosen.anchor if found["rl"]["beta"] else "k3"
@@ -289,6 +290,12 @@ def new_run(profile: Profile, stage: str, place: str, name: str, **more: Any) ->
 def sft_run(profile: Profile) -> Run:
     """The run that makes the base policy."""
     return new_run(profile, "sft", "sft", "sft")
+
+
+def demonstrated(profile: Profile, rft: Rft) -> Profile:
+    """The profile whose SFT data a method learns from by ``rft.demonstrations``."""
+    changes = (rft.demonstrations or {}).items()
+    return load_profile("+".join([profile.spec, *(f"sft_data.{k}={v}" for k, v in changes)]))
 
 
 def reference_profile(profile: Profile, method: str) -> Profile:

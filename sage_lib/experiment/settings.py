@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, Strict
 from pydantic.dataclasses import dataclass
@@ -22,12 +22,6 @@ from sage_lib.tasks.table import task_of
 BASE, BASE_LABEL = "base", "Base Model"
 #: Settings by which rollouts are drawn.
 ROLLOUTS = ("temperature", "top_p", "top_k", "min_p", "max_completion_length")
-#: Which correct completions ``rft`` learns from: at random, or those of the largest mean entropy,
-#: mean branching factor, lowest perplexity, latest uncertainty.
-Drawn = Literal["random", "entropy", "branching", "perplexity", "position"]
-#: Or demonstrations of the SFT data, where nothing is drawn.
-Demonstrated = Literal["last_demonstrations", "first_demonstrations"]
-DEMONSTRATIONS = get_args(Demonstrated)
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 #: For sections that go to a library, of which the companion reads a part.
 PART = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
@@ -107,15 +101,17 @@ class Rft:
     samples: PositiveInt  # completions of a prompt
     selected: PositiveInt  # completions that a round learns from, or fewer where fewer are correct
     sft: dict[str, Any]  # changes of the section ``sft``; its max_steps are those of a round
-    select: Literal[Drawn, Demonstrated] = "random"
+    #: Which correct completions: any, or those of the largest mean entropy or branching factor.
+    select: Literal["random", "entropy", "branching"] = "random"
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of wrong completions
     redundancy: float = REDUNDANCY_LIMIT  # above which a completion's 3-grams repeat too often
+    #: In their place demonstrations, of the section ``sft_data`` with these changes.
+    demonstrations: dict[str, Any] | None = None
 
     @property
     def drawn(self) -> int:
         """Completions drawn in all rounds."""
-        shown = self.select in DEMONSTRATIONS
-        return 0 if shown else self.rounds * self.prompts * self.samples
+        return 0 if self.demonstrations else self.rounds * self.prompts * self.samples
 
     @property
     def steps(self) -> int:

@@ -18,7 +18,6 @@ from sage_lib.experiment.results import Study
 from sage_lib.report import front, inference, passk, reported
 from sage_lib.report.inference import AGREES, CANNOT_TELL, NOT_RUN, Values
 
-CLAIMS = Path(__file__).with_name("claims.yaml")
 TAIL, UNSOUND = "perplexity tail", "unsound"
 #: Metrics of step logs: the column, and between which shares of a run's steps it is averaged.
 #: Gradient norms are those before clipping.
@@ -56,6 +55,7 @@ class Claim(BaseModel, extra="forbid"):
     settles: str  # what would settle it, where it cannot be told here
     comparisons: list[Comparison]
     table: str | None = None  # the reported table that has the same comparison, by labels
+    question: str = ""  # the notebook that shows it, where several share a file
     primary: bool = False  # its comparisons are corrected together, by Holm's rule
 
 
@@ -67,8 +67,12 @@ class Claims(BaseModel, extra="forbid"):
     claims: list[Claim]
 
 
-def load(path: Path = CLAIMS) -> Claims:
-    return Claims(**YAML(typ="safe").load(path))
+def load(name: str = "claims", question: str = "") -> Claims:
+    """The claims of a file beside this one, or those of them that belong to a question."""
+    every = Claims(**YAML(typ="safe").load(Path(__file__).with_name(f"{name}.yaml")))
+    return every.model_copy(
+        update={"claims": [one for one in every.claims if question in ("", one.question)]}
+    )
 
 
 def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:

@@ -28,12 +28,14 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
-from sage_lib.experiment.settings import DEMONSTRATIONS, ROLLOUTS, Profile, Rft
+from sage_lib.experiment.run import demonstrated
+from sage_lib.experiment.settings import ROLLOUTS, Profile, Rft
 from sage_lib.files import append_line, read_lines, write_bytes, write_text
-from sage_lib.policy import loading, sampling, scoring, token_signals
+from sage_lib.policy import loading, sampling, scoring
 from sage_lib.tasks import filters
 from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
+from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
 from sage_lib.training.callbacks import WHOLE, StepLog, arguments, exact_log, taken_back, train_on
 from sage_lib.training.models import add_lora, load_model, merged
@@ -54,12 +56,10 @@ class Candidate:
     correct: bool
     entropy: float  # nats
     branching: float  # tokens within 95 % of the mass
-    perplexity: float  # under the policy that drew it
-    position: float  # where its entropy lies, from 0 (first token) to 1 (last)
 
 
-#: What selections go by; larger is better, but for the perplexity.
-SCORES = ("entropy", "branching", "perplexity", "position")
+#: What selections go by: the largest are taken.
+SCORES = ("entropy", "branching")
 
 
 def select(candidates: Sequence[Candidate], rft: Rft, rng: random.Random) -> list[Candidate]:
@@ -70,8 +70,7 @@ def select(candidates: Sequence[Candidate], rft: Rft, rng: random.Random) -> lis
     wrong = [one for one in candidates if not one.correct]
     wanted = min(len(correct), rft.selected - round(rft.noise * rft.selected))
     if rft.select in SCORES:
-        sign = 1 if rft.select == "perplexity" else -1
-        correct.sort(key=lambda one: (sign * getattr(one, rft.select), one.place, one.number))
+        correct.sort(key=lambda one: (-getattr(one, rft.select), one.place, one.number))
         chosen = correct[:wanted]
     else:
         chosen = rng.sample(correct, wanted)
@@ -181,7 +180,7 @@ class Rounds:
         folder = self.folder(number)
         folder.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
-        if self.rft.select in DEMONSTRATIONS:
+        if self.rft.demonstrations is not None:
             rows, said = self.demonstrations(number)
         else:
             rows, said = self.own_samples(number, model, folder)
@@ -203,13 +202,13 @@ class Rounds:
         return {**said, **times}
 
     def demonstrations(self, number: int) -> tuple[list[dict], dict[str, Any]]:
-        """A round's share of the first or last rows of the SFT data, and what rounds.csv says."""
-        rows = problems.sft_rows(self.profile, lambda text: len(self.tokenizer(text)["input_ids"]))
+        """A round's share of the demonstrations, and what rounds.csv says."""
+        shown = demonstrated(self.profile, self.rft)
+        rows = problems.sft_rows(shown, lambda text: len(self.tokenizer(text)["input_ids"]))
         wanted = self.rft.rounds * self.rft.selected
         if len(rows) < wanted:
             raise SageError(f"rft asks for {wanted} demonstrations and sft_data has {len(rows)}")
-        part = rows[-wanted:] if self.rft.select == "last_demonstrations" else rows[:wanted]
-        chosen = part[number * self.rft.selected : (number + 1) * self.rft.selected]
+        chosen = rows[number * self.rft.selected : (number + 1) * self.rft.selected]
         counts = dict.fromkeys(COUNTS, 0) | {"selected": len(chosen)}
         return chosen, counts | {"distinct": len({str(row) for row in chosen})}
 
@@ -270,6 +269,9 @@ class Rounds:
         for place, (problem, row) in enumerate(zip(posed, drawn, strict=True)):
             texts = [filters.up_to_first_answer(text) or text for text in row["completions"]]
             verdicts = judge([problem] * len(texts), texts, self.verifier)
+            if self.profile.methods[self.run.method].reward == "valid":
+                measures, pairs = task_of(problem.task).measures, zip(texts, verdicts, strict=True)
+                verdicts = [bool(measures(problem, *pair)["valid"]) for pair in pairs]
             right += sum(verdicts)
             reasons = [filters.refusal(text, self.rft.redundancy) for text in texts]
             refused.update(reason for reason in reasons if reason is not None)
@@ -283,8 +285,6 @@ class Rounds:
                     *(place, n, tuple(ids), texts[n], verdicts[n]),
                     entropy=float(one.entropy.mean()),
                     branching=float(one.branching.mean()),
-                    perplexity=token_signals.perplexity(one.base_log_pi),
-                    position=position(one.entropy),
                 )
                 found.append(own)
         return found, refused, right
@@ -296,15 +296,6 @@ class Rounds:
             if filters.up_to_first_answer(text):
                 break
         return ids[:length]
-
-
-def position(entropy: np.ndarray) -> float:
-    """The mean relative position of tokens (0 the first, 1 the last), weighted by their entropy,
-    shape (tokens,); 0.5 where there is none."""
-    total = float(entropy.sum())
-    if len(entropy) < 2 or total <= 0:
-        return 0.5
-    return float(np.linspace(0, 1, len(entropy)) @ entropy / total)
 
 
 def _means(name: str, chosen: Sequence[Candidate]) -> dict[str, float]:
