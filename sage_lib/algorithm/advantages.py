@@ -141,16 +141,12 @@ class NegativeSamples(CompletionShaper):
     """Negative-sample reinforcement: correct completions weigh ``positive``, wrong ones 1.
 
     Zhu et al. 2025 (arXiv 2506.01347), without a baseline: ``positive`` 0 is NSR, 0.1 the paper's
-    W-REINFORCE. ``of: advantages`` weighs GRPO's own positive advantages instead.
+    W-REINFORCE.
     """
 
     positive: NotNegative = 0.1
-    of: Literal["rewards", "advantages"] = "rewards"
 
     def shape(self, completions: Completions) -> torch.Tensor:
-        advantages = completions.advantages
-        if self.of == "advantages":
-            return (self.positive * advantages).where(advantages > 0, advantages)
         correct = _correct(completions)
         return (self.positive * correct - (1 - correct)).nan_to_num(nan=0.0)
 
@@ -233,23 +229,6 @@ class PositionBonus(TokenShaper):
         return ShapedTokens(tokens.advantages + added, touched=added != 0)
 
 
-@dataclass(frozen=True)
-class EntropyAdvantage(TokenShaper):
-    """Entropy-shaped advantage (Cheng et al. 2025, arXiv 2506.14758): A + min(alpha·H, |A|/kappa),
-    with H the entropy before the token as a constant. kappa above 1 keeps the sign of A.
-
-    The paper has alpha 0.4 and kappa 2 with GRPO; what it does about a KL term was not verified.
-    """
-
-    alpha: NotNegative = 0.4
-    kappa: Annotated[float, Field(strict=True, gt=1)] = 2.0
-
-    def shape(self, tokens: BatchTokens) -> ShapedTokens:
-        bound = tokens.advantages.abs() / self.kappa
-        added = (self.alpha * tokens.entropies).minimum(bound) * tokens.mask
-        return ShapedTokens(tokens.advantages + added, touched=added != 0)
-
-
 def covariance(tokens: BatchTokens) -> torch.Tensor:
     """Each token's part of the covariance of log-probability and advantage, shape (batch, time):
     (log pi - mean log pi)·(A - mean A), means over the counted tokens of one forward pass."""
@@ -324,7 +303,6 @@ class KLCov(TokenShaper):
 ADVANTAGES: dict[str, type[Any]] = {
     "perplexity": PerplexityAdvantage,
     "position": PositionBonus,
-    "entropy": EntropyAdvantage,
     "negative_samples": NegativeSamples,
     "pass_at_k": PassAtK,
     "clip_cov": ClipCov,

@@ -17,7 +17,7 @@ def read(path: Path) -> pd.DataFrame:
     place = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
     if not path.is_file():
         raise SageError(
-            f"{place} is missing: run notebook 23 for this profile, "
+            f"{place} is missing: run notebook 22 for this profile, "
             "or sage-companion stage evaluate"
         )
     records.require_whole(path)

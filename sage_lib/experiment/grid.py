@@ -15,7 +15,7 @@ _YAML = (".yaml", ".yml")
 
 
 class Block(BaseModel):
-    """Methods of a profile (or a variant of one, as in "countdown+rl.learning_rate=3e-4") by their
+    """Methods of a profile (or a variant of one, as in "study+rl.learning_rate=3e-4") by their
     keys and families; without any the base alone."""
 
     model_config = ConfigDict(extra="forbid")

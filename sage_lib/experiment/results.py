@@ -1,6 +1,6 @@
 """The results of a profile as data frames.
 
-`load("countdown")` reads the published results, `load("smoke", own=True)` what your own runs
+`load("study")` reads the published results, `load("smoke", own=True)` what your own runs
 left. Reading computes no hash, generates no problem and imports no torch.
 
 Each frame has the columns run, method and seed in front. The base has the method "base", the run
@@ -109,7 +109,7 @@ class Study:
         if lacking:
             raise SageError(
                 f"{self.name} has no methods of the family {lacking[0]}, which this notebook "
-                'shows: set profile = "countdown"'
+                'shows: set profile = "study"'
             )
 
     def frame(self, name: str) -> pd.DataFrame:

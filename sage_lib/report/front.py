@@ -22,8 +22,6 @@ from sage_lib.report.passk import AXES
 
 OUTSIDE, INSIDE, UNTOLD = "outside", "inside", "not separated from the front"
 VERDICTS = {inference.AGREES: OUTSIDE, inference.DISAGREES: INSIDE}
-#: Families of methods that were tried to choose a setting: no rows of a comparison.
-TRIED = ("choice", "choice_updates")
 #: Points between two neighbours of the front that are tried.
 FINENESS = 50
 
@@ -80,7 +78,7 @@ def points(study: Study, ks: Sequence[int] = AXES) -> pd.DataFrame:
 
 
 def outside(study: Study, methods: Iterable[str] | None = None, anchor: str = "k3") -> pd.DataFrame:
-    """Each method (None: all but those that were TRIED) against GRPO's front: a row each.
+    """Each method (None: all) against GRPO's front: a row each.
 
     excess: the additive epsilon indicator of its mean point against the line, both axes scaled by
     the line's range (Zitzler et al. 2003, IEEE Trans. Evol. Comput. 7, 117-132). Above 0 no point
@@ -99,7 +97,7 @@ def outside(study: Study, methods: Iterable[str] | None = None, anchor: str = "k
             f"anchor {anchor}: a front needs two or more values of beta"
         )
     if methods is None:
-        methods = [m for m in values if m != BASE and settings.methods[m].family not in TRIED]
+        methods = [method for method in values if method != BASE]
     rows = []
     for method in methods:
         line = [values[one] for one in (*front, BASE) if one != method]

@@ -31,7 +31,7 @@ class Values:
     """What was measured of one method, by seed and problem.
 
     values: (seeds, problems, columns). sets: the data set of each problem. seeds: numbers; the
-    base has one, None. In stacked studies a seed is (study, seed).
+    base has one, None.
     """
 
     method: str
@@ -76,42 +76,19 @@ class Values:
         return found
 
 
-def stacked(*studies: dict[str, Values]) -> dict[str, Values]:
-    """Several studies of the same problems as one: a seed is then (study, seed), so that pairs stay
-    within a study (the second base of countdown, say)."""
-    found: dict[str, Values] = {}
-    for number, study in enumerate(studies):
-        for method, one in study.items():
-            seeds: list[Any] = [(number, seed) for seed in one.seeds]
-            values, before = one.values, found.get(method)
-            if before is not None:
-                if list(before.sets) != list(one.sets):
-                    raise SageError(f"{method} was evaluated on other problems in another study")
-                values = np.concatenate([before.values, values])
-                seeds = [*before.seeds, *seeds]
-            found[method] = replace(one, values=values, seeds=seeds)
-    return found
-
-
 def common(*chosen: Values) -> tuple[list[np.ndarray], list[Any]]:
     """The values of several methods at the seeds that all of them have, and these seeds. The base,
     which has none, goes with each. SageError where there is no common seed."""
-    trained = [one for one in chosen if not {None} & _numbers(one.seeds)] or list(chosen)
+    trained = [one for one in chosen if None not in one.seeds] or list(chosen)
     seeds = [seed for seed in trained[0].seeds if all(seed in one.seeds for one in trained)]
     if not seeds:
         names = " and ".join(one.method for one in chosen)
         raise SageError(f"{names} share no seed: train them with the same ones")
     found = []
     for one in chosen:
-        own, base = list(one.seeds), {None} & _numbers(one.seeds)
-        stacked = isinstance(seeds[0], tuple)
-        wanted = [(seed[0], None) if stacked else None for seed in seeds] if base else seeds
-        found.append(one.values[[own.index(seed) for seed in wanted]])
+        own, base = list(one.seeds), None in one.seeds
+        found.append(one.values[[own.index(None if base else seed) for seed in seeds]])
     return found, seeds
-
-
-def _numbers(seeds: Sequence[Any]) -> set[int | None]:
-    return {seed[1] if isinstance(seed, tuple) else seed for seed in seeds}
 
 
 def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFrame:
@@ -149,15 +126,6 @@ def differences(
     theirs = values[against]
     found = [difference(values[m], theirs) for m in chosen if m not in (against, "base")]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=DIFFERENCES)
-
-
-def difference_of_seeds(ours: pd.Series, theirs: pd.Series) -> dict[str, Any]:
-    """The mean difference of one number a seed (series by seed), with its interval over the seeds
-    that both have."""
-    apart = (ours - theirs).dropna()
-    low, high = over_seeds(list(apart))
-    estimate = float(apart.mean())
-    return {"difference": estimate, "low": low, "high": high, "seeds": len(apart)}
 
 
 def over_seeds(means: Sequence[float], level: float = 0.95) -> tuple[float, float]:

@@ -60,26 +60,17 @@ LOOKS: dict[str, tuple[str, Any, str]] = {
 #: Methods that are drawn together: each takes the next colour, dash and marker.
 _TOGETHER = (
     ("bnpo_no_kl", "bnpo", "bnpo_branch", "dapo_no_kl", "dapo", "dapo_branch"),
-    ("full_grpo", "full_no_kl", "full_strong", "grpo_updates", "clip_higher", "clip_cov", "kl_cov"),
-    ("ppl_positive", "ppl_negative", "position_plus", "position_minus", "reference_reset"),
-    ("rft", "rft_noise", "rft_entropy", "rft_branching", "rft_noise_branching", "rft_perplexity"),
-    ("more_sft", "diverse_sft", "rft_position"),
+    ("updates", "clip_higher", "clip_cov", "kl_cov", "full_grpo", "full_no_kl", "full_strong"),
+    ("rapo", "nsr", "entropy_bonus", "top_entropy", "reference_reset"),
+    ("ppl_low", "ppl_high", "position_late", "position_early"),
+    ("rft", "rft_noise", "rft_entropy", "rft_branching", "more_sft", "skilled_sft"),
     ("branch_paper", "forward_kl_paper", "random_paper", "token_paper"),
 )
 for _start, _group in enumerate(_TOGETHER):
     for _i, _key in enumerate(_group, _start):
         LOOKS[_key] = (_FREE[_i % 6], _DASHES[_i % 7], _MARKERS[(2 * _i + 3 * _start) % 13])
-#: Rivals at several anchors: the colour says what the anchor is, dash and marker which rival it is.
-_RIVALS = "entropy_bonus top_entropy_tokens entropy_advantage negative_samples negative_only"
-for _i, _rival in enumerate((*_RIVALS.split(), "pass_at_k")):
-    for _anchor, _colour in {"beta0.0": "orange", "beta1.0": "green", "branch": "black"}.items():
-        LOOKS[f"{_rival}_{_anchor}"] = (_colour, _DASHES[_i], _MARKERS[12 - _i])
-for _front, _betas in {
-    "grpo_front": (0.05, 0.2, 0.5, 1.4, 2.0),
-    "front": (0.02, 0.05, 0.07, 0.1, 0.28, 0.4, 0.8),
-}.items():
-    for _i, _beta in enumerate(_betas, 1):
-        LOOKS[f"{_front}_beta{_beta}"] = ("blue", _DASHES[_i % 7], _MARKERS[_i + 1])
+for _i, _beta in enumerate((0.02, 0.05, 0.07, 0.1, 0.28, 0.4, 0.8), 1):
+    LOOKS[f"front_beta{_beta}"] = ("blue", _DASHES[_i % 7], _MARKERS[_i + 1])
 
 
 def look(method: str) -> dict[str, Any]:
@@ -87,9 +78,7 @@ def look(method: str) -> dict[str, Any]:
     number = int.from_bytes(hashlib.sha256(method.encode()).digest()[-8:])
     by_hash = _FREE[number % 6], _DASHES[number // 6 % 7], _MARKERS[number // 42 % 13]
     colour, dash, marker = LOOKS.get(method, by_hash)
-    found = {"color": COLOURS[colour], "linestyle": dash, "marker": marker}
-    # In grey, too, a rival without an anchor is told from the same with one.
-    return {**found, "markerfacecolor": "white"} if method.endswith("_beta0.0") else found
+    return {"color": COLOURS[colour], "linestyle": dash, "marker": marker}
 
 
 def series(i: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Outcomes follow from the intervals by the one rule of :mod:`inference`. Those of
 corrected together for their number (Holm); the others are not, so of many some come out wrong.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from sage_lib.report import front, inference, passk, reported
 from sage_lib.report.inference import AGREES, CANNOT_TELL, NOT_RUN, Values
 
 TAIL, UNSOUND = "perplexity tail", "unsound"
+DIVERSITY, BRANCHING = "diversity", "branching"
 #: Metrics of step logs: the column, and between which shares of a run's steps it is averaged.
 #: Gradient norms are those before clipping.
 LOGGED = {
@@ -89,7 +91,7 @@ def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
         for one in claim.comparisons:
             where = (one.metric, one.ood)
             if where not in sources:
-                sources[where] = _values(study, one)
+                sources[where] = values(study, *where)
             row = {"claim": claim.claim, **one._asdict(), "outcome": NOT_RUN, "seeds": 0}
             row["beta"] = front.beta_of(study.settings, one.against)
             row["reported"] = _reported(study, claim.table, one)
@@ -107,6 +109,18 @@ def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COMPARISONS)
 
 
+def differences(study: Study, metric: str, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
+    """Of each pair (method, against) whose methods share a seed: method, against, difference, its
+    95 % interval low and high, seeds."""
+    found, rows = values(study, metric), []
+    for method, against in pairs:
+        pair = _pair(found, Comparison(method, against, metric, "above"))
+        if pair is not None:
+            rows.append(_row(*pair, metric)[["difference", "low", "high", "seeds"]].to_dict())
+            rows[-1] |= {"method": method, "against": against}
+    return pd.DataFrame(rows, columns=["method", "against", "difference", "low", "high", "seeds"])
+
+
 def judge(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
     """Each claim with its outcome, from :func:`comparisons`: it agrees where all of them agree, and
     disagrees where one does; without comparisons it cannot be told."""
@@ -121,25 +135,25 @@ def judge(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _values(study: Study, one: Comparison) -> dict[str, Values]:
+def values(study: Study, metric: str, ood: str = "") -> dict[str, Values]:
     """A comparison's metric by method: by seed and problem, or of logs by seed alone."""
-    if one.metric == TAIL:
-        return tail(study)
-    if one.metric == UNSOUND:
-        return unsound(study)
-    if one.metric in LOGGED:
-        found = logged(one.metric, study)
+    own = {TAIL: tail, UNSOUND: unsound, DIVERSITY: diversity, BRANCHING: branching}
+    if metric in own:
+        return own[metric](study)
+    if metric in LOGGED:
+        found = logged(metric, study)
         return {
             str(method): Values(
                 str(method),
                 of.to_numpy()[:, None, None],
-                [one.metric],
+                [metric],
                 [""],
                 list(of[method].index),
             )
             for method, of in found.groupby(level="method", sort=False)
         }
-    return passk.exact(study, ood=bool(one.ood))
+    ks = sorted({*passk.AXES, int(metric.removeprefix("pass@"))})
+    return passk.exact(study, ks, ood=bool(ood))
 
 
 def _pair(values: dict[str, Values], one: Comparison) -> tuple[Values, Values] | None:
@@ -210,6 +224,38 @@ def tail(study: Study) -> dict[str, Values]:
     scores = passk.of_sets(study.scores, study.settings, ood=False)
     bound = scores.loc[scores["method"] == BASE, "perplexity"].quantile(0.95)
     return Values.by_method(scores.assign(**{TAIL: scores["perplexity"] > bound}), [TAIL])
+
+
+def diversity(study: Study) -> dict[str, Values]:
+    """The effective number of valid completions of each problem: exp of the entropy of their
+    probabilities, normalised (exact)."""
+    support = passk.of_sets(study.support, study.settings, ood=False)
+    keys = ["run", "method", "seed", *passk.PROBLEM]
+    p = np.exp(support["logp"])
+    shares = p / p.groupby([support[key] for key in keys], dropna=False).transform("sum")
+    nats = support.assign(**{DIVERSITY: -shares * np.log(shares.where(shares > 0, 1.0))})
+    summed = nats.groupby(keys, sort=False, dropna=False)[DIVERSITY].sum()
+    return Values.by_method(np.exp(summed).reset_index(), [DIVERSITY])
+
+
+def branching(study: Study) -> dict[str, Values]:
+    """The mean branching factor of each problem's samples."""
+    scores = passk.of_sets(study.scores, study.settings, ood=False)
+    return Values.by_method(scores.dropna(subset=[BRANCHING]), [BRANCHING])
+
+
+def shown(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """Comparisons as a reader sees them: claim, comparison, metric, difference, seeds, outcome."""
+    table = compared[["claim", "metric", "seeds", "outcome"]].copy()
+    numbers = zip(*(compared[name] for name in ("difference", "low", "high")), strict=True)
+    pairs = zip(compared["method"], compared["against"], strict=True)
+    of = [" - ".join(study.label(method) for method in pair) for pair in pairs]
+    bounds = [
+        "" if np.isnan(d) else f"{d:+.4f} [{low:+.4f}, {high:+.4f}]" for d, low, high in numbers
+    ]
+    table.insert(1, "comparison", of)
+    table.insert(3, "difference", bounds)
+    return table
 
 
 def _reported(study: Study, table: str | None, one: Comparison) -> float:
