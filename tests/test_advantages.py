@@ -15,7 +15,6 @@ from sage_lib.algorithm.advantages import (
     BatchTokens,
     ClipCov,
     Completions,
-    EntropyAdvantage,
     KLCov,
     NegativeSamples,
     PassAtK,
@@ -89,8 +88,6 @@ def test_negative_samples_by_hand():
     expected = torch.tensor([0.1, -1.0, 0.0, 0.1, -1.0, -1.0, -1.0, -1.0])
     torch.testing.assert_close(found, expected)
     assert NegativeSamples(0.0).shape(group)[0] == 0, "NSR"
-    own = completions([0.3, 0.7], 2, advantages=[-2.0, 3.0])
-    assert NegativeSamples(0.5, of="advantages").shape(own).tolist() == [-2.0, 1.5]
 
 
 @pytest.mark.parametrize(("n", "k"), [(4, 2), (4, 4), (6, 3), (8, 4), (8, 5)])
@@ -147,14 +144,6 @@ def test_the_position_bonus_acts_in_its_part_of_the_run():
         shaped = shaper.shape(batch)
         assert bool(shaped.touched.any()) is acts
         assert torch.equal(shaped.advantages, batch.advantages) is not acts
-
-
-def test_the_entropy_term_by_hand():
-    batch = tokens([1.0, -1.0, 0.0], mask=[[1, 1, 0]] * 3, entropies=[[0.5, 2.0, 2.0]] * 3)
-    shaped = EntropyAdvantage(alpha=0.4, kappa=2.0).shape(batch)
-    expected = [[1.2, 1.5, 1.0], [-0.8, -0.5, -1.0], [0.0, 0.0, 0.0]]
-    torch.testing.assert_close(shaped.advantages, torch.tensor(expected))
-    assert shaped.touched.tolist() == [[True, True, False]] * 2 + [[False] * 3]
 
 
 def test_the_parts_of_the_covariance_have_it_as_their_mean():
@@ -235,7 +224,7 @@ ARGS = {
     "gradient_accumulation_steps": 1,
 }
 OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k")
-OF_TOKENS = ("position", "entropy", "clip_cov", "kl_cov")
+OF_TOKENS = ("position", "clip_cov", "kl_cov")
 
 
 @pytest.mark.parametrize(
@@ -278,8 +267,7 @@ def test_every_shaper_is_built_by_its_name_and_parameters(name):
     [
         ("ppl", "mine: there is no advantage 'ppl': choose one of perplexity, position"),
         ({"alpha": 1}, "mine: there is no advantage None: choose one of perplexity"),
-        ({"name": "entropy", "beta": 1}, "mine.beta: no such parameter; there are alpha"),
-        ({"name": "entropy", "kappa": 1}, "mine.kappa: .*greater than 1, not 1"),
+        ({"name": "position", "beta": 1}, "mine.beta: no such parameter; there are gamma"),
         ({"name": "position", "direction": 0}, "mine.direction: .*, not 0"),
         ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
         ({"name": "pass_at_k", "k": 2.5}, "mine.k: .*, not 2.5"),

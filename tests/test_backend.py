@@ -97,7 +97,7 @@ def test_unsloth_does_not_come_after_trl_on_a_gpu(monkeypatch):
 def test_a_stage_imports_unsloth_first_where_its_run_trains_with_it(
     monkeypatch, stage, method, backend, installed, loads
 ):
-    profile = load_profile(f"countdown+compute.backend={backend}")
+    profile = load_profile(f"study+compute.backend={backend}")
     loaded = []
     monkeypatch.setattr(unsloth_first, "is_installed", lambda: installed)
     monkeypatch.setattr(unsloth_first, "load", lambda: loaded.append(stage))

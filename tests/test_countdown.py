@@ -128,7 +128,7 @@ def test_other_words_ask_the_same_puzzles_which_the_usual_words_hold_out():
     assert [p.detail for p in other] == [p.detail for p in usual]
     assert {p.question.split()[0] for p in other} == {"find"} and other[0].gold == usual[0].gold
     assert not any(countdown.could_draw(countdown.Settings(), p) for p in other)
-    for name in ("smoke", "laptop", "countdown"):
+    for name in ("smoke", "laptop", "study"):
         profile = load_profile(name)
         asked = problems.evaluation_problems(profile, ood=True)
         held_out = problems.held_out(profile, profile.rl_data)

@@ -18,8 +18,8 @@ SEEDS = [1, 2, 3, 4, 5]
 COLUMNS = ["pass@1", "pass@256", "rare mass"]
 #: pass@1 and pass@256 of GRPO by beta, and of the base.
 BASE_POINT = (0.30, 0.82)
-GRPO = {0.0: (0.50, 0.60), 0.2: (0.48, 0.70), 1.0: (0.40, 0.80)}
-NAMES = {0.0: "grpo_no_kl", 0.2: "grpo_front_beta0.2", 1.0: "grpo"}
+GRPO = {0.0: (0.50, 0.60), 0.2: (0.48, 0.70), 0.8: (0.40, 0.80)}
+NAMES = {0.0: "grpo_no_kl", 0.2: "grpo", 0.8: "front_beta0.8"}
 
 
 def planted(method, point, seeds=SEEDS, spread=0.002):
@@ -40,26 +40,22 @@ def placed(monkeypatch):
         found |= {NAMES[beta]: planted(NAMES[beta], at) for beta, at in GRPO.items()}
         found["grpo_branch"] = planted("grpo_branch", point, seeds)
         monkeypatch.setattr(passk, "exact", lambda *a, **k: {**found, **changed})
-        return SimpleNamespace(settings=load_profile("countdown"), name="planted")
+        return SimpleNamespace(settings=load_profile("study"), name="planted")
 
     return place
 
 
 def test_the_front_is_grpo_at_every_beta_and_nothing_else():
-    countdown = load_profile("countdown")
-    methods = front.front_methods(countdown)
-    betas = [front.beta_of(countdown, key) for key in methods]
-    assert betas == [0, 0.05, 0.2, 0.5, 1, 1.4, 2] and methods[0] == "grpo_no_kl"
-    assert "grpo" in methods and "choice_learning_rate0.002" not in methods
-    assert front.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
     study = load_profile("study")
+    methods = front.front_methods(study)
+    own = [front.beta_of(study, key) for key in methods]
+    assert own == [0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.8], "not answer, not guides"
+    assert methods[0] == "grpo_no_kl" and "grpo" in methods, "not a rival at the same beta"
     assert front.front_methods(study, anchor="sequence") == ["grpo_no_kl", "sequence"]
-    own = {front.beta_of(study, key) for key in front.front_methods(study)}
-    assert own == {0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.8}, "not answer, not guides"
-    assert front.front_methods(countdown, {"grpo", "grpo_branch", "grpo_no_kl"}) == [
-        *("grpo_no_kl", "grpo")
-    ]
-    assert np.isnan([front.beta_of(countdown, "base"), front.beta_of(countdown, "rft")]).all()
+    assert front.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
+    few = {"grpo", "grpo_branch", "grpo_no_kl"}
+    assert front.front_methods(study, few) == ["grpo_no_kl", "grpo"]
+    assert np.isnan([front.beta_of(study, "base"), front.beta_of(study, "rft")]).all()
 
 
 @pytest.mark.parametrize("point", [(0.5, 0.9), (0.3, 0.5), (1.3, 0.1), (0.7, 0.55)])
@@ -141,8 +137,8 @@ def test_what_moves_along_the_line_adds_nothing_to_the_distance_from_it(placed):
 def test_grpos_own_points_stand_against_the_front_without_them(placed):
     table = front.outside(placed((0.42, 0.70))).set_index("method")
     own = table[table["on_front"]]
-    assert set(own.index) == {"grpo_front_beta0.2", "grpo"}, "the ends have nothing beside them"
-    assert own.loc["grpo_front_beta0.2", "excess"] > 0.05, "the line bulges there"
+    assert set(own.index) == {"grpo", "front_beta0.8"}, "the ends have nothing beside them"
+    assert own.loc["grpo", "excess"] > 0.05, "the line bulges there"
 
 
 def test_only_seeds_that_all_have_count(placed):

@@ -1,5 +1,6 @@
 """Guides against values computed by hand."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from sage_lib.algorithm.guides import (
     GuideInputs,
     IdentityGuide,
     RandomGuide,
+    RewardGuide,
     ShuffledGuide,
     TokenGuide,
     build_guide,
@@ -22,6 +24,7 @@ from sage_lib.algorithm.guides import (
     check_q,
     compose,
     needs_entropies,
+    reads_rewards,
 )
 from sage_lib.errors import SageError
 from sage_lib.paths import ROOT
@@ -178,6 +181,30 @@ def test_the_token_guides_noise_is_weighted_as_its_mean_is(kind):
         torch.testing.assert_close(q[row, :n], 1 + 0.2 * w * z[row, :n])
 
 
+def test_the_reward_guide_flattens_the_reference_where_the_reward_is_0():
+    """q = pi_ref^-0.5: 0.64 gives 1.25, and 1/4 gives 2, which is clamped."""
+    plain = inputs([[0.0] * 3] * 5, mask=[[1, 1, 1]] * 4 + [[1, 0, 0]])
+    reference = torch.tensor([0.64, 0.25, 1.0], dtype=torch.float64).log().expand(5, 3)
+    rewards = torch.tensor([0.0, 1.0, math.nan, 0.5, 0.0])
+    x = dataclasses.replace(plain, reference=reference, rewards=rewards)
+    acting, ones = [1.25, 1.4, 1.0], [1.0, 1.0, 1.0]
+    expected = torch.tensor([acting, ones, ones, ones, [1.25, 1.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(RewardGuide()(x), expected)
+    wide = RewardGuide(power=0.25, high=9.0)(x)
+    assert wide[0].tolist() == pytest.approx([0.64**-0.75, 4**0.75, 1.0])
+    for lacking in ("reference", "rewards"):
+        with pytest.raises(SageError, match="in RL training alone"):
+            RewardGuide()(dataclasses.replace(x, **{lacking: None}))
+
+
+def test_a_choice_reads_rewards_where_its_guide_or_one_inside_it_does():
+    choice = {"name": "reward", "power": 0.5}
+    for _ in range(3):
+        assert reads_rewards(choice)
+        choice = {"name": "shuffled", "inner": choice}
+    assert not reads_rewards(MEASURED) and not reads_rewards({"name": "shuffled", "inner": MEASURED})
+
+
 def test_shuffled_guide_keeps_each_sequences_values_and_loses_their_place():
     x = batch(rows=8, time=200)
     inner = BranchGuide()(again(x))
@@ -258,7 +285,7 @@ def test_a_choice_becomes_its_guide(choice, guide):
     [
         (3, "no guide 3: choose one of branch"),
         ({"weight": "rank"}, "no guide None: choose one of branch"),
-        ({"name": "median"}, "no guide 'median': choose one of branch, random, token, identity"),
+        ({"name": "median"}, "no guide 'median': choose one of branch, random, token, reward"),
         ({"name": "identity", "low": 0.6}, "low: no such parameter"),
         ({"name": "token", "weight": "median"}, "weight: .*'rank'.*, not 'median'"),
         ({"name": "token", "low": True}, "low: .*valid number, not True"),

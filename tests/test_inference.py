@@ -82,30 +82,6 @@ def test_differences_leave_out_the_reference_the_base_and_what_was_not_evaluated
         inference.differences(values, "z")
 
 
-def test_the_second_base_counts_with_the_first_and_pairs_stay_within_a_base():
-    """Bases that lie far apart: a difference across them would be seen at once."""
-    first = {"base": by_seed("base", [0.1], [None]), "grpo": by_seed("grpo", [0.2, 0.3], [1, 2])}
-    other = {"base": by_seed("base", [5.0], [None]), "grpo": by_seed("grpo", [5.2, 5.4], [2, 3])}
-    first["x"], other["x"] = by_seed("x", [0.3, 0.5], [1, 2]), by_seed("x", [5.3], [2])
-    both = inference.stacked(first, other)
-    row = inference.difference(both["x"], both["grpo"]).iloc[0]
-    assert row["seeds"] == 3 and row["difference"] == pytest.approx(np.mean([0.1, 0.2, 0.1]))
-    row = inference.difference(both["grpo"], both["base"]).iloc[0]
-    assert row["seeds"] == 4 and row["difference"] == pytest.approx(np.mean([0.1, 0.2, 0.2, 0.4]))
-    moved = planted("x", [[[0.1]] * 4], [7], sets="abab")
-    with pytest.raises(SageError, match="x was evaluated on other problems"):
-        inference.stacked(first, {"x": moved})
-
-
-def test_a_number_a_seed_is_paired_by_seed():
-    ours, theirs = pd.Series({1: 0.5, 2: 0.9, 4: 7.0}), pd.Series({2: 0.3, 1: 0.1, 3: 8.0})
-    found = inference.difference_of_seeds(ours, theirs)
-    assert found["difference"] == pytest.approx(0.5) and found["seeds"] == 2
-    known = stats.ttest_1samp([0.4, 0.6], 0).confidence_interval(0.95)
-    assert (found["low"], found["high"]) == pytest.approx((known.low, known.high))
-    assert np.isnan(inference.over_seeds([0.1])).all()
-
-
 @pytest.mark.parametrize(
     ("expects", "low", "high", "expected"),
     [

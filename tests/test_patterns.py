@@ -82,7 +82,7 @@ def test_votes_count_answers_and_not_texts():
 
 
 def test_the_main_methods_are_those_of_the_references_family():
-    study = Study(load_profile("countdown"), own=False)
+    study = Study(load_profile("study"), own=False)
     main = study.main
     family = {study.settings.methods[method].family for method in main[1:]}
     assert main[0] == "base" and family == {study.settings.methods["grpo"].family}

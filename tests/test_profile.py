@@ -120,6 +120,20 @@ def test_a_wrong_profile_gets_one_clear_sentence(variant, lines, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("rft.rft={demonstrations: {}}", "demonstrations are changes of sft_data"),
+        ("more_sft.rft.noise=0.1", "method more_sft: demonstrations .* and none is wrong"),
+        ("rft.reward=random", "reward is accuracy or valid"),
+        ("rft.guide=branch", "method rft: .* takes no rl, guide"),
+    ],
+)
+def test_what_rft_cannot_do_is_refused(change, words):
+    with pytest.raises(SageError, match=words):
+        load_profile(f"study+methods.{change}")
+
+
 def test_a_profile_is_called_as_its_file_and_not_as_a_shipped_one(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: yours\nextends: smoke\n")
     (tmp_path / "smoke.yaml").write_text("name: smoke\nextends: laptop\n")

@@ -34,7 +34,7 @@ def variant(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", ["smoke", "countdown", "paper"])
+@pytest.mark.parametrize("name", ["smoke", "study", "paper"])
 def test_listing_runs_hashes_nothing_and_generates_no_problem(name, tmp_path, monkeypatch):
     def refuse(*given, **more):
         raise AssertionError("an address needs no identity")
@@ -58,7 +58,7 @@ def test_listing_runs_hashes_nothing_and_generates_no_problem(name, tmp_path, mo
 
 
 def test_a_profile_is_read_without_torch_or_trl():
-    code = "from sage_lib.experiment import runs; runs.every_run(runs.load_profile('countdown'))"
+    code = "from sage_lib.experiment import runs; runs.every_run(runs.load_profile('study'))"
     code += "; import sys; assert not {'torch', 'trl', 'transformers', 'pandas'} & {*sys.modules}"
 
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -197,7 +197,7 @@ MADE_AGAIN = {
     "rl_data.rows=10": OF_ROLLOUTS,
     "methods.grpo.reward=random": OF_GRPO,
     "methods.grpo.dynamic_sampling=2": OF_GRPO,
-    "methods.grpo.advantage=entropy": OF_GRPO,
+    "methods.grpo.advantage=position": OF_GRPO,
     "methods.grpo.reference_reset=50": OF_GRPO,
     "methods.grpo.anchor=k3_corrected": OF_GRPO,
     "methods.grpo.lora=false": OF_GRPO,

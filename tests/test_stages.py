@@ -192,9 +192,9 @@ def test_a_build_folder_in_use_is_not_put_aside(fake, tmp_path, monkeypatch):
 
 
 def test_progress_counts_to_the_steps_of_each_method():
-    profile = load_profile("countdown+train=[grpo, clip_higher, rft]+seeds=[3407]")
+    profile = load_profile("study+train=[grpo, clip_higher, rft]+seeds=[3407]")
     found = {task.run.method: task.steps for task in stages.tasks(profile, ["rl"])}
-    assert (found["grpo"], found["clip_higher"], found["rft"]) == (300, 1200, 300)
+    assert (found["grpo"], found["clip_higher"], found["rft"]) == (200, 800, 100)
     [base] = stages.tasks(profile, ["sft"])
     assert base.steps == profile.sft["max_steps"]
 

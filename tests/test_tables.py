@@ -35,7 +35,7 @@ def study():
             counts.append({**where, "n": 8, "c": round(8 * (common + rare))})
     support, counts = (pd.DataFrame(one).astype({"seed": "Int64"}) for one in (rows, counts))
     found = SimpleNamespace(support=support, counts=counts, name="planted")
-    found.settings = load_profile("countdown")
+    found.settings = load_profile("study")
     return found
 
 

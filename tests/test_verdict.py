@@ -1,5 +1,6 @@
 """Outcomes of claims from planted intervals, planted logs and samples; and what the README says."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,8 @@ from sage_lib.paths import PUBLISHED, ROOT
 from sage_lib.report import passk, reported, verdict
 from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, Values
 
-METRICS = {"pass@1", "pass@256", verdict.TAIL, verdict.UNSOUND, *verdict.LOGGED}
+METRICS = {"pass@1", "pass@16", "pass@256", *verdict.LOGGED, verdict.TAIL, verdict.UNSOUND}
+METRICS |= {verdict.DIVERSITY, verdict.BRANCHING}
 COLUMNS = ["pass@1", "pass@256", "rare mass"]
 WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
 
@@ -44,7 +46,7 @@ def planted(monkeypatch):
             found[method] = Values(method, values, COLUMNS, ["both"] * 30, own)
         settings = load_profile("study")
         study = SimpleNamespace(settings=settings, name=name, label=settings.label, planted=found)
-        monkeypatch.setattr(passk, "exact", lambda one, ood: one.planted)
+        monkeypatch.setattr(passk, "exact", lambda one, ks, ood: one.planted)
         return study
 
     return plant
@@ -156,6 +158,29 @@ def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps_paired_by_seed(p
     assert row["margin"] == pytest.approx(0.05 * 0.5 * 2), "of the means at two betas"
     assert (row["low"], row["high_seeds"]) == pytest.approx((known.low, known.high))
     assert (row["outcome"], missing["outcome"]) == (CANNOT_TELL, NOT_RUN)
+    pairs = [("rft", "grpo"), ("grpo_no_kl", "grpo")]
+    [found] = verdict.differences(study, names[2], pairs).to_dict("records")
+    assert (found["method"], found["against"], found["seeds"]) == ("grpo_no_kl", "grpo", 3)
+    numbers = [found[name] for name in ("difference", "low", "high")]
+    assert numbers == pytest.approx([-0.2, known.low, known.high])
+
+
+def test_a_reader_is_shown_labels_and_each_difference_with_its_interval(planted):
+    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.78)})
+    chosen = asking(*BOTH.claims[0].comparisons, ("rft", BASE, "pass@1", "above"))
+    shown = verdict.shown(verdict.comparisons(chosen, study), study)
+    assert list(shown["comparison"]) == [*["GRPO + Branch - GRPO"] * 2, "RFT - Base Model"]
+    assert list(shown["metric"]) == ["pass@1", "pass@256", "pass@1"]
+    first, second, missing = shown["difference"]
+    assert re.fullmatch(r"\+0\.0100 \[\+0\.009\d, \+0\.010\d\]", first)
+    assert second.startswith("-0.0200 [-0.02") and missing == ""
+    assert list(shown["seeds"]) == [4, 4, 0]
+
+
+def test_any_k_can_be_asked_beside_the_two_of_every_table(monkeypatch):
+    monkeypatch.setattr(passk, "exact", lambda one, ks, ood: (ks, ood))
+    assert verdict.values(None, "pass@16") == ([1, 16, 256], False)
+    assert verdict.values(None, "pass@1", "ood") == ([1, 256], True)
 
 
 def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
@@ -169,14 +194,48 @@ def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
     assert found["grpo"].values[0, :, 0].tolist() == [0.5, 0.5], "1.95 of p0 and 9.0 of p1"
 
 
-def test_the_claims_name_methods_and_metrics_that_there_are():
-    claims, known = verdict.load(), {BASE, *load_profile("study").methods}
+def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_mean(planted):
+    study = planted({})
+    masses = {(BASE, None): ([0.2, 0.2], [0.1, 0.3]), ("grpo", 1): ([0.4, 0.0], [2e-3, 1e-3, 5e-3])}
+    rows = [
+        {"run": method, "method": method, "seed": seed, "dataset": "both", "problem": f"p{i}", "p": p}
+        for (method, seed), of_problems in masses.items()
+        for i, of_problem in enumerate(of_problems)
+        for p in of_problem
+    ]
+    frame = pd.DataFrame(rows)
+    with np.errstate(divide="ignore"):
+        study.support = frame.assign(logp=np.log(frame["p"]))
+    found = verdict.diversity(study)
+    for (method, _), of_problems in masses.items():
+        expected = [np.exp(stats.entropy(p)) for p in of_problems]
+        assert found[method].values[0, :, 0] == pytest.approx(expected), "2 and 1 of the first"
+    study.scores = frame.assign(branching=[1.0, 2.0, 1.0, np.nan, 1.0, 4.0, 3.0, 3.0, 6.0])
+    found = verdict.branching(study)
+    assert found[BASE].values.ravel().tolist() == [1.5, 1.0]
+    assert found["grpo"].values.ravel().tolist() == [2.5, 4.0]
+
+
+@pytest.mark.parametrize(("name", "primary"), [("claims", 6), ("exploration_claims", 0)])
+def test_the_claims_name_methods_and_metrics_that_there_are(name, primary):
+    claims, known = verdict.load(name), {BASE, *load_profile("study").methods}
     assert len({claim.claim for claim in claims.claims}) == len(claims.claims)
     for claim in claims.claims:
         for one in claim.comparisons:
             assert {one.method, one.against} <= known, claim.claim
             assert one.metric in METRICS
-    assert sum(len(claim.comparisons) for claim in claims.claims if claim.primary) == 6
+    assert sum(len(claim.comparisons) for claim in claims.claims if claim.primary) == primary
+
+
+def test_the_claims_of_a_file_are_those_of_its_questions():
+    every, parts = verdict.load("exploration_claims"), ("shaping", "rft", "sft", "rivals")
+    found = {part: verdict.load("exploration_claims", part) for part in parts}
+    assert all({one.question for one in found[part].claims} == {part} for part in parts)
+    assert sum(len(one.claims) for one in found.values()) == len(every.claims)
+    assert found["sft"].margin == every.margin and verdict.load("claims", "sft").claims == []
+
+
+def test_an_expectation_is_one_of_five():
     with pytest.raises(ValidationError, match="Input should be 'above'"):
         asking(("grpo", BASE, "pass@1", "higher"))
 
