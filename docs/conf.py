@@ -3,9 +3,12 @@ what is written by hand."""
 
 import re
 import sys
+from functools import cache
+from typing import Any
 
 from astroid.manager import AstroidManager
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 
 import sage_lib
 from sage_lib import paths
@@ -19,6 +22,10 @@ version = release = sage_lib.__version__
 language = "en"
 extensions = ["myst_nb", "autoapi.extension", "sphinx.ext.napoleon", "sphinx_copybutton"]
 napoleon_numpy_docstring = False
+default_role = "literal"  # `name` in a docstring is code
+add_module_names = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 80  # a longer one has a line for each parameter
 templates_path = []
 exclude_patterns = []
 suppress_warnings = [
@@ -68,17 +75,59 @@ autoapi_own_page_level = "module"
 autoapi_member_order = "bysource"
 autoapi_options = ["members", "undoc-members", "show-inheritance", "show-module-summary"]
 
-_LITERAL = re.compile(r"(``.*?``|:\w+:`.*?`)", re.DOTALL)
+#: Parts of a docstring that are shown letter by letter.
+_LITERAL = re.compile(r"(``.*?``|:\w+:`.*?`|(?<=::)\n\n(?:(?: [^\n]*)?\n)+)", re.DOTALL)
+#: The line before an indented block, which would be a quotation, and the end of a first sentence.
+_BEFORE_BLOCK = re.compile(r"^((?!\.\. |- )\S.*(?<!::))\n\n(?=  +\S)", re.MULTILINE)
+_SENTENCE = re.compile(r"(?<=[.:]) (?=[A-Z])")
 
 
-def _plain_bars(
-    app: object, what: str, name: str, thing: object, options: object, lines: list
-) -> None:
-    """The bars of a divergence are no substitutions."""
-    text = _LITERAL.split("\n".join(lines))
+def _to_napoleon(_: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """What napoleon would misread: a colon ends no type, and an indented block is code."""
+    start = [""] if what in {"attribute", "data", "property"} else []
+    lines[:] = [*start, *_BEFORE_BLOCK.sub(r"\1\n\n::\n\n", "\n".join(lines)).split("\n")]
+
+
+def _to_page(_: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """The bars of a divergence are no substitutions; tables take the first line, so a sentence."""
+    text = _LITERAL.split("\n".join(lines).strip("\n") + "\n")
     text[::2] = [part.replace("|", "\\|") for part in text[::2]]
-    lines[:] = "".join(text).split("\n")
+    first, *rest = "".join(text).split("\n\n", 1)
+    if not first.startswith((":", "..")):
+        first = _SENTENCE.sub("\n", first.replace("\n", " "), count=1)
+    lines[:] = "\n\n".join([first, *rest]).split("\n")
+
+
+@cache
+def _comments(module: str) -> dict[tuple[str, str], list[str]]:
+    """What comments say of a module's attributes, by class and name: above (#:) or behind them."""
+    place = paths.ROOT / module.replace(".", "/")
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    source = re.sub(r"(?<=\S)  # (?!type:|noqa)", "  #: ", file.read_text())
+    return ModuleAnalyzer.for_string(source, module).find_attr_docs()
+
+
+def _explain(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
+    """Comments in the place of docstrings. Without a comment and a type, an attribute is hidden."""
+    if what in {"attribute", "data"} and not thing.docstring:
+        owner, _, own = thing.qual_name.rpartition(".")
+        module = name.removesuffix(f".{thing.qual_name}")
+        lines = [
+            re.sub(r"([*_])", r"\\\1", line) for line in _comments(module).get((owner, own), [])
+        ]
+        _to_page(app, what, name, None, None, lines)
+        thing.docstring = "\n".join(lines)
+        return skip or (what == "attribute" and not thing.docstring and not thing.annotation)
+    return skip
+
+
+def _short_names(app: Sphinx, page: str, source: list[str]) -> None:
+    """Modules stand in the navigation by the last part of their names."""
+    source[0] = re.sub(r"^   (/api/\S+/(\w+)/index)$", r"   \2 <\1>", source[0], flags=re.MULTILINE)
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("autodoc-process-docstring", _plain_bars)
+    app.connect("autodoc-process-docstring", _to_napoleon, priority=400)
+    app.connect("autodoc-process-docstring", _to_page)
+    app.connect("autoapi-skip-member", _explain)
+    app.connect("source-read", _short_names)

@@ -149,7 +149,7 @@ def test_only_seeds_that_all_have_count(placed):
 
 def test_on_the_last_stretch_the_share_of_the_base_says_where(placed):
     row = front.outside(placed((0.35, 0.81))).set_index("method").loc["grpo_branch"]
-    assert row["nearest"] == 1 and row["to_base"] == pytest.approx(0.5, abs=0.05)
+    assert row["nearest"] == 0.8 and row["to_base"] == pytest.approx(0.5, abs=0.05)
     row = front.outside(placed((0.29, 0.9))).set_index("method").loc["grpo_branch"]
     assert row["nearest"] == np.inf and row["to_base"] == 1
 

@@ -8,19 +8,18 @@ from collections import Counter
 
 # First: Unsloth patches what is imported after it.
 from sage_lib.training import rft
-from sage_lib.training.rft import Candidate, position, prompts_of, select
+from sage_lib.training.rft import Candidate, prompts_of, select
 
 # isort: split
 
 import forks
-import numpy as np
 import pandas as pd
 import pytest
 
 from sage_lib import files
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
-from sage_lib.experiment.problems import rl_problems
+from sage_lib.experiment.problems import rl_problems, sft_rows
 from sage_lib.experiment.profile import Rft, load_profile
 from sage_lib.policy import loading, sampling
 from sage_lib.tasks import countdown, filters
@@ -81,26 +80,13 @@ SETTINGS = Rft(rounds=1, prompts=2, samples=4, selected=4, sft={"max_steps": 1})
 
 def candidates():
     """Six correct ones with known means, and ten wrong ones that every score would prefer."""
-    values = [  # entropy, branching, perplexity, position
-        (0.1, 1.5, 1.30, 0.5),
-        (0.6, 1.0, 1.10, 0.9),
-        (0.3, 1.9, 1.20, 0.1),
-        (0.5, 1.2, 1.60, 0.8),
-        (0.2, 1.8, 1.05, 0.2),
-        (0.4, 1.1, 1.40, 0.7),
-    ]
+    values = [(0.1, 1.5), (0.6, 1.0), (0.3, 1.9), (0.5, 1.2), (0.2, 1.8), (0.4, 1.1)]
     right = [Candidate(0, n, (n,), "", True, *row) for n, row in enumerate(values)]
-    return right + [Candidate(1, n, (n,), "", False, 9.0, 9.0, 0.1, 1.0) for n in range(10)]
+    return right + [Candidate(1, n, (n,), "", False, 9.0, 9.0) for n in range(10)]
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("entropy", {1, 3, 5, 2}),
-        ("branching", {2, 4, 0, 3}),
-        ("perplexity", {4, 1, 2, 0}),
-        ("position", {1, 3, 5, 0}),
-    ],
+    ("name", "expected"), [("entropy", {1, 3, 5, 2}), ("branching", {2, 4, 0, 3})]
 )
 def test_a_selection_takes_the_best_of_the_correct_ones(name, expected):
     chosen = select(candidates(), dataclasses.replace(SETTINGS, select=name), random.Random(1))
@@ -127,22 +113,22 @@ def test_noise_is_its_share_of_what_is_selected_also_where_few_are_correct():
     assert sum(one.correct for one in chosen) == 3 and len(chosen) == 4
 
 
-def test_the_position_of_entropy_by_hand():
-    assert position(np.array([1.0, 0.0, 0.0])) == 0 and position(np.array([0.0, 0.0, 2.0])) == 1
-    assert position(np.array([1.0, 1.0, 2.0])) == pytest.approx((0.5 + 2) / 4)
-    assert position(np.zeros(3)) == 0.5
-
-
-def test_equal_samples_are_drawn_and_learned_from_in_the_profile():
-    """19,200 by RL and by each method; the demonstrations are learned from and not drawn."""
-    countdown = load_profile("countdown")
-    rl = countdown.rl["max_steps"] * countdown.rl["per_device_train_batch_size"]
-    keys = [key for key, method in countdown.methods.items() if method.rft is not None]
-    assert rl == 19_200 and len(keys) == 9
-    for key in keys:
-        rft = countdown.rft_of(key)
-        assert rft.steps * rft.sft["per_device_train_batch_size"] == rl
-        assert rft.drawn == (rl if countdown.methods[key].family == "rft" else 0)
+def test_equal_samples_are_drawn_and_equal_rows_learned_from_in_the_study():
+    """12,800 completions by RL and by each rft; SFT draws none, and shows each row once."""
+    study = load_profile("study")
+    drawn = {
+        key: study.rl["max_steps"] * study.rl["per_device_train_batch_size"]
+        if method.rft is None
+        else study.rft_of(key).drawn
+        for key, method in study.methods.items()
+        if key == "grpo" or method.family in ("rft", "sft")
+    }
+    keys = ("grpo", "rft", "rft_noise", "rft_entropy", "rft_branching")
+    assert drawn == {**dict.fromkeys(keys, 200 * 64), "more_sft": 0, "skilled_sft": 0}
+    for one in (study.rft_of(key) for key in drawn.keys() - {"grpo"}):
+        assert one.steps * one.sft["per_device_train_batch_size"] == 100 * 64
+        if one.demonstrations:
+            assert one.demonstrations["rows"] == one.rounds * one.selected == 100 * 64
 
 
 def test_rounds_go_through_the_prompts_before_one_returns(profile):
@@ -215,8 +201,46 @@ def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_w
     assert killed["weights"] == whole["weights"] != records.load(base.record)["weights"]
 
 
-def test_a_planted_wrong_completion_is_never_learned_from(profile, base, tmp_path, monkeypatch):
+SHOWN = {"seed": 9, "rows": 48, "early_rare_share": None}
+
+
+def test_demonstrations_are_the_rows_of_the_changed_data_each_once(profile, base):
+    run, settings = runs.rl_run(profile, "rft_entropy", 3407), profile.rft_of("rft_entropy")
+    settings = dataclasses.replace(settings, demonstrations=SHOWN)
+    work = rft.Rounds(profile, run, settings, 3407)
+    told = [work.demonstrations(number) for number in range(2)]
+    other = "+".join(
+        f"sft_data.{change}" for change in ("early_rare_share=null", "seed=9", "rows=48")
+    )
+    changed = sft_rows(load_profile(f"{profile.spec}+{other}"), lambda text: len(text.split()))
+    assert [row for rows, _ in told for row in rows] == changed
+    assert changed != sft_rows(profile, lambda text: len(text.split()))[:48]
+    assert all(said["selected"] == 24 and said["drawn"] == 0 for _, said in told)
+    few = rft.Rounds(profile, run, dataclasses.replace(settings, selected=25), 3407)
+    with pytest.raises(SageError, match="asks for 50 demonstrations and sft_data has 48"):
+        few.demonstrations(0)
+
+
+def test_a_run_is_made_again_where_its_demonstrations_or_what_is_right_change(profile):
+    def fingerprint(shown, reward="accuracy"):
+        method = profile.methods["rft_entropy"]
+        chosen = dataclasses.replace(method, rft={"demonstrations": shown}, reward=reward)
+        own = dataclasses.replace(profile, methods={"rft_entropy": chosen})
+        return runs.rl_run(own, "rft_entropy", 3407).fingerprint
+
+    others = [None, SHOWN | {"seed": 8}, SHOWN | {"rows": 50}, SHOWN | {"aimless_share": 0.5}]
+    found = {fingerprint(shown) for shown in (SHOWN, *others)} | {fingerprint(SHOWN, "valid")}
+    assert len(found) == 6
+    assert fingerprint(dict(reversed(SHOWN.items()))) == fingerprint(SHOWN)
+
+
+@pytest.mark.parametrize(("reward", "right"), [("accuracy", 24), ("valid", 16)])
+def test_a_planted_wrong_completion_is_never_learned_from(
+    profile, base, tmp_path, monkeypatch, reward, right
+):
     """Samples of which we know what is wrong: what reaches SFTTrainer's rows is read back."""
+    method = dataclasses.replace(profile.methods["rft_entropy"], reward=reward)
+    profile = dataclasses.replace(profile, methods={"rft_entropy": method})
     run = runs.rl_run(profile, "rft_entropy", 3407)
     settings = profile.rft_of("rft_entropy")
     work = rft.Rounds(profile, run, settings, 3407)
@@ -227,11 +251,13 @@ def test_a_planted_wrong_completion_is_never_learned_from(profile, base, tmp_pat
         rows = []
         for problem in posed:
             _, working, answer = countdown.completions(problem)[0]
-            right = f"{working} <end_working_out> <SOLUTION> {answer} </SOLUTION>"
+            worked = f"{working} <end_working_out> <SOLUTION> {answer} </SOLUTION>"
             wrong = f"{working} <end_working_out> <SOLUTION> 9 - 9 - 9 </SOLUTION>"
             # The first answer counts: a right one that comes later saves nothing.
-            late = f"{wrong} {right}"
-            texts = [right, wrong, late, right + " 7 7", "no answer", *[wrong] * (samples - 5)]
+            late = f"{wrong} {worked}"
+            unsound = f"L <end_working_out> <SOLUTION> {answer} </SOLUTION>"
+            texts = [worked, wrong, late, worked + " 7 7", "no answer", unsound]
+            texts += [wrong] * (samples - len(texts))
             ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
             rows.append({"completions": texts, "ids": ids, "finished": [True] * samples})
         return rows
@@ -239,12 +265,13 @@ def test_a_planted_wrong_completion_is_never_learned_from(profile, base, tmp_pat
     monkeypatch.setattr(sampling, "sample", lambda *a, **k: None)
     monkeypatch.setattr(sampling, "collect", planted)
     learned, said = work.own_samples(0, model, tmp_path)
-    assert said["drawn"] == 64 and said["correct"] == said["eligible"] == 16
-    assert said["selected"] == 16 and said["wrong"] == 0 and said["no answer"] == 8
+    assert said["drawn"] == 64 and said["correct"] == said["eligible"] == right
+    assert said["selected"] == right and said["wrong"] == 0 and said["no answer"] == 8
     for row in learned:
         ids = row["input_ids"][row["completion_mask"].index(1) :]
         assert ids[-1] == tokenizer.eos_token_id
         text = tokenizer.decode(ids, skip_special_tokens=True)
         assert "9 - 9 - 9" not in text and text.endswith("</SOLUTION>"), text
+        assert reward == "accuracy" or not text.startswith("L <")
         asked_for = tokenizer.decode(row["input_ids"][: row["completion_mask"].index(1)])
         assert any(problem.question in asked_for for problem in asked)

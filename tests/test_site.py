@@ -1,6 +1,7 @@
 """The built site (make site, then make test-site): links lead somewhere, nothing comes from another
 host."""
 
+import json
 from functools import cache
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -8,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from sage_lib import paths
+from sage_lib.experiment import results
+from sage_lib.report import verdict
 
 pytestmark = pytest.mark.site
 SITE = paths.build("site")
@@ -65,3 +68,29 @@ def test_a_broken_link_and_another_host_are_noticed(tmp_path):
     first.write_text('<a href="gone.html">a</a><a href="#no">b</a><a href="#yes" id="yes">c</a>')
     assert broken(first, page(first).links) == ["gone.html", "#no"]
     assert Parts('<script src="https://cdn.example/x.js">').loaded == ["https://cdn.example/x.js"]
+
+
+def test_the_run_browser_has_every_published_run():
+    text = (SITE / "_static" / "runs_data.js").read_text()
+    assert len(text) < 2_000_000
+    found = json.loads(text.removeprefix("const RUNS = ").removesuffix(";\n"))
+    own = {(one["key"], run["seed"]) for one in found["methods"] for run in one["runs"]}
+    runs = results.load("study").runs.query("stage == 'rl'")
+    assert own == set(zip(runs["method"], runs["seed"], strict=True))
+    columns = [(panel["part"], panel["column"]) for panel in found["panels"]]
+    for run in (run for one in found["methods"] for run in one["runs"]):
+        for part, column in columns:
+            assert len(run[part][column]) == len(run[part]["step"])
+
+
+def test_the_pages_of_results_show_what_they_are_for():
+    claims, gallery, api = (
+        (SITE / name).read_text()
+        for name in ("claims.html", "gallery.html", "api/sage_lib/algorithm/advantages/index.html")
+    )
+    stated = [one for name in ("claims", "exploration_claims") for one in verdict.load(name).claims]
+    assert claims.count("<tr>") > len(stated) > 40
+    assert gallery.count("<figcaption>") == 10
+    assert "log pi of the sampled tokens" in api  # a comment behind a field
+    assert {"_static/runs_data.js", "_static/runs.js"} <= set(page(SITE / "runs.html").loaded)
+    assert all(f'"{name}"' in (SITE / "searchindex.js").read_text() for name in ("claims", "runs"))

@@ -1,4 +1,6 @@
-"""Dynamic sampling, merged adapters and trimmed padding in SageTrainer."""
+"""Rewards of guides, dynamic sampling, merged adapters and trimmed padding in SageTrainer."""
+
+import math
 
 import pytest
 import torch
@@ -17,11 +19,54 @@ from trainer_cases import (
 )
 
 from sage_lib.algorithm import padding
-from sage_lib.algorithm.guides import BranchGuide, TokenGuide
+from sage_lib.algorithm.guides import (
+    BranchGuide,
+    RewardGuide,
+    ShuffledGuide,
+    TokenGuide,
+    compose,
+)
 
 __all__ = ["make"]  # the fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize(
+    ("around", "resampled"), [(lambda guide: guide, 0), (ShuffledGuide, 0), (compose, 2)]
+)
+def test_a_guide_reads_the_rewards_of_its_own_rows_in_whatever_order(make, around, resampled):
+    """Two updates a batch, before which TRL shuffles. The reward follows from the first token: 0,
+    half of 1, or none."""
+
+    def told(token):
+        return None if token % 3 == 0 else float(token % 2)
+
+    asked, seen = [], []
+
+    def by_first_token(completion_ids, **_):
+        asked.extend(completion_ids)
+        return [told(ids[0]) for ids in completion_ids]
+
+    def spy(inputs):
+        seen.append((inputs, RewardGuide(power=0.9, high=9.0)(inputs)))
+        return seen[-1][1]
+
+    settings = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "max_steps": 4}
+    settings |= {"reward": [by_first_token], "reward_weights": [0.5]}
+    make(around(spy), dynamic_sampling=resampled, **settings).train()
+    ids = torch.cat([x.ids for x, _ in seen])
+    assert ids[:, 0].tolist() != [row[0] for row in asked[: len(ids)]], "in another order"
+    for (x, q), rows in zip(seen, ids.split(4), strict=True):
+        rewards = [told(token) for token in rows[:, 0].tolist()]
+        expected = [math.nan if one is None else one / 2 for one in rewards]
+        assert x.rewards.tolist() == pytest.approx(expected, nan_ok=True)
+        for i, reward in enumerate(rewards):
+            flat = (x.reference[i] * -0.1).exp() if reward == 0 else torch.ones(8)
+            torch.testing.assert_close(q[i], flat.where(x.mask[i] == 1, 1.0))
+    (first, _), *_, (last, _) = seen
+    torch.testing.assert_close(first.reference, first.logps)
+    assert not torch.allclose(last.reference, last.logps), "it is the policy that starts"
 
 
 def test_dynamic_sampling_leaves_no_group_without_a_spread_and_keeps_rows_whole(make):

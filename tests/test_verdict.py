@@ -198,7 +198,14 @@ def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_
     study = planted({})
     masses = {(BASE, None): ([0.2, 0.2], [0.1, 0.3]), ("grpo", 1): ([0.4, 0.0], [2e-3, 1e-3, 5e-3])}
     rows = [
-        {"run": method, "method": method, "seed": seed, "dataset": "both", "problem": f"p{i}", "p": p}
+        {
+            "run": method,
+            "method": method,
+            "seed": seed,
+            "dataset": "both",
+            "problem": f"p{i}",
+            "p": p,
+        }
         for (method, seed), of_problems in masses.items()
         for i, of_problem in enumerate(of_problems)
         for p in of_problem

@@ -1,5 +1,5 @@
-"""Build the site into build/site: the README, docs, notebooks as they are stored, the API, figures
-and reported tables. Needs the extra "site", and no network.
+"""Build the site into build/site: the README, docs, notebooks as they are stored, the API, figures,
+claims, runs and reported tables. Needs the extra "site", and no network.
 
     make site
 """
@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
+import site_results
 
 from sage_lib import paths
 from sage_lib.files import write_json, write_text
@@ -72,7 +73,7 @@ def home(readme: str) -> str:
     contents = {
         "Using it": [*FIRST, *(name for name in written if name not in FIRST)],
         "Notebooks": [f"notebooks/{path.stem}" for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))],
-        "Results": ["gallery", "reported"],
+        "Results": ["claims", "runs", "gallery", "reported"],
         "Code": ["equations", "api"],
     }
     trees = [
@@ -92,17 +93,6 @@ def notebook_page(notebook: dict[str, Any]) -> dict[str, Any]:
             if words := output.get("metadata", {}).get("image/png", {}).get("alt"):
                 cell["metadata"]["mystnb"] = {"image": {"alt": words}}
     return notebook
-
-
-def gallery() -> str:
-    """Every published figure, by folder."""
-    parts = ["# Gallery\n\n`make figures` draws all of these again, from `data/published`.\n"]
-    for folder in sorted(path for path in paths.FIGURES.iterdir() if path.is_dir()):
-        parts.append(f"## {folder.name}\n")
-        for figure in sorted(folder.glob("*.png")):
-            words = figure.stem.replace("_", " ")
-            parts.append(f"**{words}**\n\n![{words}](/figures/{folder.name}/{figure.name})\n")
-    return "\n".join(parts)
 
 
 def reported_page() -> str:
@@ -165,7 +155,9 @@ def assemble(source: Path) -> None:
         **written,
         "index": home((paths.ROOT / "README.md").read_text()),
         "api": written["api"] + api,
-        "gallery": gallery(),
+        "claims": site_results.claims_map(),
+        "runs": site_results.RUNS_PAGE,
+        "gallery": site_results.gallery(),
         "reported": reported_page(),
         "equations": equation_page(),
     }
@@ -189,6 +181,7 @@ def main() -> None:
         target = site / "_static" / "mathjax" / part
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if have.is_dir() else shutil.copy)(have, target)
+    write_text(site / "_static" / "runs_data.js", site_results.run_script())
     print(f"open {site}/index.html")
 
 

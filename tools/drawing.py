@@ -12,7 +12,7 @@ BLUE, ORANGE, GREY, GREEN = "#dbe9f6", "#fde0c5", "#eeeeee", "#d9f0d9"
 #: The parts of the companion: numbers of notebooks, name, what is in it, colour.
 PARTS = [
     ("01-03", "Theory", "exact, on small trees", GREY),
-    ("04-07", "The walk", "train it yourself", GREEN),
+    ("04-07", "Walkthrough", "train it yourself", GREEN),
     ("08-13", "The paper", "tables, figures, verdict", BLUE),
     ("14-18", "Exploration report", "entropy, tokens, rivals", ORANGE),
     ("19-22", "Details", "all methods and guides", GREY),
@@ -73,7 +73,7 @@ def roadmap() -> str:
         parts += [box(x, 34, 160, colour, name, about), text(x + 80, 24, numbers, 13)]
         if place:
             parts.append(arrow(x - 17, 62, x - 2, 62))
-    return svg(892, 104, parts, "The notebooks in five parts: start with the walk")
+    return svg(892, 104, parts, "The notebooks in five parts: start with the walkthrough")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Links of the notebooks: to their neighbours, and once there is a public address to Colab and
-Binder.
+"""Links of the notebooks: to their parts and neighbours, and once there is a public address to
+Colab and Binder.
 
     python tools/links.py                                  write them anew (make format does)
     python tools/links.py https://github.com/OWNER/NAME    set the public address first
@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from drawing import PARTS
+
 from sage_lib import paths
 from sage_lib.files import notebook_text, write_text
 
@@ -25,6 +27,7 @@ _ADDRESS = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?")
 #: The line of CITATION.cff; that of the paper's own repository is indented.
 _LINE = re.compile(r"^repository-code: \"?([^\s\"]+)\"?\n", re.MULTILINE)
 _BADGES = re.compile(r"\n\n\[!\[Open in Colab\].*")
+_ROAD = re.compile(r"\n\nParts: .*")
 _PART = re.compile(r"(<!-- badges: begin -->\n).*?(<!-- badges: end -->)", re.DOTALL)
 #: What Colab runs before the first import; anywhere else it does nothing.
 SETUP = """\
@@ -71,6 +74,17 @@ def badges(where: str | None, name: str) -> str:
     )
 
 
+def road(name: str, names: list[str]) -> str:
+    """The line below a notebook's title: the parts of the companion, its own in bold."""
+    firsts = {other[:2]: other for other in names}
+    found = []
+    for numbers, title, *_ in PARTS:
+        first, last = numbers.split("-")
+        linked = f"[{title}]({firsts[first]}.ipynb)" if first in firsts else title
+        found.append(f"**{title}**" if first <= name[:2] <= last else linked)
+    return f"Parts: {' · '.join(found)}"
+
+
 def footer(name: str, names: list[str]) -> str:
     """The last cell of a notebook: links to those before and after it."""
     place = names.index(name)
@@ -86,11 +100,14 @@ def footer(name: str, names: list[str]) -> str:
 def with_links(
     notebook: dict[str, Any], name: str, names: list[str], where: str | None
 ) -> dict[str, Any]:
-    """A notebook (as JSON has it) with its badges, its set-up for Colab and its last cell."""
+    """A notebook (as JSON has it) with the line of its part, its badges, its set-up for Colab and
+    its last cell."""
     own = (f"links-{name[:2]}", f"colab-{name[:2]}")
     first, *cells = [cell for cell in notebook["cells"] if cell["id"] not in own]
-    heading, *rest = _BADGES.sub("", "".join(first["source"])).split("\n", 1)
-    shown = [f"\n{badges(where, name)}"] if where else []
+    plain = _ROAD.sub("", _BADGES.sub("", "".join(first["source"])))
+    heading, *rest = plain.split("\n", 1)
+    shown = [f"\n{road(name, names)}"]
+    shown += [f"\n{badges(where, name)}"] if where else []
     cells = [{**first, "source": "\n".join([heading, *shown, *rest])}, *cells]
     if where:
         owner, _, repository_name = where.partition("/")

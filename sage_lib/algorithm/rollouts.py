@@ -130,7 +130,7 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             terms = of_processes[self.accelerator.process_index]
             if self.resampling:
                 batch[dynamic_sampling.REWARD_TERMS] = terms
-            if getattr(self.guide, "reads_rewards", False):
+            if self.guide is not None:  # it, or one inside it, may read them
                 batch[REWARDS] = _summed(terms)
             if isinstance(self.advantage, CompletionShaper):
                 self._shape_completions(self.advantage, batch, _summed(terms))

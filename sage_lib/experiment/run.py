@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -294,8 +295,8 @@ def sft_run(profile: Profile) -> Run:
 
 def demonstrated(profile: Profile, rft: Rft) -> Profile:
     """The profile whose SFT data a method learns from by ``rft.demonstrations``."""
-    changes = (rft.demonstrations or {}).items()
-    return load_profile("+".join([profile.spec, *(f"sft_data.{k}={v}" for k, v in changes)]))
+    changes = [f"sft_data.{k}={json.dumps(v)}" for k, v in (rft.demonstrations or {}).items()]
+    return load_profile("+".join([profile.spec, *changes]))
 
 
 def reference_profile(profile: Profile, method: str) -> Profile:

@@ -1,0 +1,160 @@
+// The run browser: draws the runs of RUNS (runs_data.js, which the site's build writes) whose
+// methods and seeds are ticked.
+"use strict";
+(() => {
+  const START = ["grpo", "grpo_no_kl", "branch_strong"];
+  const SVG = "http://www.w3.org/2000/svg";
+  const WIDTH = 360, HEIGHT = 230;
+  const LEFT = 48, RIGHT = 350, TOP = 8, BOTTOM = 192;
+
+  /** Append a new element, which is one of SVG inside of SVG. */
+  function add(parent, name, attributes = {}, text = "") {
+    const inside = name === "svg" || parent.namespaceURI === SVG;
+    const made = inside ? document.createElementNS(SVG, name) : document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(text);
+    return parent.appendChild(made);
+  }
+
+  const many = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+
+  // --- choosing -----------------------------------------------------------------------------
+
+  function tick(parent, text, on, method) {
+    const label = add(parent, "label");
+    const box = add(label, "input", { type: "checkbox" });
+    box.checked = on;
+    if (method) swatch(label, method);
+    label.append(text);
+    return box;
+  }
+
+  /** A short line in the look of a method. */
+  function swatch(parent, method) {
+    const svg = add(parent, "svg", { class: "swatch", viewBox: "0 0 30 10" });
+    add(svg, "path", { d: "M1,5H29", ...look(method, 2.5) });
+  }
+
+  function look(method, width) {
+    const dash = { "stroke-dasharray": method.dash };
+    return { fill: "none", stroke: method.colour, "stroke-width": width, ...dash };
+  }
+
+  /** Boxes for methods by family, and for the seeds of each method behind a fold. */
+  function chooser(parent) {
+    for (const family of new Set(RUNS.methods.map((method) => method.family))) {
+      const methods = RUNS.methods.filter((method) => method.family === family);
+      const fold = add(parent, "details", { class: "family" });
+      fold.open = methods.some((method) => START.includes(method.key));
+      add(fold, "summary", {}, `${family} (${many(methods.length, "method")})`);
+      for (const method of methods) {
+        const row = add(fold, "div", { class: "method" });
+        method.box = tick(row, method.label, START.includes(method.key), method);
+        const seeds = add(row, "details");
+        add(seeds, "summary", {}, many(method.runs.length, "seed"));
+        for (const run of method.runs) run.box = tick(seeds, `${run.seed} (${run.profile})`, true);
+      }
+    }
+  }
+
+  // --- drawing ------------------------------------------------------------------------------
+
+  /** [step, value] of a run for a panel, where it has a value. */
+  function points(run, panel) {
+    const { step, [panel.column]: values } = run[panel.part];
+    return step.map((x, i) => [x, values[i]]).filter(([, y]) => y !== null);
+  }
+
+  /** The mean of several lines at the steps that all of them have. */
+  function mean(lines) {
+    const at = new Map();
+    for (const [x, y] of lines.flat()) at.set(x, [...(at.get(x) ?? []), y]);
+    return [...at].filter(([, ys]) => ys.length === lines.length)
+      .map(([x, ys]) => [x, ys.reduce((sum, y) => sum + y, 0) / ys.length]);
+  }
+
+  /** Round numbers between two bounds, about five. */
+  function ticks(low, high) {
+    const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+    const found = [];
+    for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);
+    return found;
+  }
+
+  function axes(svg, xs, ys, x, y) {
+    const grid = { stroke: "#ddd", "stroke-width": 0.7 };
+    for (const value of ticks(...xs)) {
+      add(svg, "path", { d: `M${x(value)},${TOP}V${BOTTOM}`, ...grid });
+      add(svg, "text", { x: x(value), y: BOTTOM + 15, "text-anchor": "middle" }, value);
+    }
+    for (const value of ticks(...ys)) {
+      add(svg, "path", { d: `M${LEFT},${y(value)}H${RIGHT}`, ...grid });
+      const text = String(+value.toPrecision(3));
+      add(svg, "text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, text);
+    }
+    add(svg, "path", { d: `M${LEFT},${TOP}V${BOTTOM}H${RIGHT}`, fill: "none", stroke: "#262626" });
+    add(svg, "text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 32, "text-anchor": "middle" }, "RL step");
+  }
+
+  /** One plot: a thin line for each run, and a thick one for the mean of a method. */
+  function plot(parent, panel, chosen) {
+    const figure = add(parent, "figure");
+    add(figure, "figcaption", {}, panel.title);
+    const drawn = chosen.map(({ method, runs }) => {
+      const lines = runs.map((run) => ({ run, line: points(run, panel) }));
+      return { method, lines: lines.filter(({ line }) => line.length) };
+    }).filter(({ lines }) => lines.length);
+    const all = drawn.flatMap(({ lines }) => lines.flatMap(({ line }) => line));
+    if (!all.length) return add(figure, "p", {}, "These runs have no such values.");
+    const svg = add(figure, "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
+    svg.setAttribute("aria-label", `${panel.title} along training`);
+    const values = all.map(([, value]) => value);
+    const low = Math.min(...values), high = Math.max(...values);
+    const room = (high - low) * 0.05 || 0.01;
+    const xs = [0, Math.max(1, ...all.map(([step]) => step))], ys = [low - room, high + room];
+    const x = (value) => LEFT + (value / xs[1]) * (RIGHT - LEFT);
+    const y = (value) => BOTTOM - ((value - ys[0]) / (ys[1] - ys[0])) * (BOTTOM - TOP);
+    axes(svg, xs, ys, x, y);
+    const path = (line, method, width, opacity, name) => {
+      const d = `M${line.map(([step, v]) => `${x(step).toFixed(1)},${y(v).toFixed(1)}`).join("L")}`;
+      add(add(svg, "path", { d, opacity, ...look(method, width) }), "title", {}, name);
+    };
+    for (const { method, lines } of drawn)
+      for (const { run, line } of lines)
+        path(line, { ...method, dash: "none" }, 0.8, 0.35, `${method.label}, seed ${run.seed}`);
+    for (const { method, lines } of drawn) {
+      const middle = mean(lines.map(({ line }) => line));
+      const name = `${method.label}, mean of ${many(lines.length, "seed")}`;
+      if (middle.length) path(middle, method, 2.2, 1, name);
+    }
+  }
+
+  function draw(legend, plots) {
+    legend.replaceChildren();
+    plots.replaceChildren();
+    const chosen = RUNS.methods.filter((method) => method.box.checked)
+      .map((method) => ({ method, runs: method.runs.filter((run) => run.box.checked) }))
+      .filter(({ runs }) => runs.length);
+    if (!chosen.length) add(legend, "span", {}, "Choose a method.");
+    for (const { method, runs } of chosen) {
+      const item = add(legend, "span");
+      swatch(item, method);
+      item.append(`${method.label} (${many(runs.length, "seed")})`);
+    }
+    if (chosen.length) for (const panel of RUNS.panels) plot(plots, panel, chosen);
+  }
+
+  const root = document.getElementById("runs");
+  const choice = add(root, "div", { class: "choice" });
+  chooser(choice);
+  const none = add(choice, "button", { type: "button" }, "Clear the choice");
+  const legend = add(root, "div", { class: "legend", "aria-live": "polite" });
+  const plots = add(root, "div", { class: "plots" });
+  none.addEventListener("click", () => {
+    for (const method of RUNS.methods) method.box.checked = false;
+    draw(legend, plots);
+  });
+  choice.addEventListener("change", () => draw(legend, plots));
+  draw(legend, plots);
+})();

@@ -1,0 +1,259 @@
+"""The site's pages of results: the gallery, the map of claims, and the browser of runs."""
+
+import json
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from sage_lib import paths
+from sage_lib.experiment import results
+from sage_lib.report import style, verdict
+
+#: The figures that matter, best first, each with the notebook that draws it. Ten are shown: the
+#: last ones stand in for those that are not drawn yet.
+FIGURES = {
+    "study/front": (
+        "verdict",
+        "GRPO over beta, and the methods beside it. Further right, more first answers are right. "
+        "Further up, more problems are solved in 256 tries.",
+    ),
+    "study/rivals": (
+        "rivals",
+        "Other ways to explore, against GRPO's line over beta.",
+    ),
+    "study/exact_training": (
+        "exact_evaluation",
+        "Exact pass@1, exact pass@256 and the probability of the rare way along training. "
+        "A thin line is one seed.",
+    ),
+    "study/training": (
+        "every_method",
+        "Reward, token entropy and KL along training. The band is the range of GRPO's seeds.",
+    ),
+    "study/figure3": (
+        "main_results",
+        "Exact pass@k over k, on three kinds of problems.",
+    ),
+    "study/entropy_law": (
+        "entropy_and_performance",
+        "Reward against entropy, and the law that the exploration report fits to them.",
+    ),
+    "study/token_impact": (
+        "token_impact",
+        "How much accuracy is lost when one token is replaced, by kind of token.",
+    ),
+    "study/log_rho": (
+        "the_optimum",
+        "What a guide adds to the log odds of a right answer, problem by problem. "
+        "Above 0 the guide helps.",
+    ),
+    "theory/two_path": (
+        "toy_two_path",
+        "The paper's two-path example, computed exactly. The bars are the probability of the rare "
+        "solution.",
+    ),
+    "theory/fixed_points": (
+        "what_the_trainer_optimises",
+        "Where each loss comes to rest, with each kind of guide. "
+        "The losses do not share one optimum.",
+    ),
+    "study/exploration": (
+        "exploration_metrics",
+        "Figure 1 of the exploration report with our policies: pass@k, distinct answers, entropy "
+        "and branching factor.",
+    ),
+    "study/figure1": (
+        "guides",
+        "The guides on one completion. From the top: entropy, the guide's q, the probabilities.",
+    ),
+    "study/figure2": (
+        "main_results",
+        "Training reward, and exact pass@1 on other problems, along training.",
+    ),
+}
+SHOWN = 10
+
+#: Files of claims: the paper, and the notebook of each question in the file.
+CLAIMS = {
+    "claims": ("SAGE", {"": "verdict"}),
+    "exploration_claims": (
+        "Exploration report",
+        {
+            "shaping": "advantage_shaping",
+            "rft": "rejection_sampling_sft_rl",
+            "sft": "rejection_sampling_sft_rl",
+            "rivals": "rivals",
+        },
+    ),
+}
+CLAIMS_PAGE = """\
+# Claims map
+
+Each row is a claim of a paper, or a prediction of ours. The claims were written down before the
+first run. A number is a difference between two methods, with its 95 % interval over seeds and
+problems. A claim agrees if all its comparisons agree. It disagrees if one of them does.
+[Notebook 13](notebooks/13_verdict.ipynb) explains the rule. Claims on entropies and tokens are in
+notebooks 14 and 15.
+
+"""
+
+#: What of a run is drawn, by the part of its data: the column, and its name above the plot.
+PANELS = [
+    ("log", "reward", "Training reward"),
+    ("log", "entropy", "Token entropy (nats)"),
+    ("log", "kl_ref", "KL to the reference (nats)"),
+    ("exact", "pass@1", "Exact pass@1"),
+    ("exact", "pass@8", "Exact pass@8"),
+    ("exact", "pass@256", "Exact pass@256"),
+]
+#: Families of methods as a reader knows them; another family keeps its own name.
+FAMILIES = {
+    "main": "The paper's methods",
+    "front": "GRPO at other values of beta",
+    "matched": "GRPO at the matched beta",
+    "paper_beta": "At the beta of the authors' code",
+    "control": "Controls",
+    "dose": "Guides with a higher bound",
+    "anchors": "Other anchors",
+    "answer": "Reward for the answer alone",
+    "losses": "Other losses",
+    "table6": "Threshold and ratio (Table 6)",
+    "full": "All weights trained",
+    "rivals": "Rivals",
+    "shapers": "Shaped advantages",
+    "rft": "Rejection sampling",
+    "sft": "More SFT",
+}
+DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "10 3 2 3"}
+RUNS_PAGE = """\
+# Run browser
+
+Here is what you should see when you train a method of the study. Choose methods, and compare your
+own logs with the plots.
+
+A thick line is the mean over the chosen seeds, and a thin line is one seed. Reward, entropy and KL
+are those of the completions in training. Exact pass@k is computed on other problems, without
+sampling. The KL is the mean k3 to the reference. A method without a KL term has none.
+
+```{raw} html
+<div id="runs"><noscript>The plots need JavaScript.</noscript></div>
+<script src="_static/runs_data.js"></script>
+<script src="_static/runs.js"></script>
+```
+"""
+
+
+def notebook(ending: str) -> str:
+    """A notebook's name with its number: "13_verdict" of "verdict"."""
+    return next(paths.NOTEBOOKS.glob(f"[0-9][0-9]_{ending}.ipynb")).stem
+
+
+def gallery() -> str:
+    """The figures that matter with their captions, and the others behind a fold."""
+    parts = ["# Gallery\n\n`make figures` draws all of these again, from `data/published`.\n"]
+    drawn = sorted(path.relative_to(paths.FIGURES) for path in paths.FIGURES.glob("*/*.png"))
+    names = [str(path.with_suffix("")) for path in drawn]
+    chosen = [name for name in FIGURES if name in names][:SHOWN]
+    for name in chosen:
+        made_in, caption = FIGURES[name]
+        page = notebook(made_in)
+        parts.append(
+            f":::{{figure}} /figures/{name}.png\n:alt: {caption}\n\n"
+            f"{caption} [Notebook {page[:2]}](notebooks/{page}.ipynb)\n:::\n"
+        )
+    others = [name for name in names if name not in chosen]
+    parts.append(f"<details><summary>The other {len(others)} figures</summary>\n")
+    for name in others:
+        words = name.replace("/", ": ").replace("_", " ")
+        parts.append(f"**{words}**\n\n![{words}](/figures/{name}.png)\n")
+    return "\n".join([*parts, "</details>\n"])
+
+
+def claims_map() -> str:
+    """Every claim with what was measured for it, from the published comparisons."""
+    names = ("paper", "statement", "tested here", "difference", "outcome", "notebook")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    rows = "\n".join(row for name in CLAIMS for row in _claim_rows(name))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
+    return f'{CLAIMS_PAGE}<div class="wide claims">{table}</div>\n'
+
+
+def _claim_rows(file: str) -> Iterator[str]:
+    """The rows of a file's claims: one for each comparison, the rest over all of a claim's."""
+    study, chosen = results.load("study"), verdict.load(file)
+    stored = paths.PUBLISHED / "study" / "comparisons.csv"
+    compared = pd.read_csv(stored) if file == "claims" else verdict.comparisons(chosen, study)
+    outcomes = verdict.judge(chosen, compared).set_index("claim")["outcome"]
+    numbers = verdict.shown(compared, study)["difference"]
+    paper, notebooks = CLAIMS[file]
+    for claim in chosen.claims:
+        place = claim.source
+        if place.startswith(("Table", "Figure", "Appendix")):
+            place = f"{paper}, {place}"
+        page = notebook(notebooks[claim.question])
+        link = f'<a href="notebooks/{page}.html">{page[:2]}</a>'
+        own = compared[compared["claim"] == claim.claim]
+        tested = [
+            f"<td>{escape(_words(study, row))}</td><td>{numbers[row.Index] or '-'}</td>"
+            for row in own.itertuples()
+        ] or ["<td>nothing here</td><td>-</td>"]
+        span = f'<td rowspan="{len(tested)}">'
+        start = "".join(
+            f"{span}{escape(text[0].upper() + text[1:])}</td>" for text in (place, claim.statement)
+        )
+        end = f"{span}{outcomes[claim.claim]}</td>{span}{link}</td>"
+        yield f"<tr>{start}{tested[0]}{end}</tr>"
+        yield from (f"<tr>{cells}</tr>" for cells in tested[1:])
+
+
+def _words(study: results.Study, row: Any) -> str:
+    """A comparison in words: "pass@1: GRPO + Branch above GRPO"."""
+    metric = row.metric.replace("ood", "out of distribution")
+    expects = row.expects.replace("equal", "equal to")
+    return f"{metric}: {study.label(row.method)} {expects} {study.label(row.against)}"
+
+
+def run_data() -> dict[str, Any]:
+    """Every published RL run by method: its step log and its exact pass@k along training."""
+    study = results.load("study")
+    runs = study.frame("runs").query("stage == 'rl'")
+    parts = {"log": study.frame("steps"), "exact": study.frame("exact")}
+    parts["exact"] = parts["exact"].groupby(["run", "step"], as_index=False).mean(numeric_only=True)
+    columns = {part: ["step", *(c for p, c, _ in PANELS if p == part)] for part in parts}
+    methods = []
+    for key, group in runs.groupby("method", sort=False):
+        look, family = style.look(str(key)), study.settings.methods[str(key)].family
+        dash = look["linestyle"]
+        found = {
+            "key": key,
+            "label": study.label(str(key)),
+            "family": FAMILIES.get(family, family),
+            "colour": look["color"],
+            "dash": DASHES.get(dash) or " ".join(str(2 * length) for length in dash[1]),
+            "runs": [],
+        }
+        for run in group.itertuples():
+            data = {
+                part: _lists(frame[frame["run"] == run.run].reindex(columns=columns[part]))
+                for part, frame in parts.items()
+            }
+            profile = run.run.rpartition("/")[0] or study.name
+            found["runs"].append({"seed": int(run.seed), "profile": profile, **data})
+        methods.append(found)
+    panels = [dict(zip(("part", "column", "title"), panel, strict=True)) for panel in PANELS]
+    return {"panels": panels, "methods": methods}
+
+
+def _lists(frame: pd.DataFrame) -> dict[str, list[float | None]]:
+    """The columns of a frame with four digits of each number, and None where there is none."""
+    return {
+        name: [None if pd.isna(value) else float(f"{value:.4g}") for value in column]
+        for name, column in frame.items()
+    }
+
+
+def run_script() -> str:
+    """The runs as JSON behind a name, since a page that is opened as a file may fetch nothing."""
+    return f"const RUNS = {json.dumps(run_data(), separators=(',', ':'))};\n"
