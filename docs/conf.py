@@ -8,6 +8,7 @@ from typing import Any
 
 from astroid.manager import AstroidManager
 from sphinx.application import Sphinx
+from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.pycode import ModuleAnalyzer
 
 import sage_lib
@@ -20,8 +21,7 @@ project = "SAGE companion"
 author = "The SAGE companion maintainers"
 version = release = sage_lib.__version__
 language = "en"
-extensions = ["myst_nb", "autoapi.extension", "sphinx.ext.napoleon", "sphinx_copybutton"]
-napoleon_numpy_docstring = False
+extensions = ["myst_nb", "autoapi.extension", "sphinx_copybutton"]
 default_role = "literal"  # `name` in a docstring is code
 add_module_names = False
 python_use_unqualified_type_names = True
@@ -76,22 +76,21 @@ autoapi_member_order = "bysource"
 autoapi_options = ["members", "undoc-members", "show-inheritance", "show-module-summary"]
 
 #: Parts of a docstring that are shown letter by letter.
-_LITERAL = re.compile(r"(``.*?``|:\w+:`.*?`|(?<=::)\n\n(?:(?: [^\n]*)?\n)+)", re.DOTALL)
-#: The line before an indented block, which would be a quotation, and the end of a first sentence.
+_LITERAL = re.compile(r"(`+[^`]+`+|(?<=::)\n\n(?:(?: [^\n]*)?\n)+)")
+#: The line before an indented block, and the end of a sentence.
 _BEFORE_BLOCK = re.compile(r"^((?!\.\. |- )\S.*(?<!::))\n\n(?=  +\S)", re.MULTILINE)
-_SENTENCE = re.compile(r"(?<=[.:]) (?=[A-Z])")
-
-
-def _to_napoleon(_: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """What napoleon would misread: a colon ends no type, and an indented block is code."""
-    start = [""] if what in {"attribute", "data", "property"} else []
-    lines[:] = [*start, *_BEFORE_BLOCK.sub(r"\1\n\n::\n\n", "\n".join(lines)).split("\n")]
+_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z])")
+_documented: set[str] = set()
 
 
 def _to_page(_: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """The bars of a divergence are no substitutions; tables take the first line, so a sentence."""
-    text = _LITERAL.split("\n".join(lines).strip("\n") + "\n")
-    text[::2] = [part.replace("|", "\\|") for part in text[::2]]
+    """A docstring as reStructuredText, by napoleon. As its own extension calls it, an attribute's
+    words before a colon would be a type. Indented blocks are code and no quotations, the bars of a
+    divergence no substitutions, and a summary is the first sentence, not the first line."""
+    whole = _BEFORE_BLOCK.sub(r"\1\n\n::\n\n", "\n".join(lines))
+    text = _LITERAL.split(str(GoogleDocstring(whole)).strip("\n") + "\n")
+    marks = "([|*_])" if what == "comment" else "([|])"
+    text[::2] = [re.sub(marks, r"\\\1", part) for part in text[::2]]
     first, *rest = "".join(text).split("\n\n", 1)
     if not first.startswith((":", "..")):
         first = _SENTENCE.sub("\n", first.replace("\n", " "), count=1)
@@ -108,17 +107,17 @@ def _comments(module: str) -> dict[tuple[str, str], list[str]]:
 
 
 def _explain(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
-    """Comments in the place of docstrings. Without a comment and a type, an attribute is hidden."""
+    """Comments in the place of docstrings. Attributes with neither a comment nor a type are hidden,
+    and so is a constant's second assignment."""
+    owner, _, own = thing.qual_name.rpartition(".")
     if what in {"attribute", "data"} and not thing.docstring:
-        owner, _, own = thing.qual_name.rpartition(".")
-        module = name.removesuffix(f".{thing.qual_name}")
-        lines = [
-            re.sub(r"([*_])", r"\\\1", line) for line in _comments(module).get((owner, own), [])
-        ]
-        _to_page(app, what, name, None, None, lines)
-        thing.docstring = "\n".join(lines)
-        return skip or (what == "attribute" and not thing.docstring and not thing.annotation)
-    return skip
+        lines = _comments(name.removesuffix(f".{thing.qual_name}")).get((owner, own), [])
+        if lines:
+            _to_page(app, "comment", name, None, None, lines := list(lines))
+            thing.docstring = "\n".join(lines)
+    again = what == "data" and name in _documented
+    _documented.add(name)
+    return skip or again or (what == "attribute" and not (thing.docstring or thing.annotation))
 
 
 def _short_names(app: Sphinx, page: str, source: list[str]) -> None:
@@ -127,7 +126,6 @@ def _short_names(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("autodoc-process-docstring", _to_napoleon, priority=400)
     app.connect("autodoc-process-docstring", _to_page)
     app.connect("autoapi-skip-member", _explain)
     app.connect("source-read", _short_names)

@@ -60,8 +60,11 @@ LOOKS: dict[str, tuple[str, Any, str]] = {
 #: Methods that are drawn together: each takes the next colour, dash and marker.
 _TOGETHER = (
     ("bnpo_no_kl", "bnpo", "bnpo_branch", "dapo_no_kl", "dapo", "dapo_branch"),
-    ("updates", "clip_higher", "clip_cov", "kl_cov", "full_grpo", "full_no_kl", "full_strong"),
-    ("rapo", "nsr", "entropy_bonus", "top_entropy", "reference_reset"),
+    ("full_grpo", "full_no_kl", "full_strong"),
+    (
+        *("updates", "clip_higher", "clip_cov", "kl_cov", "rapo", "nsr", "entropy_bonus"),
+        *("top_entropy", "reference_reset"),
+    ),
     ("ppl_low", "ppl_high", "position_late", "position_early"),
     ("rft", "rft_noise", "rft_entropy", "rft_branching", "more_sft", "skilled_sft"),
     ("branch_paper", "forward_kl_paper", "random_paper", "token_paper"),
