@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from astroid.manager import AstroidManager
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.pycode import ModuleAnalyzer
@@ -80,7 +81,6 @@ _LITERAL = re.compile(r"(`+[^`]+`+|(?<=::)\n\n(?:(?: [^\n]*)?\n)+)")
 #: The line before an indented block, and the end of a sentence.
 _BEFORE_BLOCK = re.compile(r"^((?!\.\. |- )\S.*(?<!::))\n\n(?=  +\S)", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=\.) (?=[A-Z])")
-_documented: set[str] = set()
 
 
 def _to_page(_: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
@@ -107,17 +107,14 @@ def _comments(module: str) -> dict[tuple[str, str], list[str]]:
 
 
 def _explain(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
-    """Comments in the place of docstrings. Attributes with neither a comment nor a type are hidden,
-    and so is a constant's second assignment."""
+    """Comments in the place of docstrings; attributes with neither a comment nor a type are hidden."""
     owner, _, own = thing.qual_name.rpartition(".")
     if what in {"attribute", "data"} and not thing.docstring:
         lines = _comments(name.removesuffix(f".{thing.qual_name}")).get((owner, own), [])
         if lines:
             _to_page(app, "comment", name, None, None, lines := list(lines))
             thing.docstring = "\n".join(lines)
-    again = what == "data" and name in _documented
-    _documented.add(name)
-    return skip or again or (what == "attribute" and not (thing.docstring or thing.annotation))
+    return skip or (what == "attribute" and not (thing.docstring or thing.annotation))
 
 
 def _short_names(app: Sphinx, page: str, source: list[str]) -> None:
@@ -125,7 +122,14 @@ def _short_names(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"^   (/api/\S+/(\w+)/index)$", r"   \2 <\1>", source[0], flags=re.MULTILINE)
 
 
+def _colons(app: Sphinx, page: nodes.document) -> None:
+    """A parameter's name ends with a colon, in the place of Sphinx's two dashes."""
+    for text in [one for one in page.findall(nodes.Text) if one == " -- "]:
+        text.parent.replace(text, nodes.Text(": "))
+
+
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _to_page)
     app.connect("autoapi-skip-member", _explain)
     app.connect("source-read", _short_names)
+    app.connect("doctree-read", _colons)

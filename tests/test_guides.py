@@ -202,9 +202,8 @@ def test_a_choice_reads_rewards_where_its_guide_or_one_inside_it_does():
     for _ in range(3):
         assert reads_rewards(choice)
         choice = {"name": "shuffled", "inner": choice}
-    assert not reads_rewards(MEASURED) and not reads_rewards(
-        {"name": "shuffled", "inner": MEASURED}
-    )
+    for choice in (MEASURED, {"name": "shuffled", "inner": MEASURED}):
+        assert not reads_rewards(choice)
 
 
 def test_shuffled_guide_keeps_each_sequences_values_and_loses_their_place():

@@ -97,11 +97,10 @@ def test_a_notebook_gets_its_badges_and_loses_them(path):
     before = json.loads(path.read_text())
     after = links.with_links(copy.deepcopy(before), path.stem, STEMS, WHERE)
     nbformat.validate(nbformat.from_dict(after))
-    heading, _, shown, *_ = after["cells"][0]["source"].split("\n")
-    assert (
-        heading.startswith(f"# {path.stem[:2]} ")
-        and f"{WHERE}/blob/main/notebooks/{path.name}" in shown
-    )
+    heading, _, parts, _, shown, *_ = after["cells"][0]["source"].split("\n")
+    assert heading.startswith(f"# {path.stem[:2]} ")
+    assert parts.startswith("Parts: ") and parts.count("**") in (0, 2)
+    assert f"{WHERE}/blob/main/notebooks/{path.name}" in shown
     assert links.with_links(copy.deepcopy(after), path.stem, STEMS, WHERE) == after
     again = links.with_links(after, path.stem, STEMS, None)
     assert links.notebook_text(again) == path.read_text() == links.notebook_text(before)

@@ -19,13 +19,7 @@ from trainer_cases import (
 )
 
 from sage_lib.algorithm import padding
-from sage_lib.algorithm.guides import (
-    BranchGuide,
-    RewardGuide,
-    ShuffledGuide,
-    TokenGuide,
-    compose,
-)
+from sage_lib.algorithm.guides import BranchGuide, RewardGuide, ShuffledGuide, TokenGuide, compose
 
 __all__ = ["make"]  # the fixture
 

@@ -34,6 +34,8 @@ FIRST = ["running", "one_gpu", "profiles", "countdown_task", "own_code", "scalin
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?:[^)\s]+\)\]")
 _PICTURE = re.compile(r"(!\[[^\]]*\]\()(?!https?:)([^)#\s]+)(\))")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
+#: Blanks of a number with its interval, "+0.1 [+0.0, +0.2]", at which no line may end.
+_IN_INTERVAL = re.compile(r"(?<=\d) (?=\[[-+]\d)|(?<=\d,) (?=[-+][\d.]+\])")
 _EQUATION = re.compile(r"\beq\. (\d+(?:(?:-|, (?:and )?| and )\d+)*)", re.IGNORECASE)
 TOCTREE = "\n```{{toctree}}\n:hidden:\n:maxdepth: {depth}\n:caption: {caption}\n\n{pages}\n```\n"
 
@@ -80,7 +82,7 @@ def home(readme: str) -> str:
         TOCTREE.format(depth=1, caption=caption, pages="\n".join(pages))
         for caption, pages in contents.items()
     ]
-    return on_site(readme) + "".join(trees)
+    return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", on_site(readme)) + "".join(trees)
 
 
 def notebook_page(notebook: dict[str, Any]) -> dict[str, Any]:

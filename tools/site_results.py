@@ -6,6 +6,8 @@ from html import escape
 from typing import Any
 
 import pandas as pd
+from matplotlib.markers import MarkerStyle
+from matplotlib.transforms import Affine2D
 
 from sage_lib import paths
 from sage_lib.experiment import results
@@ -91,11 +93,13 @@ CLAIMS = {
 CLAIMS_PAGE = """\
 # Claims map
 
-Each row is a claim of a paper, or a prediction of ours. The claims were written down before the
-first run. A number is a difference between two methods, with its 95 % interval over seeds and
-problems. A claim agrees if all its comparisons agree. It disagrees if one of them does.
-[Notebook 13](notebooks/13_verdict.ipynb) explains the rule. Claims on entropies and tokens are in
-notebooks 14 and 15.
+Each row is a claim of a paper, or a prediction of ours. Those on SAGE were written down before the
+first run, and those of the exploration report before the first run of its methods.
+
+A number is a difference between two methods, with its 95 % interval over seeds and problems. A
+claim agrees if all its comparisons agree. It disagrees if one of them does.
+[Notebook 13](notebooks/13_verdict.ipynb) explains the rule. Notebooks 14 and 15 judge the claims on
+entropies and tokens, which are not in the table.
 
 """
 
@@ -152,29 +156,33 @@ def notebook(ending: str) -> str:
 
 def gallery() -> str:
     """The figures that matter with their captions, and the others behind a fold."""
-    parts = ["# Gallery\n\n`make figures` draws all of these again, from `data/published`.\n"]
     drawn = sorted(path.relative_to(paths.FIGURES) for path in paths.FIGURES.glob("*/*.png"))
     names = [str(path.with_suffix("")) for path in drawn]
     chosen = [name for name in FIGURES if name in names][:SHOWN]
+    others = [name for name in names if name not in chosen]
+    parts = ["# Gallery\n\n`make figures` draws all of these again, from `data/published`.\n"]
     for name in chosen:
         made_in, caption = FIGURES[name]
         page = notebook(made_in)
-        parts.append(
-            f":::{{figure}} /figures/{name}.png\n:alt: {caption}\n\n"
-            f"{caption} [Notebook {page[:2]}](notebooks/{page}.ipynb)\n:::\n"
-        )
-    others = [name for name in names if name not in chosen]
+        parts.append(_figure(name, caption, f" [Notebook {page[:2]}](notebooks/{page}.ipynb)"))
     parts.append(f"<details><summary>The other {len(others)} figures</summary>\n")
-    for name in others:
-        words = name.replace("/", ": ").replace("_", " ")
-        parts.append(f"**{words}**\n\n![{words}](/figures/{name}.png)\n")
+    parts += [_figure(name, name.replace("/", ": ").replace("_", " ")) for name in others]
     return "\n".join([*parts, "</details>\n"])
+
+
+def _figure(name: str, caption: str, link: str = "") -> str:
+    """A figure with its caption, so wide that the letters of all have one size."""
+    pixels = int.from_bytes((paths.FIGURES / f"{name}.png").read_bytes()[16:20])
+    options = f":alt: {caption}\n:width: {0.6 * pixels:.0f}px"
+    return f":::{{figure}} /figures/{name}.png\n{options}\n\n{caption}{link}\n:::\n"
 
 
 def claims_map() -> str:
     """Every claim with what was measured for it, from the published comparisons."""
     names = ("paper", "statement", "tested here", "difference", "outcome", "notebook")
-    head = "".join(f"<th>{name}</th>" for name in names)
+    head = "\n".join(
+        f"<th>{name}</th>" for name in names
+    )  # words of neighbours stay apart in the search
     rows = "\n".join(row for name in CLAIMS for row in _claim_rows(name))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
     return f'{CLAIMS_PAGE}<div class="wide claims">{table}</div>\n'
@@ -196,16 +204,15 @@ def _claim_rows(file: str) -> Iterator[str]:
         link = f'<a href="notebooks/{page}.html">{page[:2]}</a>'
         own = compared[compared["claim"] == claim.claim]
         tested = [
-            f"<td>{escape(_words(study, row))}</td><td>{numbers[row.Index] or '-'}</td>"
+            f'<td>{escape(_words(study, row))}</td>\n<td class="number">{numbers[row.Index]}</td>'
             for row in own.itertuples()
-        ] or ["<td>nothing here</td><td>-</td>"]
+        ] or ["<td>nothing</td>\n<td></td>"]
         span = f'<td rowspan="{len(tested)}">'
-        start = "".join(
-            f"{span}{escape(text[0].upper() + text[1:])}</td>" for text in (place, claim.statement)
-        )
-        end = f"{span}{outcomes[claim.claim]}</td>{span}{link}</td>"
-        yield f"<tr>{start}{tested[0]}{end}</tr>"
-        yield from (f"<tr>{cells}</tr>" for cells in tested[1:])
+        cells = [text[0].upper() + text[1:] for text in (escape(place), escape(claim.statement))]
+        cells = [f"{span}{text}</td>" for text in (*cells, outcomes[claim.claim], link)]
+        cells.insert(2, tested[0])
+        yield "<tr>{}</tr>".format("\n".join(cells))
+        yield from (f"<tr>{pair}</tr>" for pair in tested[1:])
 
 
 def _words(study: results.Study, row: Any) -> str:
@@ -231,6 +238,7 @@ def run_data() -> dict[str, Any]:
             "label": study.label(str(key)),
             "family": FAMILIES.get(family, family),
             "colour": look["color"],
+            "marker": _outline(look["marker"]),
             "dash": DASHES.get(dash) or " ".join(str(2 * length) for length in dash[1]),
             "runs": [],
         }
@@ -244,6 +252,15 @@ def run_data() -> dict[str, Any]:
         methods.append(found)
     panels = [dict(zip(("part", "column", "title"), panel, strict=True)) for panel in PANELS]
     return {"panels": panels, "methods": methods}
+
+
+def _outline(marker: str) -> str:
+    """The outline of one of Matplotlib's markers as a path of SVG, seven units wide."""
+    drawn = MarkerStyle(marker)
+    path = drawn.get_path().transformed(drawn.get_transform() + Affine2D().scale(7, -7))
+    polygons: list[Any] = path.to_polygons()
+    corners = ("L".join(f"{x:.1f},{y:.1f}" for x, y in one) for one in polygons)
+    return "".join(f"M{one}Z" for one in corners)
 
 
 def _lists(frame: pd.DataFrame) -> dict[str, list[float | None]]:

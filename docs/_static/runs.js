@@ -33,6 +33,12 @@
   function swatch(parent, method) {
     const svg = add(parent, "svg", { class: "swatch", viewBox: "0 0 30 10" });
     add(svg, "path", { d: "M1,5H29", ...look(method, 2.5) });
+    mark(svg, method, 15, 5);
+  }
+
+  function mark(svg, method, x, y) {
+    const place = { transform: `translate(${x.toFixed(1)},${y.toFixed(1)})` };
+    add(svg, "path", { d: method.marker, fill: method.colour, ...place });
   }
 
   function look(method, width) {
@@ -94,7 +100,7 @@
       add(svg, "text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, text);
     }
     add(svg, "path", { d: `M${LEFT},${TOP}V${BOTTOM}H${RIGHT}`, fill: "none", stroke: "#262626" });
-    add(svg, "text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 32, "text-anchor": "middle" }, "RL step");
+    add(svg, "text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 32, "text-anchor": "middle" }, "step");
   }
 
   /** One plot: a thin line for each run, and a thick one for the mean of a method. */
@@ -125,8 +131,10 @@
         path(line, { ...method, dash: "none" }, 0.8, 0.35, `${method.label}, seed ${run.seed}`);
     for (const { method, lines } of drawn) {
       const middle = mean(lines.map(({ line }) => line));
-      const name = `${method.label}, mean of ${many(lines.length, "seed")}`;
-      if (middle.length) path(middle, method, 2.2, 1, name);
+      if (!middle.length) continue;
+      path(middle, method, 2, 1, `${method.label}, mean of ${many(lines.length, "seed")}`);
+      const apart = Math.ceil(middle.length / 5);
+      middle.forEach(([step, v], i) => i % apart || mark(svg, method, x(step), y(v)));
     }
   }
 
@@ -148,7 +156,7 @@
   const root = document.getElementById("runs");
   const choice = add(root, "div", { class: "choice" });
   chooser(choice);
-  const none = add(choice, "button", { type: "button" }, "Clear the choice");
+  const none = add(root, "button", { type: "button" }, "Clear the choice");
   const legend = add(root, "div", { class: "legend", "aria-live": "polite" });
   const plots = add(root, "div", { class: "plots" });
   none.addEventListener("click", () => {

@@ -31,8 +31,8 @@ STYLE: dict[Any, Any] = {
     **{"figure.constrained_layout.use": True, "pdf.fonttype": 42, "figure.dpi": 120},
 }
 _NAMES = ("blue", "orange", "green", "vermilion", "pink", "brown", "", "grey", "", "sky")
-COLOURS = dict(zip(_NAMES, sns.color_palette("colorblind").as_hex(), strict=True))
-COLOURS = {name: colour for name, colour in COLOURS.items() if name} | {"black": "#262626"}
+_PALETTE = zip(_NAMES, sns.color_palette("colorblind").as_hex(), strict=True)
+COLOURS = {name: colour for name, colour in _PALETTE if name} | {"black": "#262626"}
 #: Colours of series that are no methods: neighbours differ in lightness as well as in hue.
 _SERIES = ["grey", "orange", "green", "brown", "pink", "vermilion", "blue", "sky", "black"]
 _WIDE_DASH, _DENSE, _DASHDOTS = (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))
