@@ -107,7 +107,7 @@ def _comments(module: str) -> dict[tuple[str, str], list[str]]:
 
 
 def _explain(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
-    """Comments in the place of docstrings; attributes with neither a comment nor a type are hidden."""
+    """Comments in the place of docstrings. Attributes with neither comment nor type are hidden."""
     owner, _, own = thing.qual_name.rpartition(".")
     if what in {"attribute", "data"} and not thing.docstring:
         lines = _comments(name.removesuffix(f".{thing.qual_name}")).get((owner, own), [])
