@@ -25,7 +25,8 @@ def measure(profile: Profile, run: Run) -> dict:
     """
     drawer = groups.Drawer(profile, run)
     base, _ = loading.load(profile, runs.sft_run(profile).model)
-    seed, explored = profile.rl["seed"], profile.exploration
+    explored = profile.exploration
+    seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
     kept = {"prompts": explored.prompts, "completions": explored.completions}
     record = Record("dynamics", profile.name, run.fingerprint, seed, kept)
     asked = problems.rl_problems(profile)[: explored.prompts]

@@ -143,7 +143,8 @@ def measure(profile: Profile, run: Run) -> dict:
     of the continuations of the token and of its runner-up.
     """
     drawer = groups.Drawer(profile, run)
-    explored, seed = profile.exploration, profile.rl["seed"]
+    explored = profile.exploration
+    seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
     record = Record("impact", profile.name, run.fingerprint, seed, dataclasses.asdict(explored))
     drawn: list[Drawn] = []
     for problem in problems.rl_problems(profile)[: explored.prompts]:
