@@ -160,11 +160,11 @@ def outcome(expects: str, low: float, high: float, margin: float) -> str:
 def judged(expects: str, row: Any, margin: float) -> str:
     """:func:`outcome` of a row of differences (a mapping or a Series).
 
-    Both intervals must say the same, from at least FEWEST_SEEDS seeds. Two methods that both lie
+    Both intervals must say the same, from at least FEWEST_SEEDS seeds. Two shares that both lie
     within `margin` of 0, or of 1, tell nothing: no difference that matters could be seen.
     """
     means = row.get("ours", 0.5), row.get("theirs", 0.5)
-    at_floor = max(means) < margin or min(means) > 1 - margin
+    at_floor = max(means) < margin or 1 - margin < min(means) <= max(means) <= 1
     if row["seeds"] < FEWEST_SEEDS or at_floor:
         return CANNOT_TELL
     both = row["low"], row["high"]
