@@ -84,6 +84,11 @@ def result(study: results.Study, claims: verdict.Claims, compared: pd.DataFrame)
         "intervals). The optimum of GRPO's objective loses no pass@k on any problem, so the loss "
         "comes from how it is trained, or from new problems. "
     )
+    margin = compared[compared["claim"] == "both rise"].set_index("metric")["margin"]
+    said += (
+        f"The smallest gain that matters is {margin['pass@1']:.3f} in pass@1 and "
+        f"{margin['pass@256']:.3f} in pass@256. "
+    )
     said += f"Of {len(judged)} claims {waiting} wait for their runs." if waiting else ""
     rows = []
     for claim in SHOWN:

@@ -56,6 +56,10 @@ LOOKS: dict[str, tuple[str, Any, str]] = {
     "random_reward": ("pink", _DENSE, "d"),
     "matched": ("sky", "-", "<"),
     "pass_at_4": ("green", "-", "P"),
+    "rft_entropy": ("pink", ":", "h"),
+    "rft_branching": ("green", "-", "o"),
+    "more_sft": ("brown", "--", "^"),
+    "skilled_sft": ("vermilion", ":", "v"),
 }
 #: Methods that are drawn together: each takes the next colour, dash and marker.
 _TOGETHER = (
@@ -66,7 +70,7 @@ _TOGETHER = (
         *("top_entropy", "reference_reset"),
     ),
     ("ppl_low", "ppl_high", "position_late", "position_early"),
-    ("rft", "rft_noise", "rft_entropy", "rft_branching", "more_sft", "skilled_sft"),
+    ("rft", "rft_noise"),
     ("branch_paper", "forward_kl_paper", "random_paper", "token_paper"),
 )
 for _start, _group in enumerate(_TOGETHER):
