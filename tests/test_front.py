@@ -104,7 +104,7 @@ def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, 
     assert row["excess"] == pytest.approx(min(parts), abs=0.02)
     assert row["low"] < row["excess"] < row["high"]
     if verdict is None:  # on the line itself
-        assert abs(row["excess"]) < 0.02 and row["verdict"] == "not separated from the front"
+        assert abs(row["excess"]) < 0.02 and row["verdict"] == "not separated from the curve"
     else:
         assert row["verdict"] == verdict
 

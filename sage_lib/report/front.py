@@ -20,7 +20,7 @@ from sage_lib.report import inference, passk
 from sage_lib.report.inference import FEWEST_SEEDS, Values
 from sage_lib.report.passk import AXES
 
-OUTSIDE, INSIDE, UNTOLD = "outside", "inside", "not separated from the front"
+OUTSIDE, INSIDE, UNTOLD = "outside", "inside", "not separated from the curve"
 VERDICTS = {inference.AGREES: OUTSIDE, inference.DISAGREES: INSIDE}
 #: Points between two neighbours of the front that are tried.
 FINENESS = 50
