@@ -22,7 +22,7 @@ from sage_lib.experiment import records, runs
 from sage_lib.experiment.problems import rl_problems, sft_rows
 from sage_lib.experiment.profile import Rft, load_profile
 from sage_lib.policy import loading, sampling
-from sage_lib.tasks import countdown, filters
+from sage_lib.tasks import countdown, filters, knights_knaves
 
 #: Two rounds on a small model that learns enough of a small task to be right now and then.
 TINY = """
@@ -226,6 +226,21 @@ def test_a_run_is_made_again_where_its_demonstrations_or_what_is_right_change(pr
     found = {fingerprint(shown) for shown in (SHOWN, *others)} | {fingerprint(SHOWN, "valid")}
     assert len(found) == 6
     assert fingerprint(dict(reversed(SHOWN.items()))) == fingerprint(SHOWN)
+
+
+def test_valid_work_is_asked_for_only_where_steps_are_checked(profile, base, monkeypatch):
+    puzzles = knights_knaves.problems(knights_knaves.Settings(people=2), 2, 1)
+    monkeypatch.setattr(rft.problems, "rl_problems", lambda profile: puzzles)
+    settings = profile.rft_of("rft_entropy")
+    for reward in ("accuracy", "valid"):
+        method = dataclasses.replace(profile.methods["rft_entropy"], reward=reward)
+        own = dataclasses.replace(profile, methods={"rft_entropy": method})
+        run = runs.rl_run(profile, "rft_entropy", 3407)
+        if reward == "accuracy":
+            rft.Rounds(own, run, settings, 3407)
+            continue
+        with pytest.raises(SageError, match="a task whose steps are checked"):
+            rft.Rounds(own, run, settings, 3407)
 
 
 @pytest.mark.parametrize(("reward", "right"), [("accuracy", 24), ("valid", 16)])

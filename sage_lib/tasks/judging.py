@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from sage_lib.errors import SageError
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier, last_answer
@@ -32,6 +33,12 @@ def require_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
     """Raise SageError for the first gold that no answer could equal: before hours of sampling."""
     for task in dict.fromkeys(problem.task for problem in problems):
         task_of(task).require_golds([p for p in problems if p.task == task], verifier)
+
+
+def require_steps(problems: Sequence[Problem]) -> None:
+    """Raise SageError where the work of a problem cannot be checked, for the reward valid."""
+    if not all("valid" in task_of(task).LOGGED for task in {p.task for p in problems}):
+        raise SageError("the reward valid needs a task whose steps are checked, such as countdown")
 
 
 def digest(rows: Iterable[Problem | Mapping | str]) -> str:

@@ -33,7 +33,7 @@ from sage_lib.experiment.settings import ROLLOUTS, Profile, Rft
 from sage_lib.files import append_line, read_lines, write_bytes, write_text
 from sage_lib.policy import loading, sampling, scoring
 from sage_lib.tasks import filters
-from sage_lib.tasks.judging import digest, judge, require_golds
+from sage_lib.tasks.judging import digest, judge, require_golds, require_steps
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
@@ -150,6 +150,8 @@ class Rounds:
         self.asked = problems.rl_problems(profile)
         self.verifier = Verifier(workers=profile.compute.threads)
         require_golds(self.asked, self.verifier)
+        if profile.methods[run.method].reward == "valid":
+            require_steps(self.asked)
         self.rounds = run.build / "rounds.jsonl"
         self.exact = exact_log(profile, run, self.tokenizer)
 

@@ -27,7 +27,7 @@ from sage_lib.files import write_bytes
 from sage_lib.policy import loading
 from sage_lib.policy.loading import weights_hash
 from sage_lib.tasks import prompts
-from sage_lib.tasks.judging import digest, judge, require_golds
+from sage_lib.tasks.judging import digest, judge, require_golds, require_steps
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
@@ -199,8 +199,8 @@ def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy")
     """
     tasks = [task_of(task) for task in {p.task for p in asked}]
     logged = sorted({name for task in tasks for name in task.LOGGED})
-    if kind == "valid" and not all("valid" in task.LOGGED for task in tasks):
-        raise SageError("the reward valid needs a task whose steps are checked, such as countdown")
+    if kind == "valid":
+        require_steps(asked)
 
     def rewards(
         completions: list[list[dict]],
