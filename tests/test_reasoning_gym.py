@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -62,15 +63,17 @@ def test_the_listed_answers_are_all_that_the_scorer_gives_its_full_score(given):
             if scorer.score_answer(json.dumps(dict(enumerate(one))), entry) == 1.0
         }
         listed = graph_color.completions(problem)
-        assert Counter(way for way, *_ in listed) == {"L": len(right), "R": len(right)}
-        for chosen in "LR":
-            maps = [json.loads(answer) for way, _, answer in listed if way == chosen]
-            keys = list(map(str, range(settings.vertices)))
-            assert {tuple(one[key] for key in keys) for one in maps} == right
-            assert {tuple(one) for one in maps} == {tuple(keys if chosen == "L" else keys[::-1])}
+        assert Counter(way for way, *_ in listed) == {"L": len(right)}
+        keys = list(map(str, range(settings.vertices)))
+        maps = [json.loads(answer) for _, _, answer in listed]
+        assert {tuple(one[key] for key in keys) for one in maps} == right
         assert len(set(listed)) == len(listed) and math.factorial(settings.colors) <= len(right)
-        for one, way in itertools.product(every, "LR"):
-            assert graph_color.correct(graph, graph_color.worked(one, way)[1]) == (one in right)
+        for one in every:
+            work, answer = graph_color.worked(graph, one)
+            assert graph_color.correct(graph, answer) == (one in right)
+            # A coloring is right where no step gives a vertex a color that it has just listed.
+            steps = [step.replace("-", "").split(" = ") for step in work.split(" , ")]
+            assert (one in right) == all(color not in before.split()[1:] for before, color in steps)
         assert graph_color.correct(graph, problem.gold)
 
 
@@ -79,14 +82,14 @@ def test_valid_work_is_what_is_listed_and_nothing_else():
     right = set()
     for way, *worked in graph_color.completions(problem):
         text = prompts.answer_turn(*worked).removeprefix(prompts.WORK_START)
-        assert graph_color.check(problem.detail, text) == (way, True)
+        assert graph_color.check(problem.detail, text) and way == "L"
         right.add(worked[1])
     work, answer = worked
     others = [
         (work, "{ }"),
         (work, sorted(right - {answer})[0]),  # right, but not what the work says
-        (work.replace("R", "L"), answer),  # the order of the other way
-        (work.removeprefix("R "), answer),
+        (re.sub(r"- (\d)", lambda m: f"- {4 - int(m[1])}", work), answer),  # neighbours' colors
+        (re.sub(r" - \d", "", work), answer),
         (f"{work} , 6 = 1", answer),
         (work, answer.replace("}", ', "6" : 1 }')),  # the scorer takes it
     ]
@@ -96,8 +99,8 @@ def test_valid_work_is_what_is_listed_and_nothing_else():
         assert not measured["valid"] and measured["unsound"], other
         assert graph_color.correct(problem.detail, other[1]) == (number > 0)
     text = prompts.answer_turn(work, answer)
-    assert not graph_color.check(problem.detail, text.removesuffix(prompts.SOLUTION_END))[1]
-    assert not graph_color.check(problem.detail, f"{text} so")[1]
+    assert not graph_color.check(problem.detail, text.removesuffix(prompts.SOLUTION_END))
+    assert not graph_color.check(problem.detail, f"{text} so")
 
 
 def test_graphs_have_the_edges_that_are_asked_for_and_a_coloring():
@@ -110,31 +113,31 @@ def test_graphs_have_the_edges_that_are_asked_for_and_a_coloring():
 
 
 def test_demonstrations_are_right_but_for_the_aimless_ones():
-    given = {"rare_share": 0.1, "distinct": 150}
-    shown = graph_color.demonstrations(colored(**given), 600, 1, **WORKED)
+    shown = graph_color.demonstrations(colored(distinct=150), 600, 1, **WORKED)
     found = [graph_of(one.question) for one in shown]
-    checked = [
-        graph_color.check(graph, prompts.answer_turn(one.working, one.answer))
-        for graph, one in zip(found, shown, strict=True)
-    ]
-    ways, valid = zip(*checked, strict=True)
-    assert all(valid) and len(set(found)) == 150
-    assert 30 <= ways.count("R") <= 95  # of 600: 60, give or take five standard deviations
-    aimless = colored(aimless_share=1.0, **given)
-    for one in graph_color.demonstrations(aimless, 200, 1, **WORKED):
-        way, *steps = one.working.split()
-        assert list(json.loads(one.answer).values()) == list(map(int, steps[2::4]))
-        assert steps[0::4] == [*"012345"][:: 1 if way == "L" else -1]
-    with pytest.raises(SageError, match="rare_share"):
-        graph_color.demonstrations(colored(), 1, 1, **WORKED)
+    assert len(set(found)) == 150
+    for graph, one in zip(found, shown, strict=True):
+        assert graph_color.check(graph, prompts.answer_turn(one.working, one.answer))
+    aimless = graph_color.demonstrations(colored(distinct=150, aimless_share=1.0), 600, 1, **WORKED)
+    right = 0
+    for one in aimless:
+        graph, coloring = graph_of(one.question), list(json.loads(one.answer).values())
+        steps = [step.split(" = ") for step in one.working.split(" , ")]
+        for vertex, (before, color) in enumerate(steps):
+            near = [str(coloring[a]) for a, b in graph.edges if b == vertex]
+            assert before.split() == [str(vertex), *(["-", *near] if near else [])]
+            assert int(color) == coloring[vertex]
+        right += graph_color.correct(graph, one.answer)
+    expected = sum(len(graph_color.colorings(graph_of(one.question))) / 729 for one in aimless)
+    assert abs(right - expected) < 5 * expected**0.5
 
 
 def graph_of(question):
     """Read back from its words."""
     head, _, edges = question.partition(" : ")
     _, vertices, _, colors = head.split()
-    pairs = tuple(tuple(map(int, edge.split(" - "))) for edge in edges.split(" , "))
-    return graph_color.Graph(int(vertices), int(colors), pairs)
+    pairs = [tuple(map(int, edge.split(" - ")))[::-1] for edge in edges.split(" , ")]
+    return graph_color.Graph(int(vertices), int(colors), tuple(sorted(pairs)))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_partial_credit_below_the_threshold_earns_nothing():
     [lock] = reasoning_gym.problems(lower, 1, 4)
     assert reasoning_gym.correct(lock, longer)
     [graph] = graph_color.problems(colored(fewest=3), 1, 1)
-    _, same = graph_color.worked([1] * 6, "L")
+    _, same = graph_color.worked(graph.detail, [1] * 6)
     assert graph_color._scorer().score_answer(same, graph.detail.entry) == 0.01
     assert not graph_color.correct(graph.detail, same)
 

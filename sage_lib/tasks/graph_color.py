@@ -4,10 +4,9 @@ Graphs are reasoning-gym's, and so is the scorer. With six vertices and three co
 answers, of which 6 to some hundred are right, so the probability of a right one is exact. The
 question is shorter than the package's, in words that a word-level tokenizer has.
 
-The work colors one vertex after the other: from the first one on (``L``, the common way) or from
-the last one on (``R``, the rare way). The answer is the package's: a JSON map of vertices to
-colors, here in the same order. Every right coloring can be reached in both ways, so no problem
-needs the rare one.
+The work colors one vertex after the other: ``3 - 1 2 = 3`` says that the neighbours of vertex 3
+before it have colors 1 and 2, and that it gets 3. The answer is the package's: a JSON map of
+vertices to colors. A coloring has one work and one answer, so there is no rare way.
 """
 
 from __future__ import annotations
@@ -32,11 +31,12 @@ from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END, WORK_
 from sage_lib.tasks.puzzles import WAYS
 from sage_lib.tasks.verifier import LENGTH_LIMIT, Verifier
 
-LOGGED = ("valid", "rare", "unsound")
+COMMON, _ = WAYS
+LOGGED = ("valid", "unsound")
 COUNTED = ("rare", "valid_common", "valid_rare")
 MOST_VERTICES = 6
-#: What the tiny model's vocabulary needs besides numbers, ways, "=", "," and "-".
-WORDS = ("color", "with", ":", "{", "}", *(f'"{vertex}"' for vertex in range(MOST_VERTICES)))
+#: What the tiny model's vocabulary needs besides numbers, "=", "," and "-".
+WORDS = ("color", "with", ":", "{", "}", *(f'"{vertex}":' for vertex in range(MOST_VERTICES)))
 #: Entries that one seed makes, many of them twice: there are 2^15 graphs of six vertices.
 SIZE = 1_000_000
 
@@ -52,8 +52,7 @@ class Settings(TaskSettings):
     edge_probability: Annotated[float, Field(gt=0, le=0.9)] = 0.4  # of each pair of vertices
     fewest: Edges = 1  # edges of a problem: the more, the fewer colorings are right
     most: Edges = 12
-    rare_share: Share | None = None  # of demonstrations that take the rare way
-    #: Of demonstrations that aim at nothing: colors and a way drawn at random.
+    #: Of demonstrations that aim at nothing: true steps whose colors are drawn at random.
     aimless_share: Share = 0.0
     #: Distinct graphs that demonstrations are made of; None is one for each row.
     distinct: Annotated[int, Field(ge=1)] | None = None
@@ -82,8 +81,13 @@ class Graph:
 
     @property
     def question(self) -> str:
-        edges = " , ".join(f"{a} - {b}" for a, b in self.edges)
+        """Edges in the order in which the work needs them, the later vertex first."""
+        edges = " , ".join(f"{b} - {a}" for a, b in sorted(self.edges, key=lambda edge: edge[::-1]))
         return f"color {self.vertices} with {self.colors} : {edges}"
+
+    def before(self, vertex: int) -> list[int]:
+        """The neighbours of a vertex with smaller numbers."""
+        return [a for a, b in self.edges if b == vertex]
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
         if settings.fewest <= len(edges) <= settings.most:
             graph = Graph(settings.vertices, settings.colors, edges)
             first = found["possible_answer"]
-            _, gold = worked([first[vertex] for vertex in range(graph.vertices)], "L")
+            _, gold = worked(graph, [first[vertex] for vertex in range(graph.vertices)])
             yield Problem(graph.id, dataset, graph.question, gold, settings.name, graph)
 
 
@@ -144,13 +148,11 @@ def demonstrations(
     count_tokens: Callable[[str], int],
     max_seq_length: int,
 ) -> list[Demonstration]:
-    """Colored graphs, of which a share of ``rare_share`` takes the rare way. All are short.
+    """Colored graphs. All are short.
 
     A right coloring is drawn from all right ones. With ``distinct`` each graph is shown several
-    times, each time with a coloring of its own.
+    times, each time with a coloring drawn anew.
     """
-    if settings.rare_share is None:
-        raise SageError("demonstrations of graph_color need the setting rare_share, such as 0.03")
     rng = random.Random(seed)
     drawn = problems(settings, min(rows, settings.distinct or rows), seed, exclude, revision)
     shown = drawn if settings.distinct is None else []
@@ -160,12 +162,10 @@ def demonstrations(
     for problem in shown[:rows]:
         graph: Graph = problem.detail
         if settings.aimless_share and rng.random() < settings.aimless_share:
-            way = rng.choice(WAYS)
             coloring = tuple(rng.randint(1, graph.colors) for _ in range(graph.vertices))
         else:
-            way = "R" if rng.random() < settings.rare_share else "L"
             coloring = rng.choice(colorings(graph))
-        found.append(Demonstration(problem.question, *worked(coloring, way)))
+        found.append(Demonstration(problem.question, *worked(graph, coloring)))
     return found
 
 
@@ -204,41 +204,38 @@ def _scorer() -> Any:
 
 
 def measures(problem: Problem, text: str, correct: bool) -> dict[str, bool]:
-    """``valid`` is work that is listed in :func:`completions`, ``rare`` work that names the rare
-    way, ``unsound`` a correct answer without valid work."""
-    way, valid = check(problem.detail, text)
+    """``valid`` is work that is listed in :func:`completions`, ``unsound`` a correct answer without
+    valid work. No work is rare."""
+    valid = check(problem.detail, text)
     return {
         "valid": valid,
-        "rare": way == "R",
+        "rare": False,
         "unsound": correct and not valid,
-        "valid_common": valid and way == "L",
-        "valid_rare": valid and way == "R",
+        "valid_common": valid,
+        "valid_rare": False,
     }
 
 
-def check(graph: Graph, text: str) -> tuple[str | None, bool]:
-    """The way that a completion (the text after the generation prompt) names, and whether its work
-    is right: the vertices in the order of that way, a right coloring, and an answer that says the
-    same and nothing else."""
+def check(graph: Graph, text: str) -> bool:
+    """Whether a completion (the text after the generation prompt) states every step truly, colors
+    the graph rightly, and has an answer that says the same and nothing else."""
     work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)
-    words, answer = work.split(), rest.strip()
-    way = words[0] if words and words[0] in WAYS else None
+    answer = rest.strip()
     marked = answer.startswith(SOLUTION_START) and answer.endswith(SOLUTION_END)
     inside = answer.removeprefix(SOLUTION_START).removesuffix(SOLUTION_END)
-    written = (" ".join(words), " ".join(inside.split()))
-    return way, bool(marker) and marked and written in _right(graph)
+    written = (" ".join(work.split()), " ".join(inside.split()))
+    return bool(marker) and marked and written in _right(graph)
 
 
 @lru_cache(maxsize=1024)
 def _right(graph: Graph) -> frozenset[tuple[str, str]]:
-    every = colorings(graph)
-    return frozenset(worked(one, way) for one in every for way in WAYS)
+    return frozenset(worked(graph, one) for one in colorings(graph))
 
 
 def completions(problem: Problem) -> list[tuple[str, str, str]]:
-    """(way, working, answer) of every right coloring in either way."""
-    every = colorings(problem.detail)
-    return [(way, *worked(one, way)) for way in WAYS for one in every]
+    """(way, working, answer) of every right coloring; the way is always the common one."""
+    graph: Graph = problem.detail
+    return [(COMMON, *worked(graph, one)) for one in colorings(graph)]
 
 
 @lru_cache(maxsize=1024)
@@ -246,20 +243,20 @@ def colorings(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Every right coloring: the colors of vertices 0, 1, ..."""
     found: list[tuple[int, ...]] = [()]
     for vertex in range(graph.vertices):
-        before = [a for a, b in graph.edges if b == vertex]
         found = [
             (*one, color)
             for one in found
             for color in range(1, graph.colors + 1)
-            if all(one[neighbour] != color for neighbour in before)
+            if all(one[neighbour] != color for neighbour in graph.before(vertex))
         ]
     return tuple(found)
 
 
-def worked(coloring: Sequence[int], way: str) -> tuple[str, str]:
-    """Work and answer of a coloring in a way, vertices in its order: ``L 0 = 1 , 1 = 2`` and
-    ``{ "0" : 1 , "1" : 2 }``."""
-    order = list(enumerate(coloring))[:: 1 if way == "L" else -1]
-    work = " , ".join(f"{vertex} = {color}" for vertex, color in order)
-    answer = " , ".join(f'"{vertex}" : {color}' for vertex, color in order)
-    return f"{way} {work}", f"{{ {answer} }}"
+def worked(graph: Graph, coloring: Sequence[int]) -> tuple[str, str]:
+    """Work and answer of a coloring: ``0 = 1 , 1 - 1 = 2`` and ``{ "0": 1 , "1": 2 }``."""
+    steps = []
+    for vertex, color in enumerate(coloring):
+        colored = "".join(f" {coloring[neighbour]}" for neighbour in graph.before(vertex))
+        steps.append(f"{vertex} -{colored} = {color}" if colored else f"{vertex} = {color}")
+    answer = " , ".join(f'"{vertex}": {color}' for vertex, color in enumerate(coloring))
+    return " , ".join(steps), f"{{ {answer} }}"
