@@ -1,4 +1,4 @@
-"""What docs/own_code.md says of speed: a step of SageTrainer against TRL's, and the verifier.
+"""What docs/benchmarks.md says of speed: a step of SageTrainer against TRL's, and the verifier.
 
     python tools/bench.py trainer verifier      (make bench)
 
@@ -130,7 +130,6 @@ CASES: dict[str, dict[str, Any]] = {
     "exact forward KL": {"anchor": "forward_kl"},
     "perplexity advantage": {"advantage": {"name": "perplexity", "alpha": 0.01}},
     "position advantage": {"advantage": {"name": "position", "shift": 0.5}},
-    "entropy advantage": {"advantage": "entropy"},
     "W-REINFORCE": {"advantage": {"name": "negative_samples", "positive": 0.1}},
     "pass@4 training": {"advantage": {"name": "pass_at_k", "k": 4}},
     "Clip-Cov": {"advantage": {"name": "clip_cov", "share": 0.02}},
@@ -310,7 +309,7 @@ BENCHMARKS = {"trainer": trainer, "verifier": verifier}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="measure again what docs/own_code.md quotes")
+    parser = argparse.ArgumentParser(description="measure again what docs/benchmarks.md quotes")
     parser.add_argument("names", nargs="+", choices=BENCHMARKS)
     for name in parser.parse_args().names:
         table = BENCHMARKS[name]()
