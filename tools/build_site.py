@@ -29,7 +29,10 @@ DOCS = paths.ROOT / "docs"
 MATHJAX = "sphinx-mathjax-offline"
 MATHJAX_PARTS = ("tex-chtml.js", "output")
 #: The order of the pages of docs in the navigation; pages that are not named follow.
-FIRST = ["running", "one_gpu", "profiles", "countdown_task", "own_code", "scaling"]
+FIRST = [
+    *("running", "notebooks", "profiles", "countdown_task", "one_gpu", "gpu_settings", "scaling"),
+    *("own_code", "measure", "data", "data_training", "data_tables"),
+]
 #: A badge: its picture comes from another host, and becomes its words.
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?:[^)\s]+\)\]")
 _PICTURE = re.compile(r"(!\[[^\]]*\]\()(?!https?:)([^)#\s]+)(\))")
