@@ -45,7 +45,13 @@ def drawn_from(seed, number):
 def test_log_rho_from_samples_is_that_of_the_trees():
     parts, exact = zip(*(drawn_from(seed, 1500) for seed in range(12)), strict=True)
     drawn = pd.concat(parts, ignore_index=True)
-    table = gain.table(drawn, {"branch": GUIDE, "one": IdentityGuide()}, beta=0.5, precision=0.1)
+    found = gain.guided(drawn, {"branch": GUIDE, "one": IdentityGuide()})
+    by_hand = [
+        np.log(np.clip(1 + 0.5 * np.clip(H - 0.4, 0, None), 0.6, 1.4)) for H in drawn["entropies"]
+    ]
+    assert np.allclose(found["branch"], [logs.sum() for logs in by_hand])
+    assert list(found["branch acted"]) == [(logs > 0).sum() for logs in by_hand]
+    table = gain.table(found, beta=0.5, precision=0.1)
     branch, one = table.to_dict("records")
     assert branch["log rho"] == pytest.approx(np.mean(exact), abs=0.02)
     assert branch["low"] < np.mean(exact) < branch["high"] and branch["problems"] == 12
@@ -62,9 +68,9 @@ def test_log_rho_from_samples_is_that_of_the_trees():
 def test_problems_that_are_always_or_never_solved_tell_nothing():
     drawn, _ = drawn_from(0, 50)
     with pytest.raises(SageError, match="1 problems have right and wrong samples"):
-        gain.table(drawn, {"branch": GUIDE}, beta=1.0)
+        gain.table(gain.guided(drawn, {"branch": GUIDE}), beta=1.0)
     with pytest.raises(SageError, match="beta must be positive"):
-        gain.table(drawn, {"branch": GUIDE}, beta=0.0)
+        gain.table(gain.guided(drawn, {"branch": GUIDE}), beta=0.0)
 
 
 def test_guides_take_their_thresholds_from_the_samples():

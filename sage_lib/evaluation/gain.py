@@ -61,14 +61,24 @@ def guides_for(drawn: pd.DataFrame) -> dict[str, Guide]:
     return found
 
 
-def table(
-    drawn: pd.DataFrame,
-    guides: Mapping[str, Guide],
-    beta: float,
-    precision: float = 0.05,
-    seed: int = 0,
-) -> pd.DataFrame:
-    """What each guide does: columns COLUMNS, from rows of :func:`samples`.
+def guided(drawn: pd.DataFrame, guides: Mapping[str, Guide], seed: int = 0) -> pd.DataFrame:
+    """Rows of :func:`samples` with what each guide says of them: the columns problem, right and
+    tokens (how many), and of each guide by its name log q(y), the sum over tokens of log q_t, and
+    as "NAME acted" the number of tokens with q other than 1."""
+    found = drawn[["problem", "right"]].assign(tokens=drawn["logps"].map(len))
+    for name, guide in guides.items():
+        generator = torch.Generator().manual_seed(seed)
+        of_token = [
+            q_of(guide, entropies, logps, generator)
+            for entropies, logps in zip(drawn["entropies"], drawn["logps"], strict=True)
+        ]
+        found[name] = [np.log(q).sum() for q in of_token]
+        found[f"{name} acted"] = [(q != 1).sum() for q in of_token]
+    return found
+
+
+def table(found: pd.DataFrame, beta: float, precision: float = 0.05) -> pd.DataFrame:
+    """What each guide does: columns COLUMNS, from rows of :func:`guided`.
 
     log rho is a mean over problems with right and wrong samples, how many `problems` says; low and
     high are its 95 % interval over problems, whose spread holds that of the samples. helps: the
@@ -78,17 +88,14 @@ def table(
     """
     if not beta > 0:
         raise SageError(f"beta must be positive, not {beta}: without a KL term there is no optimum")
-    base = drawn.groupby("problem", sort=False)["right"].mean()
+    base = found.groupby("problem", sort=False)["right"].mean()
     rows = []
-    for name, guide in guides.items():
-        generator = torch.Generator().manual_seed(seed)
-        of_token = [
-            q_of(guide, entropies, logps, generator)
-            for entropies, logps in zip(drawn["entropies"], drawn["logps"], strict=True)
-        ]
-        logs = [np.log(q).sum() for q in of_token]
-        gains = guide_gain(drawn["right"], logs, list(drawn["problem"])).dropna(subset="log_rho")
-        rho, tokens = gains["log_rho"].to_numpy(), np.concatenate(of_token)
+    for name in found.columns.drop(["problem", "right", "tokens"]):
+        if name.endswith(" acted"):
+            continue
+        gains = guide_gain(found["right"], found[name], list(found["problem"]))
+        gains = gains.dropna(subset="log_rho")
+        rho = gains["log_rho"].to_numpy()
         if len(rho) < 2:
             raise SageError(
                 f"{len(rho)} problems have right and wrong samples, and two or more are needed: "
@@ -97,9 +104,10 @@ def table(
         mean, half = rho.mean(), t.ppf(0.975, len(rho) - 1) * rho.std(ddof=1) / len(rho) ** 0.5
         p = base.loc[gains["problem"]].to_numpy()
         added = (success(p, beta, rho) - success(p, beta)).mean()
-        needed = int(np.ceil(len(drawn) * (half / precision) ** 2))
+        needed = int(np.ceil(len(found) * (half / precision) ** 2))
         bounds = (mean, mean - half, mean + half, (rho > 0).mean(), len(rho))
-        rows.append((name, *bounds, (tokens != 1).mean(), mean * beta, added, needed))
+        acted = found[f"{name} acted"].sum() / found["tokens"].sum()
+        rows.append((name, *bounds, acted, mean * beta, added, needed))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
