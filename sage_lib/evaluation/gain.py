@@ -90,9 +90,7 @@ def table(found: pd.DataFrame, beta: float, precision: float = 0.05) -> pd.DataF
         raise SageError(f"beta must be positive, not {beta}: without a KL term there is no optimum")
     base = found.groupby("problem", sort=False)["right"].mean()
     rows = []
-    for name in found.columns.drop(["problem", "right", "tokens"]):
-        if name.endswith(" acted"):
-            continue
+    for name in [column for column in found if f"{column} acted" in found]:
         gains = guide_gain(found["right"], found[name], list(found["problem"]))
         gains = gains.dropna(subset="log_rho")
         rho = gains["log_rho"].to_numpy()
