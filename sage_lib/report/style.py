@@ -67,7 +67,7 @@ _TOGETHER = (
     ("full_grpo", "full_no_kl", "full_strong"),
     (
         *("updates", "clip_higher", "clip_cov", "kl_cov", "rapo", "nsr", "entropy_bonus"),
-        *("top_entropy", "reference_reset"),
+        *("top_entropy", "reference_reset", "reset_branch", "clip_cov_branch"),
     ),
     ("ppl_low", "ppl_high", "position_late", "position_early"),
     ("rft", "rft_noise"),
