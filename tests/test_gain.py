@@ -65,6 +65,19 @@ def test_log_rho_from_samples_is_that_of_the_trees():
     assert one["log rho"] == one["acted"] == one["pass@1"] == 0
 
 
+def test_the_bias_of_few_right_samples_is_that_of_shuffled_labels():
+    rng = np.random.default_rng(0)
+    problem = np.repeat(np.arange(400), 16)
+    right = (np.tile(np.arange(16), 400) == 0).astype(float)  # one of 16, whatever its q
+    found = pd.DataFrame({"problem": problem, "right": right, "tokens": 9, "noise acted": 9})
+    found["noise"] = rng.normal(scale=0.8, size=len(found))
+    [row] = gain.table(found, beta=0.2).to_dict("records")
+    assert row["high"] < 0  # log rho is truly 0
+    # E log q of one sample less log E q: the mean of a lognormal is exp(0.8^2 / 2).
+    assert row["if shuffled"] == pytest.approx(-(0.8**2) / 2, abs=0.05)
+    assert row["low"] < row["if shuffled"] < row["high"]
+
+
 def test_problems_that_are_always_or_never_solved_tell_nothing():
     drawn, _ = drawn_from(0, 50)
     with pytest.raises(SageError, match="1 problems have right and wrong samples"):

@@ -26,7 +26,9 @@ from sage_lib.theory.optimum import guide_gain, success
 #: Shares of the samples' own tokens at which two more branch guides begin to act, and reach 1.4.
 QUANTILES = {"Branch, 90 % to 99.9 %": (0.9, 0.999), "Branch, 80 % to 90 %": (0.8, 0.9)}
 COLUMNS = ["guide", "log rho", "low", "high", "helps", "problems", "acted", "of the reward"]
-COLUMNS += ["pass@1", "needed"]
+COLUMNS += ["pass@1", "needed", "if shuffled"]
+#: How often the right samples of each problem are dealt anew for "if shuffled".
+SHUFFLES = 20
 
 
 def samples(profile: Profile, run: Run) -> pd.DataFrame:
@@ -105,8 +107,16 @@ def table(found: pd.DataFrame, beta: float, precision: float = 0.05) -> pd.DataF
         needed = int(np.ceil(len(found) * (half / precision) ** 2))
         bounds = (mean, mean - half, mean + half, (rho > 0).mean(), len(rho))
         acted = found[f"{name} acted"].sum() / found["tokens"].sum()
-        rows.append((name, *bounds, acted, mean * beta, added, needed))
+        rows.append((name, *bounds, acted, mean * beta, added, needed, _if_shuffled(found, name)))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _if_shuffled(found: pd.DataFrame, name: str) -> float:
+    rng, problem = np.random.default_rng(0), list(found["problem"])
+    by_problem = found.groupby("problem", sort=False)["right"]
+    dealt = (by_problem.transform(lambda of: rng.permutation(of)) for _ in range(SHUFFLES))
+    means = [guide_gain(right, found[name], problem)["log_rho"].mean() for right in dealt]
+    return float(np.mean(means))
 
 
 def q_of(guide: Guide, entropies: Any, logps: Any, generator: torch.Generator) -> np.ndarray:
