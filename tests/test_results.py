@@ -15,7 +15,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records, results
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import write_json
-from sage_lib.report import passk
+from sage_lib.report import inference, passk
 from sage_lib.tasks import countdown
 
 STEPS = 115
@@ -112,6 +112,11 @@ def test_the_runs_of_another_base_stand_beside_those_of_the_first(tmp_path, monk
     assert values["base"].values[..., 0].tolist() == [[0.375]], "the mean of both bases"
     assert values["grpo"].values[:, 0, 0].tolist() == pytest.approx([0.25, 0.125])
     assert values["grpo"].seeds == [3407, 3411]
+    gap = inference.difference(values["grpo"], values["base"]).set_index("metric")
+    assert gap.loc["pass@1", "difference"] == pytest.approx((-0.25 - 0.125) / 2)
+    (ours, theirs), _ = inference.common(values["grpo"], values["base"])
+    assert theirs[:, 0, 0].tolist() == pytest.approx([0.5, 0.25])
+    assert ours[:, 0, 0].tolist() == pytest.approx([0.25, 0.125])
     alone = results.load("study_second").support["run"].tolist()
     assert alone == ["sft", "grpo-s3411"]
     # All of p* lies on the one completion: KL(p* || pi) is -log pi of it.

@@ -6,8 +6,8 @@ and what it expects of each. Its outcome follows from the intervals by one rule,
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from scipy.stats import t
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
+from sage_lib.experiment.profile import BASE
 
 #: Fewer seeds than this decide nothing.
 FEWEST_SEEDS = 3
@@ -31,7 +32,8 @@ class Values:
     """What was measured of one method, by seed and problem.
 
     values: (seeds, problems, columns). sets: the data set of each problem. seeds: numbers; the
-    base has one, None.
+    base has one, None, and of several bases the mean. own_bases: of the base, the values of the one
+    that the run of each seed starts from, where there are several.
     """
 
     method: str
@@ -39,6 +41,7 @@ class Values:
     columns: Sequence[str]
     sets: Sequence[str]
     seeds: Sequence[Any]
+    own_bases: Mapping[int, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def by_method(cls, frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, "Values"]:
@@ -73,12 +76,28 @@ class Values:
             with np.errstate(invalid="ignore"):  # a problem without a number is NaN
                 values = total[places] / rows[places]
             found[str(method)] = cls(str(method), values, list(columns), sets, seeds)
+        if BASE in found and "run" in frame:
+            own = _own_bases(frame.assign(place=problem), list(columns), len(sets))
+            found[BASE] = replace(found[BASE], own_bases=own)
         return found
+
+
+def _own_bases(frame: pd.DataFrame, columns: list[str], problems: int) -> dict[int, np.ndarray]:
+    """Of each seed the values (problems, columns) of the base that its run starts from."""
+    frame = frame.assign(profile=frame["run"].str.rpartition("/")[0])  # as results names them
+    bases, trained = frame[frame["method"] == BASE], frame[frame["method"] != BASE]
+    found: dict[int, np.ndarray] = {}
+    for profile, rows in bases.groupby("profile"):
+        by_problem = rows.groupby("place")[columns].mean().reindex(range(problems))
+        of_profile = trained.loc[trained["profile"] == profile, "seed"].unique()
+        found |= dict.fromkeys(map(int, of_profile), by_problem.to_numpy(dtype=float))
+    return found
 
 
 def common(*chosen: Values) -> tuple[list[np.ndarray], list[Any]]:
     """The values of several methods at the seeds that all of them have, and these seeds. The base,
-    which has none, goes with each. SageError where there is no common seed."""
+    which has none, goes with each, as the one that the seed's run starts from. SageError where
+    there is no common seed."""
     trained = [one for one in chosen if None not in one.seeds] or list(chosen)
     seeds = [seed for seed in trained[0].seeds if all(seed in one.seeds for one in trained)]
     if not seeds:
@@ -86,8 +105,10 @@ def common(*chosen: Values) -> tuple[list[np.ndarray], list[Any]]:
         raise SageError(f"{names} share no seed: train them with the same ones")
     found = []
     for one in chosen:
-        own, base = list(one.seeds), None in one.seeds
-        found.append(one.values[[own.index(None if base else seed) for seed in seeds]])
+        if None in one.seeds:
+            found.append(np.stack([one.own_bases.get(seed, one.values[0]) for seed in seeds]))
+        else:
+            found.append(one.values[[list(one.seeds).index(seed) for seed in seeds]])
     return found, seeds
 
 
@@ -124,7 +145,7 @@ def differences(
         raise SageError(f"{against} was not evaluated: choose one of {', '.join(values)}")
     chosen = values if methods is None else [m for m in methods if m in values]
     theirs = values[against]
-    found = [difference(values[m], theirs) for m in chosen if m not in (against, "base")]
+    found = [difference(values[m], theirs) for m in chosen if m not in (against, BASE)]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=DIFFERENCES)
 
 
