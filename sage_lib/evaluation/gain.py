@@ -28,7 +28,7 @@ QUANTILES = {"Branch, 90 % to 99.9 %": (0.9, 0.999), "Branch, 80 % to 90 %": (0.
 COLUMNS = ["guide", "log rho", "low", "high", "helps", "problems", "acted", "of the reward"]
 COLUMNS += ["pass@1", "needed", "if shuffled"]
 #: How often the right samples of each problem are dealt anew for "if shuffled".
-SHUFFLES = 20
+SHUFFLES = 100
 
 
 def samples(profile: Profile, run: Run) -> pd.DataFrame:
@@ -112,10 +112,13 @@ def table(found: pd.DataFrame, beta: float, precision: float = 0.05) -> pd.DataF
 
 
 def _if_shuffled(found: pd.DataFrame, name: str) -> float:
-    rng, problem = np.random.default_rng(0), list(found["problem"])
-    by_problem = found.groupby("problem", sort=False)["right"]
-    dealt = (by_problem.transform(lambda of: rng.permutation(of)) for _ in range(SHUFFLES))
-    means = [guide_gain(right, found[name], problem)["log_rho"].mean() for right in dealt]
+    rng, means = np.random.default_rng(0), []
+    for _, of in found.groupby("problem", sort=False):
+        right = int(of["right"].sum())
+        if 0 < right < len(of):
+            q = np.exp(of[name] - of[name].max()).to_numpy()
+            dealt = rng.permuted(np.tile(q, (SHUFFLES, 1)), axis=1)
+            means.append(np.log(dealt[:, :right].mean(1) / dealt[:, right:].mean(1)).mean())
     return float(np.mean(means))
 
 
