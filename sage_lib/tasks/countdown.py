@@ -156,7 +156,7 @@ def judge(
 
 
 def measures(problem: Problem, text: str, correct: bool) -> dict[str, bool]:
-    """What the step checker says: ``valid`` is sound work to the target, ``rare`` work that names
+    """What the step checker says: ``valid`` is correct work to the target, ``rare`` work that names
     the rare way, ``unsound`` a correct answer without valid work."""
     found = check(problem.detail, text)
     return {
