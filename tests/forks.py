@@ -94,6 +94,11 @@ class Command:
         return self.log.read_text(errors="replace")
 
 
+def stage(profile, name, run):
+    """The words of a run of a stage, for :func:`start` and :func:`finish`."""
+    return "sage_lib.pipeline.stages", name, "--run", run, "--profile", profile.spec
+
+
 def start(*words, **more):
     """``python -m`` of a module, or ``python`` of a file, with these words, here, in this
     environment and ``more``."""

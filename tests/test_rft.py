@@ -150,51 +150,49 @@ def profile(tmp_path_factory):
         yield load_profile(folder / "tiny.yaml")
 
 
-def words_of(profile, stage, run):
-    return "sage_lib.pipeline.stages", stage, "--run", run, "--profile", profile.spec
-
-
-def finish(profile, stage, run):
-    forks.finish(*words_of(profile, stage, run))
-
-
 @pytest.fixture(scope="module")
 def base(profile):
-    finish(profile, "sft", "sft")
+    forks.finish(*forks.stage(profile, "sft", "sft"))
     return runs.sft_run(profile)
 
 
-def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_weights(
-    profile, base, tmp_path
-):
+@pytest.fixture(scope="module")
+def whole(profile, base):
+    """A run that nothing disturbs."""
     run = runs.rl_run(profile, "rft_entropy", 3407)
-    samples = run.build / "round1" / "samples.jsonl"
-    forks.start(*words_of(profile, "rl", run.name)).kill_at(samples.is_file)
-    for step in (4, 9):  # in the middle of each round's training
-        process = forks.start(*words_of(profile, "rl", run.name))
-        process.kill_at(lambda at=step: len(files.read_lines(run.live_steps)) >= at)
+    forks.finish(*forks.stage(profile, "rl", run.name))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("draws", "learns"), [(False, [9]), pytest.param(True, [4, 9], marks=pytest.mark.slow)]
+)
+def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_weights(
+    profile, base, whole, tmp_path, monkeypatch, draws, learns
+):
+    """From the same base, elsewhere. ``learns``: steps in the middle of a round's training."""
+    shutil.copytree(base.build, tmp_path / "build" / profile.name / "sft")
+    shutil.copytree(base.measured, tmp_path / "measured" / profile.name / "sft")
+    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    run = runs.rl_run(profile, "rft_entropy", 3407)
+    words = forks.stage(profile, "rl", run.name)
+    if draws:
+        forks.start(*words).kill_at((run.build / "round1" / "samples.jsonl").is_file)
+    for step in learns:
+        forks.start(*words).kill_at(lambda at=step: len(files.read_lines(run.live_steps)) >= at)
         assert not run.done()
-    finish(profile, "rl", run.name)
+    forks.finish(*words)
     killed = records.load(run.record)
     steps = files.read_lines(run.measured / "steps.jsonl")
     assert [row["step"] for row in steps] == list(range(1, 13)), "no step is lost or doubled"
     exact = files.read_lines(run.measured / "exact.jsonl")
     assert [row["step"] for row in exact] == [0, 6, 12]
     assert killed["drawn"] == 2 * 8 * 8
-    with pytest.MonkeyPatch.context() as patch:  # from the same base, undisturbed, elsewhere
-        shutil.copytree(base.build, tmp_path / "build" / profile.name / "sft")
-        shutil.copytree(
-            base.measured, tmp_path / base.measured.relative_to(run.measured.parents[3])
-        )
-        patch.setenv("SAGE_RESULTS", str(tmp_path))
-        patch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-        finish(profile, "rl", run.name)
-        again = runs.rl_run(profile, "rft_entropy", 3407)
-        whole = records.load(again.record)
-        tables = [one.measured / "rounds.csv" for one in (run, again)]
-        first, second = (pd.read_csv(table).filter(regex="^(?!seconds)") for table in tables)
-        pd.testing.assert_frame_equal(first, second)
-    assert killed["weights"] == whole["weights"] != records.load(base.record)["weights"]
+    tables = [one.measured / "rounds.csv" for one in (run, whole)]
+    first, second = (pd.read_csv(table).filter(regex="^(?!seconds)") for table in tables)
+    pd.testing.assert_frame_equal(first, second)
+    assert killed["weights"] == whole.weights != records.load(base.record)["weights"]
 
 
 SHOWN = {"seed": 9, "rows": 48, "early_rare_share": None}

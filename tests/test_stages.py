@@ -18,7 +18,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines
-from sage_lib.pipeline import notebooks, reproduce, runner, stages
+from sage_lib.pipeline import notebooks, plan, reproduce, runner, stages
 
 FAKE_STAGES = Path(__file__).parent / "fake_stages.py"
 #: A process that does a stage.
@@ -34,10 +34,12 @@ HEED = "import signal; signal.signal({0}, signal.{1})\n"
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Fake stages in folders of their own; a function that says what they do."""
+    """Fake stages in folders of their own, before which no process imports TRL to check settings; a
+    function that says what they do."""
     monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
     monkeypatch.setattr(runner, "PROGRAM", "fake_stages")
+    monkeypatch.setattr(plan, "check_settings", lambda profile: None)
     monkeypatch.setenv("PYTHONPATH", str(FAKE_STAGES.parent))
 
     def told(**fate):

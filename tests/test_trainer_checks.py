@@ -1,5 +1,7 @@
 """What SageTrainer refuses, and faults planted in the seam."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from datasets import IterableDataset
@@ -8,7 +10,7 @@ from transformers import TrainerCallback
 
 from sage_lib.algorithm.guides import BranchGuide
 from sage_lib.errors import SageError
-from sage_lib.files import read_lines
+from sage_lib.files import append_line, read_lines
 from sage_lib.training.callbacks import Collapse, StepLog
 
 __all__ = ["make"]  # the fixture
@@ -179,3 +181,17 @@ def test_a_divergence_is_a_collapse_that_leaves_the_weights_as_they_were(make, t
         trainer.train()
     assert found.value.step == 2 and len(read_lines(tmp_path / "steps.jsonl")) == 1
     assert torch.equal(weights(trainer), diverge.kept) and diverge.kept.isfinite().all()
+
+
+def test_steps_of_equal_rewards_are_counted_on_through_a_resume(tmp_path):
+    """32 were logged when the run was killed, and its checkpoint is that of the 30th."""
+    log, state = tmp_path / "steps.jsonl", SimpleNamespace(global_step=30)
+    equal = {"frac_reward_zero_std": 1.0}
+    for step in range(1, 33):
+        append_line(log, {"step": step, **equal})
+    callback = StepLog(log)
+    callback.on_train_begin(None, state, None)
+    with pytest.raises(Collapse, match="collapsed at step 50: every group of the last 50 steps"):
+        for state.global_step in range(31, 60):
+            callback.on_log(None, state, None, logs=equal)
+    assert [row["step"] for row in read_lines(log)] == list(range(1, 51))
