@@ -34,14 +34,12 @@ def test_ascent_leaves_a_plateau():
 GIVEN = range(400), [0.001, 0.01, 0.05], [0.05, 0.2, 0.5, 1.0]
 
 
-def test_theorem_4_3_is_an_equivalence_and_its_shortcuts_are_not():
+def test_theorem_4_3_is_an_equivalence():
     frame = checks.supports(*GIVEN)
     frame = frame[~frame["rlvr"]]
     entered = frame["sage"]
     assert entered.any() and not entered.all()
     assert (frame["theorem"] == entered).all()
-    assert (frame["correct_only"] & ~entered).any()
-    assert (~frame["reference_only"] & entered).any()
 
 
 def test_the_reward_brings_more_completions_into_the_support_than_the_guide():

@@ -67,7 +67,7 @@ def test_reading_results_loads_no_training_code():
     """Everything that draws and tabulates measured files: not theory, not training's curve."""
     others = {"report.theory", "report.live"}
     readers = [m for m in MODULES if m.startswith("report.") and m not in others]
-    readers += ["evaluation.metrics", "evaluation.counts", "experiment.results"]
+    readers += ["evaluation.metrics", "experiment.results"]
     readers += ["pipeline.plan", "pipeline.stages", "policy.token_signals"]
     wanted = ", ".join(f"sage_lib.{m.removesuffix('.__init__')}" for m in readers)
     heavy = "{'torch', 'trl', 'unsloth', 'transformers'}"

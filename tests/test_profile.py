@@ -33,6 +33,15 @@ def test_shipped_profiles_resolve_and_their_keys_are_known_to_trl_and_peft(name)
     assert profile.rl["use_bias_correction_kl"] is False, "every reproduction uses the paper's k3"
 
 
+def stated_values(here):
+    """The values in a cell of the column `here`: dotted key of a profile -> its value as YAML.
+
+    Parts are separated by "; "; a part that is not "key = value" is a remark.
+    """
+    parts = [re.fullmatch(r"([a-z]\w*(?:\.\w+)*) = (.+)", part) for part in here.split("; ")]
+    return {found[1]: found[2] for found in parts if found}
+
+
 #: Values of the paper profile without a line in fidelity.csv: see PLUMBING.
 UNCOMPARED = ("name", "description", "model.architecture.", "compute.")
 
@@ -41,7 +50,7 @@ def test_every_value_of_the_paper_profile_is_that_of_the_fidelity_table():
     values = load_profile("paper_all").flat()
     stated = {}
     for line in reported.fidelity().itertuples():
-        for key, text in reported.stated_values(line.here).items():
+        for key, text in stated_values(line.here).items():
             assert key in values, f"{line.setting}: the profile paper_all has no {key}"
             assert YAML(typ="safe").load(text) == values[key], f"{line.setting}: {key}"
             stated[key] = line

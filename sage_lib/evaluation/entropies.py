@@ -5,8 +5,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.algorithm.token_probabilities import completion_logits, entropies
-from sage_lib.evaluation import groups
-from sage_lib.experiment import problems
+from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
@@ -22,7 +21,7 @@ COMPLETIONS = 8  # of each of ``evaluation.traced`` prompts
 
 def measure(profile: Profile, run: Run) -> dict:
     """Write entropy.json, the distribution of :func:`token_entropies`; returns the run record."""
-    policy = groups.finished(profile, run.policy)
+    policy = runs.finished(profile, run.policy)
     kept = {"prompts": profile.evaluation.traced, "completions": COMPLETIONS}
     record = Record("entropies", profile.name, run.fingerprint, profile.rl["seed"], kept)
     model, tokenizer = loading.load(profile, policy.model)

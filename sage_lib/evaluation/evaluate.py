@@ -12,8 +12,6 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib.evaluation import groups
-from sage_lib.evaluation.counts import COLUMNS
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
@@ -28,6 +26,11 @@ from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
 
+#: One row of counts.csv per problem: n samples, c of them correct, and how many the length limit
+#: cut off. After these come the counts of what the problem's task measures (``COUNTED``), empty for
+#: other tasks.
+COLUMNS = ("dataset", "problem", "n", "c", "truncated")
+
 
 def evaluate(profile: Profile, run: Run) -> dict:
     """Evaluate the model of ``run.policy``; returns the record.
@@ -35,7 +38,7 @@ def evaluate(profile: Profile, run: Run) -> dict:
     Writes counts.csv, samples.jsonl.gz, scores.csv and support.csv. Under ``accelerate launch`` the
     processes share the drawing; the main one does the rest.
     """
-    policy, settings = groups.finished(profile, run.policy), profile.evaluation
+    policy, settings = runs.finished(profile, run.policy), profile.evaluation
     flat = profile.flat(methods=False)
     record = Record("evaluation", profile.name, run.fingerprint, settings.seed, flat)
     tokenizer = loading.load_tokenizer(profile.model, policy.model)

@@ -21,7 +21,6 @@ from sage_lib.algorithm.token_probabilities import (
     log_probabilities,
 )
 from sage_lib.errors import SageError
-from sage_lib.evaluation import groups
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
@@ -72,7 +71,7 @@ def measure(profile: Profile, run: Run) -> dict:
     adds to it ("added"), their ratio ("share"), and how far the addition points along the pull
     ("along"): means over prompts with their standard errors.
     """
-    base = groups.finished(profile, runs.sft_run(profile))
+    base = runs.finished(profile, runs.sft_run(profile))
     runs.require_entropies(profile, profile.guide_choice("branch"))
     kept = {"prompts": PROMPTS, "batches": BATCHES, "completions": COMPLETIONS, "moved": MOVED}
     seed = profile.rl["seed"]

@@ -12,7 +12,7 @@ from sage_lib.algorithm.token_probabilities import (
     entropies_of,
     log_probabilities,
 )
-from sage_lib.errors import SageError
+from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.policy import loading
@@ -20,17 +20,6 @@ from sage_lib.policy.sampling import rollouts, sample_seed
 from sage_lib.tasks.judging import judge
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.verifier import Verifier
-
-
-def finished(profile: Profile, policy: Run | None) -> Run:
-    """``policy``, the run whose model is read; SageError where that is not there."""
-    if policy is None or not policy.done():
-        name, stage = (policy.name, policy.stage) if policy else ("-", "rl")
-        raise SageError(
-            f"there is no finished model of {name} in profile {profile.name}: "
-            f"sage-companion stage {stage} --profile {profile.spec} makes it"
-        )
-    return policy
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class Drawer:
     """Draws groups from the policy that a run reads, or from another ``model`` of the profile."""
 
     def __init__(self, profile: Profile, run: Run):
-        self.profile, self.policy = profile, finished(profile, run.policy)
+        self.profile, self.policy = profile, runs.finished(profile, run.policy)
         self.model, self.tokenizer = loading.load(profile, self.policy.model)
         self.verifier = Verifier(workers=profile.compute.threads)
 

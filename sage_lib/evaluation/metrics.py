@@ -1,10 +1,9 @@
-"""The metrics of both papers as pure functions: pass@k, votes, diversity, support.
+"""The metrics of both papers as pure functions: pass@k, votes, diversity.
 
 Their uncertainty is in :mod:`intervals`, whose functions can be had from here, too.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -96,18 +95,6 @@ def majority_at_k(
 def unsolvable(problems: Sequence[str], c: ArrayLike) -> set[str]:
     """The k-rollout unsolvable set (exploration report, 2.1): problems with ``c`` = 0 correct."""
     return {problem for problem, n in zip(problems, np.asarray(c), strict=True) if n == 0}
-
-
-def empirical_support(probabilities: Mapping[str, float], epsilon: float) -> set[str]:
-    """supp_eps of Definition 4.1: correct completions whose probability is above ``epsilon``."""
-    return {completion for completion, p in probabilities.items() if p > epsilon}
-
-
-def exclusive_regions(sets: Mapping[str, set[str]]) -> dict[tuple[str, ...], int]:
-    """How many elements lie in exactly these sets: the regions of a Venn diagram."""
-    every = sorted(set[str]().union(*sets.values()))
-    regions = (tuple(name for name in sets if element in sets[name]) for element in every)
-    return dict(Counter(regions))
 
 
 def distinct_answers(answers: Sequence[Hashable | None]) -> int:

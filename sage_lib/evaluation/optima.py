@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs, reads_rewards
-from sage_lib.evaluation import groups
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
@@ -47,7 +46,7 @@ def measure(profile: Profile, run: Run) -> dict[str, Any]:
     bounds if q of what is not listed lies within that of what is; rare, the log of E[q | valid and
     the rare way] / E[q | valid]. beta is NaN for q of the base, else q is refreshed at that beta.
     """
-    policy = groups.finished(profile, run.policy)
+    policy = runs.finished(profile, run.policy)
     listed = profile.evaluation.listed
     settings = {"floor": FLOOR, "problems": listed, "draws": DRAWS, "betas": BETAS}
     record = Record("optimum", profile.name, run.fingerprint, profile.seeds[0], settings)

@@ -1,8 +1,7 @@
-"""What keywords tell of the text of a sample: reasoning patterns, token categories, defects."""
+"""What keywords tell of the text of a sample: reasoning patterns, defects."""
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,32 +41,6 @@ _PATTERNS = {
     name: re.compile("|".join(phrases), re.IGNORECASE) for name, phrases in PATTERNS.items()
 }
 
-#: Table 1 of the exploration report; a word that matches nothing above "semantic" is semantic. A
-#: letter alone is a variable, but "a" and "I" only beside a sign.
-CATEGORIES = {
-    "metacognitive": r"""let('s|\ us)\ (check|verify|see|recheck) | (double[-\ ])?check(ing)?\b
-        | verif(y|ies|ying) | (wait|correction|actually|mistake|overall)\b | in\ summary
-        | to\ summari[sz]e | first,\ (i|we)\ will | (i|we)\ ((need|want)\ to|will)\b | the\ plan\b
-        | step\ by\ step""",
-    "logical": r"""(therefore|because|since|thus|hence|so|however|but|although|while|first|second
-        |next|then|finally|and|also|or|if|implies)\b""",
-    "formal": r"""\\[a-zA-Z]+ | \d+(\.\d+)? | [-+*/=^<>≤≥≠±×÷·√∑∏∫π∞%!|]
-        | (?-i:[b-zB-HJ-Z])\b(?![a-z'’]) | (?<=[$+*/=^<>(])[ai]\b | [ai](?=\s*[-+*/=^<>_$)])
-        | [(){}\[\]$_]""",
-    "semantic": r"[^\W\d_]+('[a-z]+)?",
-}
-
-
-_CATEGORIES = re.compile(
-    "|".join(f"(?P<{name}>{phrases})" for name, phrases in CATEGORIES.items()),
-    re.IGNORECASE | re.VERBOSE,
-)
-
-
-def patterns(text: str) -> set[str]:
-    """Names of the reasoning patterns whose keywords occur in ``text``."""
-    return {name for name, regex in _PATTERNS.items() if regex.search(text)}
-
 
 @dataclass(frozen=True)
 class PatternFrequency:
@@ -88,11 +61,6 @@ def pattern_frequencies(correct_texts: Sequence[Sequence[str]]) -> dict[str, Pat
         mean = sum(shares) / len(shares) if shares else float("nan")
         frequencies[name] = PatternFrequency(mean, len(kept), len(correct_texts) - len(kept))
     return frequencies
-
-
-def categories(text: str) -> Counter[str]:
-    """How many tokens of each category a text has; phrases such as "let's check" count once."""
-    return Counter(match.lastgroup or "" for match in _CATEGORIES.finditer(text))
 
 
 def defects(text: str, finished: bool = True) -> set[str]:

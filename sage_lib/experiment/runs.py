@@ -178,6 +178,16 @@ def starts_from(profile: Profile, run: Run) -> list[tuple[Profile, Run]]:
     return [] if run.policy is None else [(profile, run.policy)]
 
 
+def finished(profile: Profile, policy: Run | None) -> Run:
+    """``policy``, the run whose model is read; SageError where that is not there."""
+    if policy is None or not policy.done():
+        raise SageError(
+            f"there is no finished model of {policy.name if policy else 'a policy'} in profile "
+            f"{profile.name}: {command(profile, policy)} makes it"
+        )
+    return policy
+
+
 def command(profile: Profile, run: Run | None = None) -> str:
     """What to type to make a run of a profile, or without one everything, again."""
     spec = shlex.quote(profile.spec)

@@ -211,16 +211,6 @@ def could_draw(settings: Settings, problem: Problem) -> bool:
     return False
 
 
-def elsewhere(name: str, revision: str | None = None) -> str:
-    """Where a set would be fetched from; "" for what lies on this machine or is no public set."""
-    for part in SOURCES[name].parts if name in SOURCES else ():
-        if _here(part, revision) is None:
-            if isinstance(part, Hub):
-                return part.repository
-            return part.url.format(revision=revision or part.revision)
-    return ""
-
-
 def load(name: str, revision: str | None = None) -> list[Problem]:
     """The data set ``name`` (a key of :data:`SOURCES`), in file order.
 

@@ -92,19 +92,19 @@ def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.Dat
     return by_case.max().assign(trees=by_case.size()).reset_index()
 
 
-def sequence_forms(seeds: Iterable[int], kind: str = "token") -> pd.DataFrame:
+def sequence_forms(seeds: Iterable[int]) -> pd.DataFrame:
     """Ways to charge a completion with the sum of its k1 = log pi - log q·pi_ref, beside eq. 8.
 
     A row for each tree: the relative difference of each form's expected gradient to that of
     eq. 8, and "variance": that of one completion's gradient under the return-to-go, relative to the
-    variance where each token is charged with the whole sum. ``kind``: of the guide.
+    variance where each token is charged with the whole sum. The guide is of the kind "token".
     """
     rows = []
     for seed in seeds:
         tree, log_policy, log_reference = random_policies(seed)
         free = log_policy.clone().requires_grad_()
         live = tree.log_policy(free)
-        k1 = live - log_guide(tree, kind, log_policy) - log_reference
+        k1 = live - log_guide(tree, "token", log_policy) - log_reference
         sums, drawn = tree.paths @ k1, tree.completion_probabilities(live).detach()
         depth = torch.tensor([len(state) for state, _ in tree.edges])
         not_before = (depth[:, None] >= depth).to(k1.dtype)
@@ -190,16 +190,14 @@ def distances(
 ) -> pd.DataFrame:
     """Total variation between where an anchor leads and eq. 4: a row per instance and anchor.
 
-    Columns: beta, depth, sharpness, seed, estimator, entropy (the reference's mean token entropy,
-    nats), distance. ``kind``: of the guide. An instance without a fixed point is left out.
+    Columns: beta, depth, sharpness, seed, estimator, distance. ``kind``: of the guide. An instance
+    without a fixed point is left out.
     """
     rows = []
     for depth, sharpness, seed in product(depths, sharpnesses, seeds):
         tree, log_reference, reward = full_tree_instance(seed, depth, 3, sharpness)
         log_q = log_guide(tree, kind, log_reference)
         reference = tree.completion_probabilities(log_reference)
-        visits = tree.sum_by_state(tree.visits(log_reference))
-        entropy = float((visits * tree.entropies(log_reference)).sum() / visits.sum())
         for beta, anchor in product(betas, estimators.OFFERED):
             guide = solutions.product_guide(tree, log_q)
             target = solutions.tilted(reference, reward, beta, guide)
@@ -208,8 +206,8 @@ def distances(
             except SageError:
                 continue
             distance = total_variation(tree.completion_probabilities(rest), target)
-            rows.append((beta, depth, sharpness, seed, anchor, entropy, distance))
-    columns = ["beta", "depth", "sharpness", "seed", "estimator", "entropy", "distance"]
+            rows.append((beta, depth, sharpness, seed, anchor, distance))
+    columns = ["beta", "depth", "sharpness", "seed", "estimator", "distance"]
     return pd.DataFrame(rows, columns=columns)
 
 

@@ -48,13 +48,7 @@ def measure(profile: Profile, run: Run) -> dict:
     it, as means over :data:`BLOCK` updates (``step``: the last of them). A completion is positive
     or negative by its advantage, and even in a group without a spread; ``gradient`` is G_t (eq. 4).
     """
-    policy = run.policy
-    if policy is None or not policy.done():
-        name = policy.name if policy else "-"
-        raise SageError(
-            f"{name} is to be replayed and is not done: "
-            f"sage-companion stage rl --profile {profile.spec} --run {name} does it"
-        )
+    policy = runs.finished(profile, run.policy)
     settings = rl.settings_of(profile, policy)
     record = Record("replay", profile.name, run.fingerprint, settings["seed"], {"block": BLOCK})
     checkpoints, log = run.build / "checkpoints", run.build / "groups.jsonl"

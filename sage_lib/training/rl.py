@@ -44,11 +44,7 @@ def train(profile: Profile, run: Run) -> dict:
     """
     anchored = runs.reference_profile(profile, run.method)
     for whose in (profile, anchored):
-        if not runs.sft_run(whose).done():
-            raise SageError(
-                f"RL starts from the SFT model of profile {whose.name}, which is not there: "
-                f"sage-companion stage sft --profile {whose.spec} makes it"
-            )
+        runs.finished(whose, runs.sft_run(whose))
     chosen, settings = profile.methods[run.method], settings_of(profile, run)
     if chosen.rft is not None:
         return rft.train(profile, run)
