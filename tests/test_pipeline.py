@@ -308,7 +308,6 @@ evaluation:
   max_new_tokens: 4
   batch_size: 8
   seed: 1
-  resamples: 20
 """
 
 

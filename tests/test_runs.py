@@ -130,7 +130,7 @@ def test_a_held_out_problem_that_training_could_draw_retrains(variant):
 
 def test_how_samples_are_read_draws_none_again():
     sampled = fingerprints("smoke")[2]
-    assert fingerprints("smoke+evaluation.resamples=50+evaluation.ks=[1, 2]")[2] == sampled
+    assert fingerprints("smoke+evaluation.ks=[1, 2]")[2] == sampled
     scored = fingerprints("smoke+evaluation.scored=4")[2]
     assert scored[0] == sampled[0] and scored[1] != sampled[1]
     assert fingerprints("smoke+evaluation.temperature=0.5")[2][0] != sampled[0]

@@ -54,7 +54,7 @@ def stand_in(name, folder):
         method.pop("seeds", None)
     evaluation = {**settings["evaluation"], "engine": "transformers", "vllm": None}
     evaluation |= {"data": [{**DATA, "rows": 2, "seed": 1001}], "samples": 4, "ks": [1, 2, 4]}
-    evaluation |= {"max_new_tokens": 24, "resamples": 100, "scored": 2, "traced": 2}
+    evaluation |= {"max_new_tokens": 24, "scored": 2, "traced": 2}
     # What is kept of a run, an adapter or a model, is the profile's.
     kept = {"keep_adapter": profile.compute.keeps_adapter, "disk_gb": 0}
     compute = {**settings["compute"], **kept, "requires_gpu": False, "threads": 1}

@@ -133,7 +133,6 @@ class Evaluation:
     max_new_tokens: PositiveInt
     batch_size: PositiveInt
     seed: Seed
-    resamples: PositiveInt  # of the bootstrap over problems
     scored: NonNegativeInt = 16  # samples a problem whose tokens are scored
     engine: Literal["transformers", "vllm"] = "transformers"  # what samples
     vllm: dict[str, Any] | None = None  # keywords of vllm.LLM
