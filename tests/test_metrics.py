@@ -159,6 +159,14 @@ def test_one_seed_has_no_spread():
     assert metrics.mean_std([0.2, 0.4])[1] == pytest.approx(np.sqrt(0.02))
 
 
+def test_seeds_that_agree_by_luck_leave_the_error_of_the_problems():
+    noise = np.random.default_rng(5).normal(size=(3, 50, 1))
+    lucky = noise - noise.mean(axis=1, keepdims=True)  # all seeds have the same mean, 0
+    _, low, high = metrics.paired_difference(lucky, np.zeros_like(lucky))
+    alone = ttest_1samp(lucky.mean(axis=0)[:, 0], 0).confidence_interval(0.95)
+    assert (low[0], high[0]) == pytest.approx((alone.low, alone.high), rel=0.05)
+
+
 def test_minimum_detectable_effect_is_found_with_its_power():
     rng = np.random.default_rng(0)
     of_4000 = metrics.minimum_detectable_effect(rng.normal(0, 1, (4000, 1)))[0]

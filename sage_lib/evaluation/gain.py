@@ -28,7 +28,7 @@ QUANTILES = {"Branch, 90 % to 99.9 %": (0.9, 0.999), "Branch, 80 % to 90 %": (0.
 COLUMNS = ["guide", "log rho", "low", "high", "helps", "problems", "acted", "of the reward"]
 COLUMNS += ["pass@1", "needed", "if shuffled"]
 #: How often the right samples of each problem are dealt anew for "if shuffled".
-SHUFFLES = 100
+SHUFFLES = 1000
 
 
 def samples(profile: Profile, run: Run) -> pd.DataFrame:

@@ -76,11 +76,12 @@ def paired_difference(
     """Mean of a - b, and an interval that covers other training seeds and other problems.
 
     Seed s of ``a`` is compared with seed s of ``b`` on the same problems. The error of the mean has
-    two sources: ``seeds``, the variance over seeds of their means / seeds, and ``problems``, the
-    same over problems, less what noise alone would give there, and at least 0. The interval is
-    mean +- t * sqrt(seeds + problems), with Satterthwaite's degrees of freedom (Hillis 2007,
-    Statistics in Medicine 26, 596-619). With one seed on both sides the first part is left out: the
-    result then holds for *these two checkpoints* on other problems.
+    two sources: ``seeds``, the variance over seeds of their means / seeds, and at least what noise
+    alone would give there; and ``problems``, the same over problems, less the noise, at least 0.
+    So the error is at least that of these checkpoints on other problems. The interval is mean +- t
+    * sqrt(seeds + problems), with Satterthwaite's degrees of freedom (Hillis 2007, Statistics in
+    Medicine 26, 596-619). With one seed on both sides the first part is left out: the result then
+    holds for *these two checkpoints* on other problems.
 
     ``a`` and ``b`` have shape (seeds, problems, columns); of one checkpoint, which is compared with
     every seed of the other side, (problems, columns) or (problems,). Returns (mean, low, high),
@@ -207,7 +208,7 @@ def _standard_error(difference: Array, sets: Sets) -> tuple[Array, Array]:
     unknown = np.full(columns, np.nan)
     if min(part.shape[1] for part in parts) < 2:
         return unknown, unknown
-    problems, noise, doubt_of_problems = np.zeros((3, columns))
+    problems, noise, doubt_of_problems, doubt_of_noise = np.zeros((4, columns))
     for part in parts:
         size, weight = part.shape[1], 1 / len(parts) ** 2
         of_problems = part.mean(axis=0)
@@ -216,15 +217,19 @@ def _standard_error(difference: Array, sets: Sets) -> tuple[Array, Array]:
         doubt_of_problems += found**2 / (size - 1)
         if seeds > 1:
             rest = part - part.mean(axis=1, keepdims=True) - of_problems + part.mean(axis=(0, 1))
-            mean_square = (rest**2).sum(axis=(0, 1)) / ((seeds - 1) * (size - 1))
-            noise += weight * mean_square / (seeds * size)
+            freedom = (seeds - 1) * (size - 1)
+            found = weight * (rest**2).sum(axis=(0, 1)) / freedom / (seeds * size)
+            noise += found
+            doubt_of_noise += found**2 / freedom
     own = np.maximum(problems - noise, 0)
     kept = np.divide(own, problems, out=np.zeros(columns), where=problems > 0)
     variance, doubt = own, kept**2 * doubt_of_problems
     if seeds > 1:
         of_seeds = np.mean([part.mean(axis=1) for part in parts], axis=0)  # (seeds, columns)
         found = of_seeds.var(axis=0, ddof=1) / seeds
-        variance, doubt = variance + found, doubt + found**2 / (seeds - 1)
+        # Means of seeds vary at least by their noise, whatever few of them happen to show.
+        doubt = doubt + np.where(found < noise, doubt_of_noise, found**2 / (seeds - 1))
+        variance = variance + np.maximum(found, noise)
     # Equal differences leave no more than what rounding makes of them.
     rounding = 1e-12 * np.abs(difference).max(axis=(0, 1))
     varies = variance > rounding**2
