@@ -50,11 +50,11 @@ def reproduce(
     rows = [*sorted(rows), ("in all", time.monotonic() - begun, "")]
     table = pd.DataFrame(rows, columns=["notebook", "seconds", "state"])
     print(f"\n{plan.text(table)}", flush=True)
-    runner.require(ordered, outcomes, "; what was made is kept, and --resume goes on")
     try:
         compare.show(profile)
     except SageError as error:  # there is nothing to compare with
         print(f"\n{error}", flush=True)
+    runner.require(ordered, outcomes, "; what was made is kept, and --resume goes on")
 
 
 def _start_afresh(profile: Profile) -> None:
