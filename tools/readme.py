@@ -81,8 +81,9 @@ def result(study: results.Study, claims: verdict.Claims, compared: pd.DataFrame)
         f"{points.loc[best, 'pass@1']:.3f}, and pass@256 falls from {own['pass@256']:.3f} to "
         f"{points.loc[best, 'pass@256']:.3f}. Neither Branch guide raised both over GRPO at the "
         f"same beta, {reference:g} ({seeds} seeds from two bases, differences with 95 % "
-        "intervals). The optimum of GRPO's objective loses no pass@k on any problem, so the loss "
-        "comes from how it is trained, or from new problems. "
+        "intervals). The optimum of GRPO's objective loses no pass@k on any problem. So the lost "
+        "pass@256 comes from training that misses the optimum, or from weak generalisation to "
+        "held-out problems. "
     )
     margin = compared[compared["claim"] == "both rise"].set_index("metric")["margin"]
     said += (
