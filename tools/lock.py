@@ -109,7 +109,7 @@ def licence(name: str) -> str:
     )
     classes = [c.split(" :: ")[-1] for c in found.get_all("Classifier") or [] if c[:7] == "License"]
     in_short = words if len(words) < 60 and words != "UNKNOWN" else ""
-    return expression or in_short or "; ".join(classes) or "no words but the file"
+    return expression or in_short or "; ".join(classes) or "only a licence file"
 
 
 def licences(names: list[str]) -> str:

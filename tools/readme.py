@@ -73,17 +73,19 @@ def result(study: results.Study, claims: verdict.Claims, compared: pd.DataFrame)
     anchored = [method for method in line if front.beta_of(study.settings, method) > 0]
     best = points.loc[anchored, "pass@1"].idxmax()
     own, reference = points.loc["base"], front.beta_of(study.settings, study.settings.reference)
+    grpo = points.loc[study.settings.reference]
     seeds = compared.loc[compared["claim"] == "both rise", "seeds"].min()
     waiting = int((judged["outcome"] == "not run").sum())
     said = (
         f"GRPO learns here: at beta {front.beta_of(study.settings, best):g} "
         f"({points.loc[best, 'seeds']} seeds) pass@1 rises from {own['pass@1']:.3f} to "
         f"{points.loc[best, 'pass@1']:.3f}, and pass@256 falls from {own['pass@256']:.3f} to "
-        f"{points.loc[best, 'pass@256']:.3f}. Neither Branch guide raised both over GRPO at the "
-        f"same beta, {reference:g} ({seeds} seeds from two bases, differences with 95 % "
-        "intervals). The optimum of GRPO's objective loses no pass@k on any problem. So the lost "
-        "pass@256 comes from training that misses the optimum, or from weak generalisation to "
-        "held-out problems. "
+        f"{points.loc[best, 'pass@256']:.3f}. At beta {reference:g} it ends at "
+        f"{grpo['pass@1']:.3f} and {grpo['pass@256']:.3f}. At that beta neither Branch guide "
+        f"raised both over GRPO ({seeds} seeds from two bases; the table has 95 % intervals). "
+        "The optimum of GRPO's objective raises pass@k on every problem (notebook 19). So pass@256 is lost "
+        "because training misses the optimum, or because it generalises badly to held-out "
+        "problems. "
     )
     margin = compared[compared["claim"] == "both rise"].set_index("metric")["margin"]
     said += (

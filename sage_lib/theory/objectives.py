@@ -22,7 +22,7 @@ CLAIMS = {
     "forward": "k3 is the forward KL",
     "scales": "a guide of the state scales k3 by q",
     "nothing": "a guide of the state changes nothing under corrected k3",
-    "eq. 8": "the sequence's credit is eq. 8",
+    "eq. 8": "k1 in the return is eq. 8",
 }
 
 
