@@ -147,6 +147,12 @@ def test_only_seeds_that_all_have_count(placed):
     assert "grpo_branch" not in set(front.outside(placed((0.45, 0.79), [8, 9]))["method"])
 
 
+def test_a_point_of_the_line_that_lacks_seeds_is_left_out_and_costs_none(placed):
+    few = {NAMES[0.8]: planted(NAMES[0.8], (0.9, 0.99), SEEDS[:2])}  # a point that nothing beats
+    table = front.outside(placed((0.46, 0.78), **few)).set_index("method")
+    assert table.loc["grpo_branch", ["seeds", "verdict"]].tolist() == [len(SEEDS), "outside"]
+
+
 def test_on_the_last_stretch_the_share_of_the_base_says_where(placed):
     row = front.outside(placed((0.35, 0.81))).set_index("method").loc["grpo_branch"]
     assert row["nearest"] == 0.8 and row["to_base"] == pytest.approx(0.5, abs=0.05)

@@ -87,7 +87,8 @@ def outside(study: Study, methods: Iterable[str] | None = None, anchor: str = "k
     intervals and three seeds. nearest: beta of the nearest point (inf: the base); to_base: how far
     it lies along the last stretch, which has no beta.
 
-    GRPO's own points (on_front) stand against the line without them. SageError for fewer than two.
+    Points of the line that lack a seed that others share with the method are left out. GRPO's own
+    points (on_front) stand against the line without them. SageError for fewer than two.
     """
     settings, values = study.settings, passk.exact(study)
     front = front_methods(settings, values, anchor)
@@ -100,13 +101,14 @@ def outside(study: Study, methods: Iterable[str] | None = None, anchor: str = "k
         methods = [method for method in values if method != BASE]
     rows = []
     for method in methods:
-        line = [values[one] for one in (*front, BASE) if one != method]
-        seeds = [set(one.seeds) for one in (values[method], *line[:-1])]
-        if method != front[0] and set.intersection(*seeds):
-            betas = [beta_of(settings, one.method) for one in line[:-1]]
+        others = [one for one in front if one != method]
+        seeds = max((set(values[method].seeds) & set(values[one].seeds) for one in others), key=len)
+        whole = [one for one in others if seeds <= set(values[one].seeds)]
+        if method != front[0] and seeds:
+            line, betas = [*whole, BASE], [beta_of(settings, one) for one in whole]
             row = {"method": method, "on_front": method in front}
             row["beta"] = beta_of(settings, method)
-            rows.append(row | excess(values[method], line, betas))
+            rows.append(row | excess(values[method], [values[one] for one in line], betas))
     return pd.DataFrame(rows)
 
 
