@@ -76,8 +76,9 @@ _TOGETHER = (
 for _start, _group in enumerate(_TOGETHER):
     for _i, _key in enumerate(_group, _start):
         LOOKS[_key] = (_FREE[_i % 6], _DASHES[_i % 7], _MARKERS[(2 * _i + 3 * _start) % 13])
-for _i, _beta in enumerate((0.02, 0.05, 0.07, 0.1, 0.28, 0.4, 0.8), 1):
-    LOOKS[f"front_beta{_beta}"] = ("blue", _DASHES[_i % 7], _MARKERS[_i + 1])
+_LINE = (f"front_beta{_beta}" for _beta in (0.02, 0.05, 0.1, 0.28, 0.4, 0.8, 0.55))
+for _i, _key in enumerate((*_LINE, "grpo_low"), 1):
+    LOOKS[_key] = ("blue", _DASHES[_i % 7], _MARKERS[_i + 1])
 
 
 def look(method: str) -> dict[str, Any]:
