@@ -49,7 +49,9 @@ def test_the_front_is_grpo_at_every_beta_and_nothing_else():
     study = load_profile("study")
     methods = front.front_methods(study)
     own = [front.beta_of(study, key) for key in methods]
-    assert own == [0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.55, 0.8], "not answer, not guides"
+    assert own == [0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.55, 0.8], (
+        "not answer, not guides"
+    )
     assert methods[0] == "grpo_no_kl" and "grpo" in methods, "not a rival at the same beta"
     assert front.front_methods(study, anchor="sequence") == ["grpo_no_kl", "sequence"]
     assert front.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]

@@ -18,7 +18,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from sage_lib.algorithm.anchors import REDUCTIONS
-from sage_lib.algorithm.guides import Number, make, named
+from sage_lib.algorithm.guides import STRICT, Number, make, named
 from sage_lib.errors import SageError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class TokenShaper(AdvantageShaper):
 # -- of completions --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class PerplexityAdvantage(CompletionShaper):
     """The exploration report's eq. 7 and 11: A·(1 - alpha·w), with w the log-perplexity of the
     completion, standardised within its group (deviation of the whole group; 0 where it is 0).
@@ -136,7 +136,7 @@ class PerplexityAdvantage(CompletionShaper):
         return completions.advantages * (1 - self.alpha * w.flatten())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class NegativeSamples(CompletionShaper):
     """Negative-sample reinforcement: correct completions weigh ``positive``, wrong ones 1.
 
@@ -151,7 +151,7 @@ class NegativeSamples(CompletionShaper):
         return (self.positive * correct - (1 - correct)).nan_to_num(nan=0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class PassAtK(CompletionShaper):
     """Pass@k training (Chen et al. 2025, arXiv 2508.10751), its analytical derivation.
 
@@ -197,7 +197,7 @@ def _correct(completions: Completions) -> torch.Tensor:
 # -- of tokens -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class PositionBonus(TokenShaper):
     """The exploration report's eq. 8 and 12: A + sign(A)·gamma·sigmoid(d·m·(l - n)), with l the
     token's place in its completion, from 0 to 1, while the run's progress is in [start, end).
@@ -240,7 +240,7 @@ def covariance(tokens: BatchTokens) -> torch.Tensor:
     return centred(tokens.live_logps.detach()) * centred(tokens.advantages)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ClipCov(TokenShaper):
     """Clip-Cov (Cui et al. 2025, arXiv 2505.22617): tokens drawn at random among those whose
     covariance lies in [low, high] have an advantage of 0, which leaves their KL term.
@@ -267,7 +267,7 @@ class ClipCov(TokenShaper):
         return ShapedTokens(tokens.advantages.masked_fill(chosen, 0.0), touched=chosen)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class KLCov(TokenShaper):
     """KL-Cov (Cui et al. 2025, arXiv 2505.22617): the tokens of the largest covariance have
     coef·|log pi - log pi_old| added to their loss.

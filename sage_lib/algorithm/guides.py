@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Clamp of every guide (the authors' code).
 LOW, HIGH = 0.6, 1.4
+#: An unknown parameter is refused.
+STRICT = ConfigDict(extra="forbid")
 #: A parameter: neither text nor a truth value is read as a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -46,7 +48,7 @@ class GuideInputs:
 Guide = Callable[[GuideInputs], "torch.Tensor"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CosineSchedule:
     """``periods`` cosine periods over a run, each from ``high`` down to ``low``.
 
@@ -70,7 +72,7 @@ class CosineSchedule:
         return self.low + (high - self.low) * (1 + math.cos(math.pi * within)) / 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class _Clamped:
     low: Number = field(default=LOW, kw_only=True)
     high: Number = field(default=HIGH, kw_only=True)
@@ -88,7 +90,7 @@ class _Clamped:
         return clamped.where(inputs.mask.bool(), 1.0).detach()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class BranchGuide(_Clamped):
     """Eq. 11: q_t = 1 + ratio · max(0, H_t - threshold). Threshold in nats; Table 8: 1.2, 0.3."""
 
@@ -103,7 +105,7 @@ class BranchGuide(_Clamped):
         return self._finish(1 + self.ratio * excess, inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class RandomGuide(_Clamped):
     """Eq. 9: with probability e, q_t = 1 + s·z with z ~ N(0, 1); otherwise 1.
 
@@ -119,7 +121,7 @@ class RandomGuide(_Clamped):
         return self._finish(q.where(chosen, 1.0), inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TokenGuide(_Clamped):
     """Eq. 10: q_t = 1 + a·w_t + s·w_t·z, w_t in [0, 1] from the surprisal -log pi(y_t).
 
@@ -141,7 +143,7 @@ class TokenGuide(_Clamped):
         return self._finish(1 + amplitude * w + scale * w * _noise(inputs, "randn"), inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class RewardGuide(_Clamped):
     """RAPO's reference (Deng et al. 2025, arXiv 2510.03865) as a guide: pi_ref to the ``power`` phi
     where the reward is 0, so q_t = pi_ref(y_t)^(phi - 1); q = 1 on the other completions.
@@ -161,7 +163,7 @@ class RewardGuide(_Clamped):
         return self._finish(q.where(wrong, 1.0), inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class IdentityGuide:
     """q = 1, for controls: stock GRPO with the same anchor, through the guided path."""
 
@@ -169,7 +171,7 @@ class IdentityGuide:
         return inputs.logps.new_ones(inputs.logps.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ShuffledGuide:
     """Control: the values of the guide ``inner``, permuted within each sequence's tokens."""
 
@@ -341,7 +343,7 @@ def _with_threshold(
     if (len(fixed), len(shares)) not in ((2, 0), (0, 2)):
         raise SageError(
             f"{where}: the guide takes either threshold and ratio, or threshold_quantile and "
-            "clamp_quantile"
+            "clamp_quantile: set the other two to null"
         )
     if fixed:
         return given

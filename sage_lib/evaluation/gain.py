@@ -33,14 +33,18 @@ SHUFFLES = 1000
 
 def samples(profile: Profile, run: Run) -> pd.DataFrame:
     """The samples of a base's evaluation: a row each, with the columns problem, right (0 or 1), and
-    entropies, logps (arrays of shape (tokens,), nats, of the base)."""
+    entropies, logps (arrays of shape (tokens,), nats, of the base). Data sets marked ``ood`` are
+    left out, as in every average."""
     assert run.policy is not None
     asked = problems.sampled_problems(profile)
     rows = collect(sorted(run.build.glob("samples*.jsonl")), asked, profile.evaluation.samples)
     judged(asked, rows, Verifier(workers=profile.compute.threads))
     model, tokenizer = loading.load(profile, run.policy.model)
     found = []
+    shifted = {problem.dataset for problem in problems.sampled_problems(profile, ood=True)}
     for problem, row in zip(asked, rows, strict=True):
+        if problem.dataset in shifted:
+            continue
         prompt = loading.encode(tokenizer, problem.question)
         drawn = zip(row["ids"], row["finished"], strict=True)
         bodies = [[*ids, tokenizer.eos_token_id] if done else ids for ids, done in drawn]

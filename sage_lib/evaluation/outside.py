@@ -22,7 +22,7 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation.outside_formats import FORMATS, Line
 
 KNOWN = (
-    "known are samples.jsonl, .jsonl.gz and .parquet of this project, lm-evaluation-harness's "
+    "known are lines with dataset, problem, number and correct, lm-evaluation-harness's "
     "samples_*.jsonl, lighteval's details_*.parquet and limit-of-RLVR's .jsonl"
 )
 #: What is read of a Parquet file; a file has some of them.

@@ -45,7 +45,9 @@ def unknown(where: str, key: str, known: Iterable[str]) -> SageError:
     """The error for a key that is not ``known``, with the one that is spelt most alike."""
     alike = difflib.get_close_matches(key, known := list(known), 1)
     named = f"did you mean {below(where, alike[0]).split(': ')[-1]}?" if alike else ""
-    return SageError(f"{below(where, key)} is unknown; {named or 'choose of ' + ', '.join(known)}")
+    return SageError(
+        f"{below(where, key)} is unknown; {named or 'choose one of ' + ', '.join(known)}"
+    )
 
 
 @functools.cache

@@ -206,6 +206,8 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
     change, own = method.reference, [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
         yield "it guides the anchor, which needs beta > 0"
+    if method.guide is not None and method.anchor == "forward_kl":
+        yield "the anchor forward_kl takes no guide"
     if change is not None and not (beta > 0 and re.match(CHANGE, change)):
         yield f"reference changes the base, as in sft.max_steps=750, and needs beta > 0: {change!r}"
     if own and method.guide is not None and needs_entropies(method.guide):

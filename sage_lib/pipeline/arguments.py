@@ -11,7 +11,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     """The words of a command line that :func:`given_profile` reads."""
     about = "a profile's name, or the path of a .yaml file"
     parser.add_argument("--profile", default="smoke", help=about)
-    about = "change one setting, as in --set rl.beta=0.2: a variant with a folder of its own"
+    about = "change one setting, as in --set rl.beta=0.1: a variant with a folder of its own"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
@@ -25,5 +25,5 @@ def given_profile(options: argparse.Namespace) -> Profile:
     """The profile that a command line names, with its changed settings."""
     for change in options.set:
         if not re.match(r"[A-Za-z_][\w.-]*=", change):
-            raise SageError(f"--set {change}: a change is KEY=VALUE, as in --set rl.beta=0.2")
+            raise SageError(f"--set {change}: a change is KEY=VALUE, as in --set rl.beta=0.1")
     return load_profile("+".join([options.profile, *options.set]))
