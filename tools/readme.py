@@ -82,10 +82,10 @@ def result(study: results.Study, claims: verdict.Claims, compared: pd.DataFrame)
         f"{points.loc[best, 'pass@1']:.3f}, and pass@256 falls from {own['pass@256']:.3f} to "
         f"{points.loc[best, 'pass@256']:.3f}. At beta {reference:g} it ends at "
         f"{grpo['pass@1']:.3f} and {grpo['pass@256']:.3f}. At that beta neither Branch guide "
-        f"raised both over GRPO ({seeds} seeds from two bases; the table has 95 % intervals). "
-        "The optimum of GRPO's objective raises pass@k on every problem (notebook 19). So "
-        "pass@256 is lost because training misses the optimum, or because it generalises badly to "
-        "held-out problems. "
+        f"raised both over GRPO ({seeds} seeds from two bases; intervals of 95 % over seeds and "
+        "problems). The optimum of GRPO's objective raises pass@k on every problem (notebook 19). "
+        "So pass@256 is lost because training misses the optimum, or because it generalises badly "
+        "to held-out problems. "
     )
     margin = compared[compared["claim"] == "both rise"].set_index("metric")["margin"]
     said += (

@@ -37,11 +37,11 @@ class Values:
     """
 
     method: str
-    values: np.ndarray
+    values: np.ndarray = field(repr=False)
     columns: Sequence[str]
-    sets: Sequence[str]
+    sets: Sequence[str] = field(repr=False)
     seeds: Sequence[Any]
-    own_bases: Mapping[int, np.ndarray] = field(default_factory=dict)
+    own_bases: Mapping[int, np.ndarray] = field(default_factory=dict, repr=False)
 
     @classmethod
     def by_method(cls, frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, "Values"]:
