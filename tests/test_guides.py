@@ -7,7 +7,9 @@ import sys
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+from sage_lib.algorithm.advantages import PassAtK
 from sage_lib.algorithm.guides import (
     GUIDES,
     BranchGuide,
@@ -303,6 +305,12 @@ def test_a_wrong_choice_is_told_in_one_sentence_that_begins_with_its_place(choic
     with pytest.raises(SageError, match=reason) as told:
         check_choice(choice, "profile mine: methods.a.guide")
     assert str(told.value).startswith("profile mine: methods.a.guide")
+
+
+@pytest.mark.parametrize("kind", [BranchGuide, RandomGuide, TokenGuide, PassAtK])
+def test_a_misspelt_parameter_is_refused(kind):
+    with pytest.raises(ValidationError, match="treshold"):
+        kind(treshold=1.0)
 
 
 def test_entropies_that_do_not_give_a_guide_are_refused():

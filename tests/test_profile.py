@@ -101,6 +101,7 @@ def variant(tmp_path):
         ("methods: {mine: {label: M, guide: {name: branhc}}}", "branhc.*branch, random, token"),
         ("methods: {mine: {label: M, guide: 3}}", "methods.mine.guide: there is no guide 3"),
         ("methods: {mine: {label: M, guide: branch, rl: {beta: 0.0}}}", "needs beta > 0"),
+        ("methods: {mine: {label: M, guide: token, anchor: forward_kl}}", "takes no guide"),
         ("methods: {mine: {label: M, anchor: k4}}", "k4.*k3, k3_corrected"),
         ("methods: {mine: {label: M, advantage: ppl}}", "mine.advantage: .*no advantage 'ppl'"),
         ("methods: {mine: {label: M, reference: x}}", "reference changes the base"),
