@@ -18,17 +18,18 @@ from torch import nn
 
 
 @contextmanager
-def merged_adapters(model: nn.Module) -> Iterator[int]:
+def merged_adapters(model: nn.Module, rounded: bool = False) -> Iterator[int]:
     """Let plain products stand in for the LoRA layers of ``model``, with what is active in each.
 
     It takes the memory of those layers' weights once more. Layers for which it would be another
-    function stay (:func:`_stand_in`). Yields the number of layers that are merged.
+    function stay (:func:`_stand_in`). Yields the number of layers that are merged. ``rounded``:
+    layers of 16 bits are merged too, their sums rounded to 16 bits, as vLLM samples from them.
     """
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
         for parent in list(model.modules()):
             for name, layer in list(parent.named_children()):
-                merged = _stand_in(layer) if type(layer) is LoraLinear else None
+                merged = _stand_in(layer, rounded) if type(layer) is LoraLinear else None
                 if merged is not None:
                     replaced.append((parent, name, layer))
                     setattr(parent, name, merged)
@@ -70,27 +71,28 @@ class _Product(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-def _stand_in(layer: LoraLinear) -> nn.Module | None:
+def _stand_in(layer: LoraLinear, rounded: bool) -> nn.Module | None:
     """What computes the same as ``layer`` in one product; None where nothing does: for a base of
-    fewer than 32 bits or of a type of its own, for DoRA, dropout in training, a bias of the
-    adapter, and what somebody else has hooked into or merged."""
+    fewer than 32 bits (unless ``rounded``) or of a type of its own, for DoRA, dropout in training,
+    a bias of the adapter, and what somebody else has hooked into or merged."""
     base, active = layer.base_layer, []
     if not layer.disable_adapters:
         active = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
     plain = type(base) is nn.Linear and type(base.weight) is nn.Parameter
     if not plain or layer.merged or _is_hooked(layer) or _is_hooked(base):
         return None
-    weight: torch.Tensor = base.weight
+    half = rounded and base.weight.dtype in (torch.bfloat16, torch.float16)
+    weight: torch.Tensor = base.weight.float() if half else base.weight
     for adapter in active:
-        if not _is_product(layer, adapter):
+        if not _is_product(layer, adapter, weight):
             return None
         weight = weight + layer.get_delta_weight(adapter)
-    return _Product(weight, base.bias)
+    return _Product(weight.to(base.weight.dtype), base.bias)
 
 
-def _is_product(layer: LoraLinear, adapter: str) -> bool:
-    """Whether the adapter adds s·B·A to the base's weight and nothing else, in its precision."""
-    dropout, weight = layer.lora_dropout[adapter], layer.base_layer.weight
+def _is_product(layer: LoraLinear, adapter: str, weight: torch.Tensor) -> bool:
+    """Whether the adapter adds s·B·A to ``weight`` and nothing else, in its precision."""
+    dropout = layer.lora_dropout[adapter]
     halves = (layer.lora_A[adapter], layer.lora_B[adapter])
     return (
         adapter not in layer.lora_variant

@@ -96,7 +96,7 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         if not may_merge(self):
             return super()._generate_single_turn(*args, **kwargs)
         # What comes out are lists: no tensor without a gradient's books reaches the loss.
-        with torch.inference_mode(), merged_adapters(self.model):
+        with torch.inference_mode(), merged_adapters(self.model, rounded=True):
             return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:

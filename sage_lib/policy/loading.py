@@ -68,13 +68,30 @@ def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrai
     """What a stage saved in ``folder``, an adapter merged, on this process's GPU if any."""
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
     base = base_of(folder)
-    model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
+    chosen = SAFE | attention(dtype)
+    model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **chosen)
     if base is not None:
         from peft import PeftModel  # late: Unsloth, where it is, comes before
 
         model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval(), load_tokenizer(profile.model, folder)
+    return with_quick_head(model).to(device).eval(), load_tokenizer(profile.model, folder)
+
+
+def attention(dtype: torch.dtype | str | None) -> dict[str, str]:
+    """How a model of ``dtype`` attends: plainly in 16 bits on a CPU, where torch's fused attention
+    takes longer; else as transformers chooses."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return {"attn_implementation": "eager"} if half and not torch.cuda.is_available() else {}
+
+
+def with_quick_head(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, its large output layer given whole inputs: without gradients, torch on a CPU
+    copies that layer's weights once for every row of a batch whose input is a slice."""
+    head = model.get_output_embeddings()
+    if head is not None and head.weight.numel() > 1e6:  # a small one is copied in no time
+        head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+    return model
 
 
 def with_prompt(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -23,10 +23,14 @@ def load_model(
     revision = settings.revision if str(folder) == settings.name else None
     if not by_unsloth:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, revision=revision, dtype=dtype or "auto", **loading.SAFE
+            folder,
+            revision=revision,
+            dtype=dtype or "auto",
+            **loading.SAFE,
+            **loading.attention(dtype),
         )
         model.config.use_cache = False  # nothing that trains reads past keys and values
-        return model, loading.load_tokenizer(settings, folder, revision)
+        return loading.with_quick_head(model), loading.load_tokenizer(settings, folder, revision)
     model, tokenizer = unsloth_first.fast_language_model().from_pretrained(
         model_name=str(folder),
         revision=revision,
