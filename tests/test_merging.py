@@ -80,6 +80,19 @@ def test_what_is_no_product_in_single_precision_stays_as_it_is(tiny_model, setti
         assert count == 0 and torch.equal(logits(model), expected)
 
 
+def test_layers_of_16_bits_are_merged_where_rounding_is_allowed(tiny_model):
+    model = adapted(tiny_model, dtype=torch.bfloat16)
+    expected = logits(model).float()
+    with model.disable_adapter():
+        acts = (logits(model).float() - expected).abs().max()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with merged_adapters(model, rounded=True) as count:
+        found = logits(model)
+    assert count == 3 and found.dtype == torch.bfloat16
+    assert (found.float() - expected).abs().max() < acts / 10, "only roundings apart"
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+
+
 def test_hooked_and_merged_layers_stay_and_modules_to_save_keep_their_own_weights(tiny_model):
     model = adapted(tiny_model, modules_to_save=["lm_head"])
     with torch.no_grad():

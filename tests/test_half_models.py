@@ -1,0 +1,51 @@
+"""What makes a model of 16 bits quick on a CPU changes nothing that it computes."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sage_lib.policy import loading
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def model_of(vocabulary, dtype=torch.float32, **more):
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=vocabulary, initializer_range=0.3, **SIZES, **HEADS, **more)
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+@torch.no_grad()
+def test_a_large_output_layer_is_given_whole_inputs_and_gives_the_same():
+    ids = torch.arange(24).reshape(3, 8)
+    model, given = model_of(40_000), []
+    model.lm_head.register_forward_hook(lambda _, inputs, out: given.append(inputs[0]))
+    before = model(input_ids=ids, logits_to_keep=2).logits
+    assert not given[0].is_contiguous(), "transformers hands on a slice"
+    after = loading.with_quick_head(model)(input_ids=ids, logits_to_keep=2).logits
+    assert given[1].is_contiguous() and torch.allclose(after, before, atol=1e-5)
+
+
+def test_a_small_output_layer_stays_as_it_is():
+    model = loading.with_quick_head(model_of(40))
+    assert not model.lm_head._forward_pre_hooks
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a CPU")
+@torch.no_grad()
+def test_16_bits_attend_plainly_to_the_same_and_32_bits_as_transformers_chooses():
+    assert loading.attention(torch.float32) == loading.attention(None) == {}
+    chosen = loading.attention(torch.bfloat16)
+    assert chosen == {"attn_implementation": "eager"}
+    ids, mask = torch.arange(24).reshape(3, 8), torch.ones(3, 8)
+    mask[0, :3] = 0
+    models = [model_of(40, torch.bfloat16, **more) for more in ({}, chosen, {})]
+    named = [m.config._attn_implementation for m in models]
+    assert named == ["sdpa", "eager", "sdpa"]
+    models[2].float()  # the same weights, and products in 32 bits
+    fused, plain, exact = (
+        m(input_ids=ids, attention_mask=mask).logits[mask == 1].float() for m in models
+    )
+    error, of_fused = (plain - exact).std(), (fused - exact).std()
+    assert error < 0.02 * exact.std() and error < 2 * of_fused
