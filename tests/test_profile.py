@@ -86,6 +86,10 @@ def variant(tmp_path):
     ("lines", "words"),
     [
         ("seedz: [3407]", "mine: seedz is unknown; did you mean seeds?"),
+        ("beta: 0.2", r"mine: beta is unknown; did you mean rl.beta\?"),
+        ("learning_rate: 0.1", "did you mean sft.learning_rate or rl.learning_rate?"),
+        ("sources: {}", r"mine: sources is unknown; choose one of extends, train.*compute$"),
+        ("train: grpo", "mine: train is a list of methods, not 'grpo'"),
         ("evaluation: {sampels: 3}", "mine: evaluation.sampels is unknown; .* evaluation.samples?"),
         ("seeds: [3407", "not valid YAML"),
         ("seeds: " + 2000 * "[", "not valid YAML: maximum recursion depth"),
@@ -219,6 +223,7 @@ def test_a_setting_that_trl_or_peft_does_not_have_is_refused():
     for change, words in (
         ("rl.temprature=1.0", r"rl.temprature is unknown; did you mean rl.temperature\?"),
         ("rl_lora={rr: 4}", r"rl_lora.rr is unknown"),
+        ("rl.kl_coef=0.1", "rl.kl_coef is unknown; GRPOConfig has no setting of this name$"),
         ("rl.epsilon=high", r"rl.epsilon: .*number, not 'high'"),
         ("rl_lora.target_modules=[1]", r"rl_lora.target_modules"),
     ):

@@ -16,6 +16,9 @@ from sage_lib.errors import SageError
 
 T = TypeVar("T")
 
+#: Names that an error still lists.
+MANY = 30
+
 
 def make(cls: type[T], given: Any, where: str) -> T:
     """``cls(**given)``; SageError of one sentence that begins with the place ``where``."""
@@ -41,13 +44,26 @@ def below(where: str, key: str) -> str:
     return f"{where}.{key}" if ": " in where else f"{where}: {key}"
 
 
-def unknown(where: str, key: str, known: Iterable[str]) -> SageError:
-    """The error for a key that is not ``known``, with the one that is spelt most alike."""
+def unknown(
+    where: str, key: str, known: Iterable[str], given: Mapping[str, Any] | None = None, of: str = ""
+) -> SageError:
+    """The error for a key that is not ``known``, with the one that is spelt most alike, or with the
+    sections of ``given`` that have it. ``of``: what has the known keys, where they are many."""
     alike = difflib.get_close_matches(key, known := list(known), 1)
-    named = f"did you mean {below(where, alike[0]).split(': ')[-1]}?" if alike else ""
-    return SageError(
-        f"{below(where, key)} is unknown; {named or 'choose one of ' + ', '.join(known)}"
-    )
+    found = [below(where, one).split(": ")[-1] for one in alike]
+    sections = (given or {}).items()
+    found = found or [f"{name}.{key}" for name, one in sections if key in _keys(one)]
+    if found:
+        advice = f"did you mean {' or '.join(found)}?"
+    elif of and len(known) > MANY:
+        advice = f"{of} has no setting of this name"
+    else:
+        advice = f"choose one of {', '.join(known)}"
+    return SageError(f"{below(where, key)} is unknown; {advice}")
+
+
+def _keys(section: Any) -> Iterable[str]:
+    return section if isinstance(section, dict) else ()
 
 
 @functools.cache
@@ -65,7 +81,7 @@ def check_section(cls: type, given: Mapping[str, Any], where: str) -> None:
     hints, known = typing.get_type_hints(cls), [f.name for f in dataclasses.fields(cls) if f.init]
     for key, value in given.items():
         if key not in known:
-            raise unknown(where, key, known)
+            raise unknown(where, key, known, of=cls.__name__)
         adapter = _adapter(hints[key])
         try:
             if adapter is not None and key != "scale_rewards":  # false is "none" in TRL

@@ -76,6 +76,12 @@ def build_profile(settings: dict[str, Any], path: Path) -> Profile:
     """The dataclasses of merged settings, checked. ``path``: of the profile's file."""
     name, folder = path.stem, path.parent
     fields = dataclasses.fields(Profile)
+    known = ["extends", "train", *(f.name for f in fields if f.repr)]
+    for key in map(str, settings):
+        if key not in known:
+            raise unknown(name, key, known, settings)
+    if not isinstance(settings.get("train", []), list | None):
+        raise SageError(f"{name}: train is a list of methods, not {settings['train']!r}")
     optional = {f.name for f in fields if default_of(f) is not dataclasses.MISSING}
     given = {k: v for k, v in settings.items() if v is not None or k not in optional}
     tasks = _sections(given.get("task_defaults", {}), f"{name}: task_defaults", TASKS)
@@ -264,6 +270,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict
     settings.pop("extends", None)
     if found is None:
         return settings, sources
+    settings.setdefault("description", f"{found.stem}, with the changes of {path.name}")
     base, base_sources = read(found, (*above, path))
     evaluation = base.get("evaluation")
     lines = evaluation.get("data") if isinstance(evaluation, dict) else None
