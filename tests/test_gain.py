@@ -1,6 +1,7 @@
 """What guides would do, from samples: against the exact log rho of random trees, and bad input."""
 
 import argparse
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import torch
 from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
 from sage_lib.errors import SageError
 from sage_lib.evaluation import gain
-from sage_lib.experiment import runs
+from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import guide_gain
 from sage_lib.theory import optimum
@@ -40,6 +41,36 @@ def drawn_from(seed, number):
             (str(seed), float(right[place]), np.array([of_state[s] for s in states]), logps)
         )
     return pd.DataFrame(rows, columns=["problem", "right", "entropies", "logps"]), exact
+
+
+def test_shifted_data_sets_are_left_out(monkeypatch):
+    """What draws, judges and loads is stubbed: which problems are scored is asked."""
+    profile = load_profile("smoke")
+    asked = problems.sampled_problems(profile)
+    shifted = {p.dataset for p in problems.sampled_problems(profile, ood=True)}
+    kept = [f"{p.dataset}/{p.id}" for p in asked if p.dataset not in shifted]
+    assert shifted and kept and len(kept) < len(asked)
+
+    def judged(asked, rows, verifier):
+        for row in rows:
+            row["correct"] = [True]
+
+    def signals(model, base, prompt, bodies, pad):
+        return [
+            SimpleNamespace(entropy=np.ones(len(one)), base_log_pi=-np.ones(len(one)))
+            for one in bodies
+        ]
+
+    tokenizer = SimpleNamespace(eos_token_id=0, pad_token_id=0)
+    rows = [{"ids": [[5, 6]], "finished": [True]} for _ in asked]
+    monkeypatch.setattr(gain, "collect", lambda *_: rows)
+    monkeypatch.setattr(gain, "judged", judged)
+    monkeypatch.setattr(gain, "signals", signals)
+    monkeypatch.setattr(gain.loading, "load", lambda *_: (None, tokenizer))
+    monkeypatch.setattr(gain.loading, "encode", lambda *_: [1])
+    found = gain.samples(profile, runs.evaluation_run(profile, runs.sft_run(profile)))
+    assert list(found["problem"]) == kept and set(found["right"]) == {1.0}
+    assert all(len(one) == 3 for one in found["entropies"]), "the end token is scored as well"
 
 
 def test_log_rho_from_samples_is_that_of_the_trees():

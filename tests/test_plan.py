@@ -117,6 +117,30 @@ def test_a_dry_run_says_what_a_profile_asks_for(name, capsys, monkeypatch):
         assert all(f"\n{one} " in printed for one in plan.ASSUMED)
 
 
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ("sft: null\nsft_data: null", "the model as it comes"),
+        ("sft: {max_steps: -1}", "2 epochs"),  # those of the profile paper
+        ("sft: {max_steps: -1, num_train_epochs: 1}", "1 epochs"),
+    ],
+)
+def test_a_dry_run_says_how_long_the_base_is_trained(tmp_path, lines, shown):
+    (tmp_path / "own.yaml").write_text(f"name: own\nextends: smoke\n{lines}\n")
+    planned = plan.planned_runs(load_profile(tmp_path / "own.yaml"))
+    assert planned.set_index("stage").loc["sft", "size"] == shown
+
+
+def test_a_dry_run_names_the_data_files_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "check_settings", lambda profile: None)
+    text = "name: own\nextends: smoke\nrl_data: {name: file, path: mine.jsonl, rows: 3}\n"
+    (tmp_path / "own.yaml").write_text(text)
+    told = plan.describe(load_profile(tmp_path / "own.yaml"))
+    assert told.endswith(f"MISSING\nthere is no data file\n{tmp_path / 'mine.jsonl'}")
+    (tmp_path / "mine.jsonl").touch()
+    assert "MISSING" not in plan.describe(load_profile(tmp_path / "own.yaml"))
+
+
 # --- asked before anything starts -----------------------------------------------------------------
 
 

@@ -77,14 +77,21 @@ def _size(profile: Profile, stage: str, method: str) -> str:
     evaluation, sft = profile.evaluation, profile.sft
     if stage == "evaluate":
         return f"{evaluation.asked} problems x {evaluation.samples} samples"
+    if stage == "sft" and not sft:
+        return "the model as it comes"
     if stage == "sft":
         steps = sft.get("max_steps", 0)
-        return f"{steps:,} steps" if steps > 0 else f"{sft.get('num_train_epochs')} epochs"
+        return f"{steps:,} steps" if steps > 0 else f"{_epochs(sft):g} epochs"
     if stage not in ("rl", "replay"):
         return ""
     steps, rounds = profile.steps_of(method), profile.methods[method].rft is not None
     drawn = profile.rft_of(method).drawn if rounds else _batch(profile.rl_of(method)) * steps
     return f"{steps:,} steps, {drawn:,} completions"
+
+
+def _epochs(sft: Mapping[str, Any]) -> float:
+    """Of a section without ``max_steps``; TRL's default is 3."""
+    return float(sft.get("num_train_epochs", 3))
 
 
 def _batch(section: Mapping[str, Any]) -> int:
@@ -195,8 +202,8 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
         scored = 2 * evaluation.asked * evaluation.scored * whole  # by the policy and by the base
         return drawn + _passes(scored, 2, size, numbers)
     if stage == "sft" and profile.sft and profile.sft_data is not None:
-        seen = _batch(profile.sft) * profile.sft["max_steps"]
-        seen = seen if seen > 0 else profile.sft_data.rows * profile.sft["num_train_epochs"]
+        seen = _batch(profile.sft) * profile.sft.get("max_steps", 0)
+        seen = seen if seen > 0 else profile.sft_data.rows * _epochs(profile.sft)
         each = operations(profile.sft_lora is not None, profile.sft["gradient_checkpointing"])
         # Appendix E.2 lets in no row longer than half of the model's length.
         return _passes(seen * profile.model.max_seq_length / 2, each, size, numbers)
@@ -233,8 +240,17 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         parts["WHERE"] = assumptions.reset_index(names="assumption")
     if profile.methods and profile.model.architecture:
         parts["MEMORY OF RL AND DISK, estimated"] = needs(profile)
+    if missing := _missing(profile):
+        parts["MISSING"] = pd.DataFrame({"there is no data file": missing})
     told = [f"{title}\n{text(table)}" for title, table in parts.items()]
     return "\n\n".join([f"profile {profile.name}: {profile.description}", *told])
+
+
+def _missing(profile: Profile) -> list[str]:
+    """The data files of a user's own that are not there."""
+    used = [profile.sft_data, profile.rl_data, *profile.evaluation.data]
+    files = [getattr(data.settings, "file", None) for data in used if data is not None]
+    return list(dict.fromkeys(str(one) for one in files if one and not one.is_file()))
 
 
 def check_settings(profile: Profile) -> None:
