@@ -82,14 +82,15 @@ def result(study: results.Study, claims: verdict.Claims, compared: pd.DataFrame)
         f"{points.loc[best, 'pass@1']:.3f}, and pass@256 falls from {own['pass@256']:.3f} to "
         f"{points.loc[best, 'pass@256']:.3f}. At beta {reference:g} it ends at "
         f"{grpo['pass@1']:.3f} and {grpo['pass@256']:.3f}. At that beta neither Branch guide "
-        f"raised both over GRPO ({seeds} seeds from two bases; intervals of 95 % over seeds and "
-        "problems). The optimum of GRPO's objective raises pass@k on every problem (notebook 19). "
-        "So pass@256 is lost because training misses the optimum, or because it generalises badly "
-        "to held-out problems. "
+        f"raised both metrics over GRPO ({seeds} seeds, two base models; 95 % intervals over "
+        "seeds and problems). The optimum of GRPO's objective raises pass@k on every problem "
+        "(notebook 19). "
+        "So training loses pass@256: it misses the optimum, or generalises badly to held-out "
+        "problems. "
     )
     margin = compared[compared["claim"] == "both rise"].set_index("metric")["margin"]
     said += (
-        f"The smallest gain that matters is {margin['pass@1']:.3f} in pass@1 and "
+        f"Our margin, the smallest gain that matters, is {margin['pass@1']:.3f} in pass@1 and "
         f"{margin['pass@256']:.3f} in pass@256. "
     )
     said += f"Of {len(judged)} claims {waiting} wait for their runs." if waiting else ""

@@ -245,8 +245,8 @@ def branching(study: Study) -> dict[str, Values]:
 
 
 def shown(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
-    """Comparisons as a reader sees them: claim, comparison, metric, difference, seeds, outcome."""
-    table = compared[["claim", "metric", "seeds", "outcome"]].copy()
+    """What readers see: claim, comparison, expected, difference, seeds, outcome."""
+    table = compared[["claim", "seeds", "outcome"]].copy()
     numbers = zip(*(compared[name] for name in ("difference", "low", "high")), strict=True)
     pairs = zip(compared["method"], compared["against"], strict=True)
     of = [" - ".join(study.label(method) for method in pair) for pair in pairs]
@@ -254,6 +254,7 @@ def shown(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
         "" if np.isnan(d) else f"{d:+.4f} [{low:+.4f}, {high:+.4f}]" for d, low, high in numbers
     ]
     table.insert(1, "comparison", of)
+    table.insert(2, "expected", compared["metric"] + " " + compared["expects"])
     table.insert(3, "difference", bounds)
     return table
 
