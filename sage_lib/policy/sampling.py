@@ -156,8 +156,10 @@ def _read_once(
     model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, places: Sequence[int]
 ) -> Any:
     """Keys and values of all prompts but their last tokens, each distinct prompt (a place of
-    ``places``) read once: a batch has many samples of each."""
+    ``places``) read once; None where that saves nothing, or the model keeps none."""
     distinct = {place: places.index(place) for place in dict.fromkeys(places)}
+    if len(distinct) == len(places):
+        return None
     rows = torch.tensor(list(distinct.values()), device=ids.device)
     numbers = {place: number for number, place in enumerate(distinct)}
     read = model(
@@ -168,8 +170,10 @@ def _read_once(
         use_cache=True,
     )
     every = torch.tensor([numbers[place] for place in places], device=ids.device)
-    read.past_key_values.batch_select_indices(every)
-    return read.past_key_values
+    kept = getattr(read, "past_key_values", None)
+    if kept is not None:
+        kept.batch_select_indices(every)
+    return kept
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
