@@ -89,6 +89,7 @@ def variant(tmp_path):
         ("beta: 0.2", r"mine: beta is unknown; did you mean rl.beta\?"),
         ("learning_rate: 0.1", "did you mean sft.learning_rate or rl.learning_rate?"),
         ("sources: {}", r"mine: sources is unknown; choose one of extends, train.*compute$"),
+        ("extend: study", r"mine: extend is unknown; did you mean extends\?"),
         ("train: grpo", "mine: train is a list of methods, not 'grpo'"),
         ("evaluation: {sampels: 3}", "mine: evaluation.sampels is unknown; .* evaluation.samples?"),
         ("seeds: [3407", "not valid YAML"),

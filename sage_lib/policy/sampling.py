@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -156,17 +157,16 @@ def _read_once(
     model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, places: Sequence[int]
 ) -> Any:
     """Keys and values of all prompts but their last tokens, each distinct prompt (a place of
-    ``places``) read once; None where that saves nothing, or the model keeps none."""
+    ``places``) read once; None where that saves nothing or the model cannot."""
     distinct = {place: places.index(place) for place in dict.fromkeys(places)}
-    if len(distinct) == len(places):
+    if len(distinct) == len(places) or "position_ids" not in signature(model.forward).parameters:
         return None
     rows = torch.tensor(list(distinct.values()), device=ids.device)
     numbers = {place: number for number, place in enumerate(distinct)}
-    read = model(
+    read = model.base_model(  # without the output layer
         input_ids=ids[rows, :-1],
         attention_mask=mask[rows, :-1],
         position_ids=(mask[rows, :-1].cumsum(1) - 1).clamp(min=0),
-        logits_to_keep=1,
         use_cache=True,
     )
     every = torch.tensor([numbers[place] for place in places], device=ids.device)
