@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from sage_lib.policy import loading
 
@@ -10,10 +10,11 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-def model_of(vocabulary, dtype=torch.float32, **more):
+def model_of(vocabulary, dtype=torch.float32, kind=(LlamaForCausalLM, LlamaConfig), **more):
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=vocabulary, initializer_range=0.3, **SIZES, **HEADS, **more)
-    return LlamaForCausalLM(config).to(dtype).eval()
+    make, config = kind
+    made = config(vocab_size=vocabulary, initializer_range=0.3, **SIZES, **HEADS, **more)
+    return make(made).to(dtype).eval()
 
 
 @torch.no_grad()
@@ -37,15 +38,29 @@ def test_a_small_output_layer_stays_as_it_is():
 def test_16_bits_attend_plainly_to_the_same_and_32_bits_as_transformers_chooses():
     assert loading.attention(torch.float32) == loading.attention(None) == {}
     chosen = loading.attention(torch.bfloat16)
-    assert chosen == {"attn_implementation": "eager"}
     ids, mask = torch.arange(24).reshape(3, 8), torch.ones(3, 8)
     mask[0, :3] = 0
     models = [model_of(40, torch.bfloat16, **more) for more in ({}, chosen, {})]
     named = [m.config._attn_implementation for m in models]
-    assert named == ["sdpa", "eager", "sdpa"]
+    assert named == ["sdpa", loading.GROUPED, "sdpa"]
     models[2].float()  # the same weights, and products in 32 bits
     fused, plain, exact = (
         m(input_ids=ids, attention_mask=mask).logits[mask == 1].float() for m in models
     )
     error, of_fused = (plain - exact).std(), (fused - exact).std()
     assert error < 0.02 * exact.std() and error < 2 * of_fused
+
+
+@pytest.mark.parametrize("cap", [None, 0.5])
+@torch.no_grad()
+def test_grouped_attention_is_transformers_own_plain_one(cap):
+    """With four heads of queries for two of keys; and where a cap leaves it to the model."""
+    more = {"head_dim": 8, "attn_logit_softcapping": cap, "sliding_window": 4}
+    kind = (Gemma2ForCausalLM, Gemma2Config) if cap else (LlamaForCausalLM, LlamaConfig)
+    model = model_of(40, kind=kind, **more if cap else {})
+    ids, mask, found = torch.arange(24).reshape(3, 8), torch.ones(3, 8), []
+    mask[0, :3] = 0
+    for name in ("eager", loading.GROUPED):
+        model.set_attn_implementation(name)
+        found.append(model(input_ids=ids, attention_mask=mask).logits[mask == 1])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)

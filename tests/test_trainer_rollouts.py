@@ -23,6 +23,9 @@ from sage_lib.algorithm.guides import BranchGuide, RewardGuide, ShuffledGuide, T
 
 __all__ = ["make"]  # the fixture
 
+#: Ways to compute less.
+FEWER = ("trim_padding", "share_prompts")
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -170,23 +173,25 @@ def test_a_merged_adapter_is_in_place_in_every_pass_that_allows_it(
         },
     ],
 )
-def test_trimmed_padding_learns_the_same_from_fewer_columns(make, monkeypatch, settings):
+@pytest.mark.parametrize("fewer", [("trim_padding",), ("share_prompts",), FEWER])
+def test_the_same_is_learnt_from_fewer_columns(make, monkeypatch, settings, fewer):
     guide, others = settings["guide"], {k: v for k, v in settings.items() if k != "guide"}
     # Rows of this size are worth a pass each, and end where their end token is drawn.
     monkeypatch.setattr(padding, "WORTH", 0.0)
     columns, runs = {False: 0, True: 0}, []
-    for trims in (False, True):
-        trainer = make(guide, trim_padding=trims, max_completion_length=24, **others)
+    for chosen in (False, True):
+        asked = dict.fromkeys(fewer, chosen)
+        trainer = make(guide, max_completion_length=24, **asked, **others)
 
-        def count(module, inputs, output, trims=trims):
-            columns[trims] += inputs[0].numel() * torch.is_grad_enabled()
+        def count(module, inputs, output, chosen=chosen):
+            columns[chosen] += inputs[0].numel() * torch.is_grad_enabled()
 
         trainer.model.get_input_embeddings().register_forward_hook(count)
         runs.append(trained(trainer))
-    plain, trimmed = runs
+    plain, short = runs
     assert columns[True] < 0.95 * columns[False]
-    assert losses(trimmed) == pytest.approx(losses(plain), rel=1e-4, abs=1e-6)
-    assert torch.allclose(weights(trimmed), weights(plain), rtol=1e-4, atol=1e-6)
+    assert losses(short) == pytest.approx(losses(plain), rel=1e-4, abs=1e-6)
+    assert torch.allclose(weights(short), weights(plain), rtol=1e-4, atol=1e-6)
 
 
 def test_the_policys_own_signals_are_those_at_the_sampling_temperature(make):

@@ -1,5 +1,7 @@
 """Generated word problems: seeded, distinct, apart from held-out ones, and their golds parse."""
 
+import re
+
 import pytest
 
 from sage_lib.experiment import problems
@@ -29,6 +31,21 @@ def test_training_holds_no_held_out_question_and_every_gold_parses(offline):
     verifier = Verifier()
     assert all(word_problems.judge(rl, [p.gold for p in rl], verifier))
     verifier.close()
+
+
+def test_no_number_is_larger_than_asked_for():
+    """Of the question, the working or the answer; every smaller problem of the stream is kept."""
+
+    def numbers(p):
+        text = " ".join([p.question, p.working, p.gold])
+        return [float(n.replace(",", "")) for n in re.findall(r"[0-9][0-9,.]*[0-9]|[0-9]", text)]
+
+    small = word_problems.problems(word_problems.Settings(largest=50), 20, 1)
+    every = word_problems.problems(word_problems.Settings(), 400, 1)
+    kept = [p for p in every if max(numbers(p)) <= 50]
+    assert 5 < len(kept) < 200 and [p.id for p in small[: len(kept)]] == [p.id for p in kept][:20]
+    assert word_problems.largest_of("1,200 of 7", "3.5") == 1200
+    assert word_problems.largest_of("none") == 0
 
 
 @pytest.mark.slow

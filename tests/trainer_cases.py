@@ -9,7 +9,7 @@ from sage_lib.tasks import prompts
 
 #: Arguments of SageTrainer beside its guide.
 OWN = ("anchor", "dynamic_sampling", "other_reference", "reference", "merge_adapter")
-OWN += ("trim_padding", "advantage", "reference_reset")
+OWN += ("trim_padding", "share_prompts", "advantage", "reference_reset")
 
 
 #: Of GRPOConfig.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 # First: Unsloth, where it is needed, comes before what it patches.
@@ -20,6 +20,7 @@ from sage_lib.algorithm import dynamic_sampling
 from sage_lib.algorithm.advantages import Completions, CompletionShaper
 from sage_lib.algorithm.forward_kl import REFERENCE_HIDDEN
 from sage_lib.algorithm.merging import may_merge, merged_adapters
+from sage_lib.algorithm.shared_prompts import prompts_read_once
 from sage_lib.algorithm.token_probabilities import (
     completion_logits,
     drawn_log_probabilities,
@@ -93,11 +94,19 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             return super()._generate(prompts)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        if not may_merge(self):
-            return super()._generate_single_turn(*args, **kwargs)
-        # What comes out are lists: no tensor without a gradient's books reaches the loss.
-        with torch.inference_mode(), merged_adapters(self.model, rounded=True):
-            return super()._generate_single_turn(*args, **kwargs)
+        with self._sharing(self.model):
+            if not may_merge(self):
+                return super()._generate_single_turn(*args, **kwargs)
+            # What comes out are lists: no tensor without a gradient's books reaches the loss.
+            with torch.inference_mode(), merged_adapters(self.model, rounded=True):
+                return super()._generate_single_turn(*args, **kwargs)
+
+    def _sharing(self, model: Any, prompt: int | None = None) -> AbstractContextManager[None]:
+        """Prompts read once, where that is asked for and reaches what computes."""
+        elsewhere = self.shaped_at_scoring or self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if not self.share_prompts or elsewhere or self.states is not None:
+            return nullcontext()
+        return prompts_read_once(self._plain(model), prompt)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         with self._timed("reward"):

@@ -72,14 +72,15 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         other_reference: the policy is not meant to start at its reference.
         reference: the policy of the anchor, where it is not the one that training starts from.
         merge_adapter: merge a LoRA adapter while completions are drawn and scored: the same up to
-            rounding, in fewer operations. So is ``trim_padding``: score rows of about a length.
+            rounding, in fewer operations. So is ``trim_padding``: score rows of about a length;
+            and ``share_prompts``: read each distinct prompt of a batch once.
         advantage: a choice of ``advantages.ADVANTAGES`` or an AdvantageShaper; None: TRL's own.
         reference_reset: ProRL's: every so many steps an adapter's reference becomes the policy as
             it then is, and the optimiser starts anew; 0 is never.
 
-    ``guide=None, anchor=None`` without ``merge_adapter`` and ``trim_padding`` is stock GRPOTrainer
-    bit for bit. So is q = 1 with the anchor that ``args`` ask for by ``use_bias_correction_kl``. A
-    guide without an anchor sets that to False, and says so.
+    ``guide=None, anchor=None`` without these three is stock GRPOTrainer bit for bit. So is q = 1
+    with the anchor that ``args`` ask for by ``use_bias_correction_kl``. A guide without an anchor
+    sets that to False, and says so.
 
     It logs besides: ``kl_ref``, the mean k3 to pi_ref itself, while ``kl`` is the divergence that
     the loss has; ``entropy/positive`` and ``negative`` (nats, tokens of completions above and below
@@ -101,6 +102,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         reference: PreTrainedModel | None = None,
         merge_adapter: bool = False,
         trim_padding: bool = False,
+        share_prompts: bool = False,
         advantage: str | Mapping[str, Any] | AdvantageShaper | None = None,
         reference_reset: int = 0,
         **kwargs: Any,
@@ -114,6 +116,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         self.anchor = anchors.K3() if chosen is None and guide is not None else chosen
         self.other_reference = other_reference or reference is not None
         self.merge_adapter, self.trim_padding = merge_adapter, trim_padding
+        self.share_prompts = share_prompts
         self.reference_reset, self.resampling = reference_reset, dynamic_sampling
         # Unsloth's GPU replacement of GRPOTrainer has its loss elsewhere (:mod:`unsloth_seam`).
         self.shaped_at_scoring = REPLACED
@@ -187,7 +190,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         alone = self.accelerator.num_processes == 1
         if self.trim_padding and alone and (self.states is None or not self.model.training):
             score = partial(by_length, score)
-        with merged_to_score(self, model):
+        ids, _, keep = args[:3]
+        with merged_to_score(self, model), self._sharing(model, ids.shape[1] - keep):
             logps, entropies, *rest = score(model, *args, **kwargs)
         passing = self._passing
         if passing is not None and entropies is not None:

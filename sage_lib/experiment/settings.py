@@ -179,7 +179,8 @@ class Compute:
     assume: dict[str, Any] = field(default_factory=dict)  # see pipeline.plan.ASSUMED
     backend: Literal["trl", "unsloth"] = "trl"  # what RL trains with
     merge_adapter: bool = False  # RL draws and scores completions with the adapter merged,
-    trim_padding: bool = False  # and scores each with others of about its length
+    trim_padding: bool = False  # and scores each with others of about its length,
+    share_prompts: bool = False  # and reads each distinct prompt of a batch once
 
     @property
     def keeps_adapter(self) -> bool:

@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from sage_lib.algorithm.shared_prompts import prompts_read_once
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import digest
 from sage_lib.files import append_line, read_lines
@@ -140,40 +140,17 @@ def transformers_engine(
         ids = torch.tensor([[pad] * (start - len(prompt)) + prompt for prompt in shown])
         gaps = [[0] * (start - len(prompt)) + [1] * len(prompt) for prompt in shown]
         ids, mask = ids.to(model.device), torch.tensor(gaps, device=model.device)
-        out = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            past_key_values=_read_once(model, ids, mask, [place for place, _ in batch]),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([*possible, InverseTransform(uniform, start)]),
-        )
+        with prompts_read_once(model):
+            out = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=config,
+                logits_processor=LogitsProcessorList([*possible, InverseTransform(uniform, start)]),
+            )
         return _until_end(out[:, start:], ends)
 
     weights = loading.weights_mark(model)
     return Engine(draw, fingerprints("transformers", weights, prompts, settings, ends))
-
-
-def _read_once(
-    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, places: Sequence[int]
-) -> Any:
-    """Keys and values of all prompts but their last tokens, each distinct prompt (a place of
-    ``places``) read once; None where that saves nothing or the model cannot."""
-    distinct = {place: places.index(place) for place in dict.fromkeys(places)}
-    if len(distinct) == len(places) or "position_ids" not in signature(model.forward).parameters:
-        return None
-    rows = torch.tensor(list(distinct.values()), device=ids.device)
-    numbers = {place: number for number, place in enumerate(distinct)}
-    read = model.base_model(  # without the output layer
-        input_ids=ids[rows, :-1],
-        attention_mask=mask[rows, :-1],
-        position_ids=(mask[rows, :-1].cumsum(1) - 1).clamp(min=0),
-        use_cache=True,
-    )
-    every = torch.tensor([numbers[place] for place in places], device=ids.device)
-    kept = getattr(read, "past_key_values", None)
-    if kept is not None:
-        kept.batch_select_indices(every)
-    return kept
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -24,6 +25,9 @@ class Settings(TaskSettings):
     name: str = "gsm_symbolic"
     #: Characters of the longest working; shorter ones are simpler.
     longest: Annotated[int, Field(ge=1)] | None = None
+    #: No number of the question, the working and the answer is larger: a small model multiplies
+    #: small numbers only.
+    largest: Annotated[float, Field(gt=0)] | None = None
 
 
 def label(settings: Settings) -> str:
@@ -43,9 +47,18 @@ def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
         entry = made[index]
         question = " ".join(entry["question"].split())
         working = entry["metadata"]["answer_cot"].partition("####")[0].strip()
-        if settings.longest is None or len(working) <= settings.longest:
-            identity, gold = f"{seed}-{index}", str(entry["answer"])
+        gold = str(entry["answer"])
+        if settings.longest is not None and len(working) > settings.longest:
+            continue
+        if settings.largest is None or largest_of(question, working, gold) <= settings.largest:
+            identity = f"{seed}-{index}"
             yield Problem(identity, label(settings), question, gold, settings.name, working=working)
+
+
+def largest_of(*texts: str) -> float:
+    """The largest number that stands in the texts; commas group its digits by three."""
+    found = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", " ".join(texts))
+    return max((float(number.replace(",", "")) for number in found), default=0.0)
 
 
 stream = shared.stream_of(_drawn)

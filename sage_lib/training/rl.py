@@ -128,6 +128,7 @@ def trainer_of(
         dynamic_sampling=chosen.dynamic_sampling,
         merge_adapter=profile.compute.merge_adapter,
         trim_padding=profile.compute.trim_padding,
+        share_prompts=profile.compute.share_prompts,
         reference_reset=chosen.reference_reset,
         train_dataset=Dataset.from_list(rows(asked)),
         args=arguments(GRPOConfig, given, f"{profile.name}: rl", output_dir=str(checkpoints)),

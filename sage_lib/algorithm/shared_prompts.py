@@ -1,0 +1,92 @@
+"""Each distinct prompt of a batch read once: the completions of a group have it in common.
+
+Keys and values of a prompt do not depend on what follows it. So the rows of a group take those of
+one reading, with its gradient, and the model computes only the columns after the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+#: What a pass may be given beside the tensors of its rows.
+ROWS = ("input_ids", "attention_mask", "position_ids")
+
+
+@contextmanager
+def prompts_read_once(model: PreTrainedModel, prompt: int | None = None) -> Iterator[None]:
+    """For the time of a ``with`` block, passes of ``model`` over prompts read each of them once.
+
+    From the prompt's last column on, what they compute is the same up to rounding; the hidden
+    states of the columns before are 0. A pass stays as it is where no two rows share a prompt, and
+    where the model keeps more, or less, than keys and values of every column.
+
+    Args:
+        model: a causal language model of transformers, without wrappers.
+        prompt: columns of the padded prompts; None: of a pass that starts to generate, all.
+    """
+    backbone, left_out = model.base_model, 0
+
+    def before(module: Any, args: Any, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        nonlocal left_out
+        left_out, given = 0, {name: value for name, value in asked.items() if value is not None}
+        columns = _shared_columns(given, prompt)
+        cache = _read(model, given, columns) if columns > 0 else None
+        if cache is None:
+            return None
+        left_out = columns
+        rest = {name: given[name][..., columns:] for name in ROWS[::2] if name in given}
+        return args, {**given, **rest, "past_key_values": cache, "use_cache": True}
+
+    def after(module: Any, args: Any, output: Any) -> None:
+        if left_out:  # as wide as without, for who counts columns
+            states = output["last_hidden_state"]
+            output["last_hidden_state"] = torch.nn.functional.pad(states, (0, 0, left_out, 0))
+
+    hooks = (
+        backbone.register_forward_pre_hook(before, with_kwargs=True),
+        backbone.register_forward_hook(after),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _shared_columns(given: dict[str, Any], prompt: int | None) -> int:
+    """How many columns of a pass rows may share; 0 where it is not over whole rows of tokens."""
+    ids, mask, past = (given.get(name) for name in (*ROWS[:2], "past_key_values"))
+    begun = past is not None and (type(past) is not DynamicCache or past.get_seq_length() > 0)
+    more = [name for name, value in given.items() if name not in ROWS and torch.is_tensor(value)]
+    inner = [name for name, value in given.items() if name.startswith("output_") and value]
+    if ids is None or mask is None or ids.shape != mask.shape or begun or more or inner:
+        return 0
+    return (ids.shape[1] if prompt is None else prompt) - 1
+
+
+def _read(model: Any, given: dict[str, Any], columns: int) -> DynamicCache | None:
+    """Keys and values of the first ``columns`` for every row, each distinct prompt read once."""
+    if model.training and model.is_gradient_checkpointing:  # its layers take no keys and values
+        return None
+    both = torch.cat([given[name][:, :columns] for name in ROWS[:2]], 1).tolist()
+    numbers: dict[tuple[int, ...], int] = {}
+    of_row = [numbers.setdefault(tuple(row), len(numbers)) for row in both]
+    if len(numbers) == len(of_row):
+        return None
+    first = [of_row.index(number) for number in range(len(numbers))]
+    heads = {name: given[name][:, :columns] for name in ROWS if name in given}
+    heads = {
+        name: value[first] if len(value) == len(of_row) else value for name, value in heads.items()
+    }
+    # Its method, past the hooks of the module.
+    cache = model.base_model.forward(**heads, use_cache=True).get("past_key_values")
+    if type(cache) is not DynamicCache or {type(layer) for layer in cache.layers} != {DynamicLayer}:
+        return None
+    cache.batch_select_indices(torch.tensor(of_row, device=given["input_ids"].device))
+    return cache
