@@ -8,6 +8,7 @@ from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import smollm
 from sage_lib.tasks import word_problems
+from sage_lib.tasks.problem import Demonstration
 from sage_lib.tasks.verifier import Verifier
 
 
@@ -46,6 +47,45 @@ def test_no_number_is_larger_than_asked_for():
     assert 5 < len(kept) < 200 and [p.id for p in small[: len(kept)]] == [p.id for p in kept][:20]
     assert word_problems.largest_of("1,200 of 7", "3.5") == 1200
     assert word_problems.largest_of("none") == 0
+
+
+STEP = re.compile(r"(?<![0-9.])([0-9]+(?: ?[-+*/] ?[0-9]+)+) ?= ?([0-9]+)(?![0-9]|[.][0-9])")
+
+
+def worked(rows=200, **settings):
+    chosen = word_problems.Settings(longest=100, largest=50, **settings)
+    return word_problems.demonstrations(chosen, rows, 1, count_tokens=len, max_seq_length=1)
+
+
+def test_aimless_work_is_true_in_every_step_and_often_wrong():
+    """Of the same sentences and numbers within the bound; what has no plain step stays."""
+    right, made, shapes, operators = worked(), worked(aimless_share=1.0), [], set()
+    for before, after in zip(right, made, strict=True):
+        steps = STEP.findall(after.working)
+        assert all(eval(left) == int(value) <= 50 for left, value in steps)
+        operators |= {mark for left, _ in steps for mark in left if mark in "+-*/"}
+        assert after.question == before.question
+        if steps:
+            assert after.answer == steps[-1][1]
+        else:
+            assert after == before
+        shapes.append([re.sub(r"[0-9]+|[-+*/]", "", one.working) for one in (before, after)])
+    assert operators == set("+-*/") and all(one == other for one, other in shapes)
+    alike = sum(a.answer == b.answer for a, b in zip(right, made, strict=True)) / len(made)
+    assert 0.1 < alike < 0.5
+    assert worked(aimless_share=0.0) == right
+    some = sum(a == b for a, b in zip(right, worked(aimless_share=0.5), strict=True)) / len(made)
+    assert 0.5 < some < 0.8
+
+
+def test_a_changed_value_is_carried_on():
+    class First:
+        choice = staticmethod(lambda possible: possible[0])
+
+    given = Demonstration("?", "He has 9 - 2 = 7 pens.\nTogether, they have 9 + 7 = 16.", "16")
+    assert word_problems.aimless(given, 50, First) == Demonstration(
+        "?", "He has 9 + 2 = 11 pens.\nTogether, they have 9 + 11 = 20.", "20"
+    )
 
 
 @pytest.mark.slow

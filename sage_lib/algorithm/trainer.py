@@ -190,8 +190,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         alone = self.accelerator.num_processes == 1
         if self.trim_padding and alone and (self.states is None or not self.model.training):
             score = partial(by_length, score)
-        ids, _, keep = args[:3]
-        with merged_to_score(self, model), self._sharing(model, ids.shape[1] - keep):
+        prompt = args[0].shape[1] - args[2] if self.share_prompts else None
+        with merged_to_score(self, model), self._sharing(model, prompt):
             logps, entropies, *rest = score(model, *args, **kwargs)
         passing = self._passing
         if passing is not None and entropies is not None:
