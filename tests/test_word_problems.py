@@ -27,7 +27,7 @@ def test_training_holds_no_held_out_question_and_every_gold_parses(offline):
     held_out = {p.question for p in evaluated if p.dataset == "gsm_symbolic"}
     rl = problems.rl_problems(profile)
     sft = [row["prompt"][-1]["content"] for row in problems.sft_rows(profile, len)]
-    assert len(held_out) == 32 and len(rl) == 400 and len(sft) == 448
+    assert len(held_out) == 32 and len(rl) == 400 and len(sft) == 640
     assert not held_out & {p.question for p in rl} and not held_out & set(sft)
     verifier = Verifier()
     assert all(word_problems.judge(rl, [p.gold for p in rl], verifier))
