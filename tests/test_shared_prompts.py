@@ -66,12 +66,16 @@ def test_the_same_is_generated():
 
 
 @pytest.mark.parametrize(
-    "case", ["all differ", "a window", "layers that run again", "inner states"]
+    "case",
+    ["all differ", "a window", "layers that run again", "inner states", "positions of the width"],
 )
 def test_a_pass_that_cannot_share_stays_as_it_is(case):
     given, more = batch(range(ROWS) if case == "all differ" else (0, 1, 0, 0, 1)), {}
     if case == "a window":
         model = model_of(Gemma2ForCausalLM, Gemma2Config, head_dim=8, sliding_window=4)
+    elif case == "positions of the width":
+        rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+        model = model_of(rope_parameters=rope, max_position_embeddings=4)
     else:
         model = model_of()
     if case == "layers that run again":

@@ -14,8 +14,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-#: What a pass may be given beside the tensors of its rows.
-ROWS = ("input_ids", "attention_mask", "position_ids")
+from sage_lib.algorithm.padding import depends_on_width
+
+#: The tensors of a pass that have a row for each prompt, and those cut to what follows it.
+ROWS, CUT = ("input_ids", "attention_mask", "position_ids"), ("input_ids", "position_ids")
 
 
 @contextmanager
@@ -40,7 +42,7 @@ def prompts_read_once(model: PreTrainedModel, prompt: int | None = None) -> Iter
         if cache is None:
             return None
         left_out = columns
-        rest = {name: given[name][..., columns:] for name in ROWS[::2] if name in given}
+        rest = {name: given[name][..., columns:] for name in CUT if name in given}
         return args, {**given, **rest, "past_key_values": cache, "use_cache": True}
 
     def after(module: Any, args: Any, output: Any) -> None:
@@ -72,7 +74,9 @@ def _shared_columns(given: dict[str, Any], prompt: int | None) -> int:
 
 def _read(model: Any, given: dict[str, Any], columns: int) -> DynamicCache | None:
     """Keys and values of the first ``columns`` for every row, each distinct prompt read once."""
-    if model.training and model.is_gradient_checkpointing:  # its layers take no keys and values
+    # Layers that run again take no keys and values; some positions follow the widest row.
+    again = model.training and model.is_gradient_checkpointing
+    if again or depends_on_width(model.config):
         return None
     both = torch.cat([given[name][:, :columns] for name in ROWS[:2]], 1).tolist()
     numbers: dict[tuple[int, ...], int] = {}
