@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -73,21 +73,13 @@ _worked = shared.demonstrations_of(stream, any_length=True)
 
 
 def demonstrations(
-    settings: Settings,
-    rows: int,
-    seed: int,
-    exclude: frozenset[str] = frozenset(),
-    revision: str | None = None,
-    *,
-    count_tokens: Callable[[str], int],
-    max_seq_length: int,
+    settings: Settings, rows: int, seed: int, *more: Any, **limits: Any
 ) -> list[Demonstration]:
     """The problems of ``stream`` with their working, and ``aimless_share`` of them without aim."""
-    limits = {"count_tokens": count_tokens, "max_seq_length": max_seq_length}
     rng, bound = random.Random(seed), settings.largest or float("inf")
     return [
         aimless(one, bound, rng) if rng.random() < settings.aimless_share else one
-        for one in _worked(settings, rows, seed, exclude, revision, **limits)
+        for one in _worked(settings, rows, seed, *more, **limits)
     ]
 
 
