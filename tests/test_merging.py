@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from sage_lib.algorithm import merging
 from sage_lib.algorithm.merging import merged_adapters
 
 IDS = torch.arange(24).reshape(2, 12)
@@ -78,6 +79,16 @@ def test_what_is_no_product_in_single_precision_stays_as_it_is(tiny_model, setti
     expected = logits(model)
     with merged_adapters(model) as count:
         assert count == 0 and torch.equal(logits(model), expected)
+
+
+def test_large_layers_are_merged_for_passes_without_gradients_alone(tiny_model, monkeypatch):
+    model = adapted(tiny_model)
+    monkeypatch.setattr(merging, "SMALL", 0)
+    expected = logits(model)
+    with merged_adapters(model) as count:
+        assert count == 0 and torch.equal(logits(model), expected)
+    with torch.no_grad(), merged_adapters(model) as count:
+        assert count == 3 and (logits(model) - expected).abs().max() < 1e-5
 
 
 def test_layers_of_16_bits_are_merged_where_rounding_is_allowed(tiny_model):

@@ -2,7 +2,7 @@
 
 Each adapted layer computes x·Wᵀ + s·(x·Aᵀ)·Bᵀ: three products where one with W + s·B·A does. For
 the time of a ``with`` block a plain product with that sum stands in the adapted layer's place.
-Gradients go through the sum to A and B.
+Gradients go through the sum to A and B, where that is quicker.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
+
+#: Weights of the largest layer that is merged for a pass with gradients. The gradient of the sum
+#: costs one more whole product, which takes longer than the adapter's two where layers are large.
+SMALL = 2**17
 
 
 @contextmanager
@@ -74,12 +78,15 @@ class _Product(nn.Module):
 def _stand_in(layer: LoraLinear, rounded: bool) -> nn.Module | None:
     """What computes the same as ``layer`` in one product; None where nothing does: for a base of
     fewer than 32 bits (unless ``rounded``) or of a type of its own, for DoRA, dropout in training,
-    a bias of the adapter, and what somebody else has hooked into or merged."""
+    a bias of the adapter, and what somebody else has hooked into or merged. And None where it takes
+    longer: for a large layer with gradients (:data:`SMALL`)."""
     base, active = layer.base_layer, []
     if not layer.disable_adapters:
         active = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
     plain = type(base) is nn.Linear and type(base.weight) is nn.Parameter
     if not plain or layer.merged or _is_hooked(layer) or _is_hooked(base):
+        return None
+    if torch.is_grad_enabled() and base.weight.numel() > SMALL:
         return None
     half = rounded and base.weight.dtype in (torch.bfloat16, torch.float16)
     weight: torch.Tensor = base.weight.float() if half else base.weight
