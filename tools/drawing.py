@@ -15,7 +15,7 @@ PARTS = [
     ("04-07", "Walkthrough", "train it yourself", GREEN),
     ("08-13", "The paper", "tables, figures, verdict", BLUE),
     ("14-18", "Exploration report", "entropy, tokens, rivals", ORANGE),
-    ("19-24", "Details", "second task, all guides", GREY),
+    ("19-25", "Details", "second task, all guides", GREY),
 ]
 
 

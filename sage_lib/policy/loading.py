@@ -2,20 +2,16 @@
 
 import hashlib
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.masking_utils import eager_mask
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Model, Profile
@@ -24,8 +20,6 @@ from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
 from sage_lib.tasks.table import task_of
 
-#: The name of :func:`grouped_attention` among those of transformers.
-GROUPED = "grouped_plain"
 #: How every model is read: no pickles, and none of the code that lies beside them.
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
@@ -74,56 +68,13 @@ def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrai
     """What a stage saved in ``folder``, an adapter merged, on this process's GPU if any."""
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
     base = base_of(folder)
-    chosen = SAFE | attention(dtype)
-    model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **chosen)
+    model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
     if base is not None:
         from peft import PeftModel  # late: Unsloth, where it is, comes before
 
         model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
     return with_quick_head(model).to(device).eval(), load_tokenizer(profile.model, folder)
-
-
-def attention(dtype: torch.dtype | str | None) -> dict[str, str]:
-    """How a model of ``dtype`` attends: plainly in 16 bits on a CPU, where torch's fused attention
-    takes longer; else as transformers chooses."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return {"attn_implementation": GROUPED} if half and not torch.cuda.is_available() else {}
-
-
-def grouped_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    **more: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """transformers' plain attention, without a copy of keys and values for each query head.
-
-    ``query`` has shape (rows, heads, columns, width), and ``key`` and ``value`` fewer heads; the
-    result is (rows, columns, heads, width), and no weights. Where a model asks for more than a
-    mask, such as a cap or dropout, its own plain attention is called.
-    """
-    if any(more.get(name) for name in ("dropout", "softcap", "output_attentions")) or (
-        more.get("s_aux") is not None
-    ):
-        plain = sys.modules[type(module).__module__].eager_attention_forward
-        return plain(module, query, key, value, attention_mask, scaling=scaling, **more)
-    rows, heads, columns, _ = query.shape
-    queries = query.unflatten(1, (key.shape[1], -1))  # by the head of keys that they share
-    scores = queries.flatten(2, 3) @ key.transpose(2, 3) * scaling
-    scores = scores.unflatten(2, queries.shape[2:4])
-    if attention_mask is not None:
-        scores = scores + attention_mask[:, :, None]
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-    found = weights.flatten(2, 3) @ value
-    return found.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(GROUPED, grouped_attention)
-AttentionMaskInterface.register(GROUPED, eager_mask)
 
 
 def with_quick_head(model: PreTrainedModel) -> PreTrainedModel:

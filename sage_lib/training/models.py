@@ -23,11 +23,7 @@ def load_model(
     revision = settings.revision if str(folder) == settings.name else None
     if not by_unsloth:
         model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            revision=revision,
-            dtype=dtype or "auto",
-            **loading.SAFE,
-            **loading.attention(dtype),
+            folder, revision=revision, dtype=dtype or "auto", **loading.SAFE
         )
         model.config.use_cache = False  # nothing that trains reads past keys and values
         return loading.with_quick_head(model), loading.load_tokenizer(settings, folder, revision)
