@@ -5,8 +5,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import DynamicLayer
 
-from sage_lib.algorithm.shared_prompts import prompts_read_once
+from sage_lib.algorithm.shared_prompts import ROOM, RoomyLayer, prompts_read_once
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 40}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
@@ -63,6 +64,23 @@ def test_the_same_is_generated():
     assert torch.equal(plain, shared)
     assert [ids.shape[1] for ids in seen[:3]] == [PROMPT - 1, 1, 1]
     assert len(seen[0]) == 2 and len(seen[1]) == ROWS
+
+
+def test_keys_with_room_are_those_that_transformers_keeps_and_are_seldom_copied():
+    plain, roomy, places = DynamicLayer(), DynamicLayer(), set()
+    first = torch.randn(2, 3, 2, 5, 4)
+    for layer in (plain, roomy):
+        layer.update(*first)
+    roomy.__class__ = RoomyLayer
+    for columns in [1] * (ROOM + 10) + [3]:
+        new = torch.randn(2, 3, 2, columns, 4)
+        if columns == 3:  # as many rows, but others, as in a search for beams
+            for layer in (plain, roomy):
+                layer.reorder_cache(torch.tensor([2, 0, 0]))
+        for one, other in zip(plain.update(*new), roomy.update(*new), strict=True):
+            assert torch.equal(one, other)
+        places.add(roomy.keys.data_ptr())
+    assert len(places) == 3, "at the start, when the room is full, and for other rows"
 
 
 @pytest.mark.parametrize(

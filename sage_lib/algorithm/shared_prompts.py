@@ -11,13 +11,40 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from sage_lib.algorithm.padding import depends_on_width
 
+#: Columns by which the room for keys and values grows.
+ROOM = 64
 #: The tensors of a pass that have a row for each prompt, and those cut to what follows it.
 ROWS, CUT = ("input_ids", "attention_mask", "position_ids"), ("input_ids", "position_ids")
+
+
+class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values with room for more columns: sampling a token writes its own beside those that
+    are there, where transformers copies all of them."""
+
+    keys: Any
+    values: Any
+    room: Any = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        before = self.keys.shape[-2]
+        after = before + key_states.shape[-2]
+        room = self.room
+        moved = room is None or room[0].data_ptr() != self.keys.data_ptr()  # other rows were chosen
+        if moved or room[0].shape[-2] < after:
+            ends = (0, 0, 0, after - before + ROOM)
+            self.room = room = [nn.functional.pad(old, ends) for old in (self.keys, self.values)]
+        for whole, new in zip(room, (key_states, value_states), strict=True):
+            whole[..., before:after, :] = new
+        self.keys, self.values = (whole[..., :after, :] for whole in room)
+        return self.keys, self.values
 
 
 @contextmanager
@@ -48,7 +75,7 @@ def prompts_read_once(model: PreTrainedModel, prompt: int | None = None) -> Iter
     def after(module: Any, args: Any, output: Any) -> None:
         if left_out:  # as wide as without, for who counts columns
             states = output["last_hidden_state"]
-            output["last_hidden_state"] = torch.nn.functional.pad(states, (0, 0, left_out, 0))
+            output["last_hidden_state"] = nn.functional.pad(states, (0, 0, left_out, 0))
 
     hooks = (
         backbone.register_forward_pre_hook(before, with_kwargs=True),
@@ -93,4 +120,7 @@ def _read(model: Any, given: dict[str, Any], columns: int) -> DynamicCache | Non
     if type(cache) is not DynamicCache or {type(layer) for layer in cache.layers} != {DynamicLayer}:
         return None
     cache.batch_select_indices(torch.tensor(of_row, device=given["input_ids"].device))
+    if not torch.is_grad_enabled():
+        for layer in cache.layers:
+            layer.__class__ = RoomyLayer
     return cache

@@ -2,16 +2,20 @@
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.masking_utils import eager_mask
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Model, Profile
@@ -20,6 +24,8 @@ from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
 from sage_lib.tasks.table import task_of
 
+#: The name of :func:`grouped_attention` among those of transformers.
+GROUPED = "grouped_plain"
 #: How every model is read: no pickles, and none of the code that lies beside them.
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
@@ -74,15 +80,60 @@ def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrai
 
         model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-    return with_quick_head(model).to(device).eval(), load_tokenizer(profile.model, folder)
+    return quick(model.to(device)).eval(), load_tokenizer(profile.model, folder)
 
 
-def with_quick_head(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, its large output layer given whole inputs: without gradients, torch on a CPU
-    copies that layer's weights once for every row of a batch whose input is a slice."""
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    **more: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """transformers' plain attention, without a copy of keys and values for each query head.
+
+    ``query`` has shape (rows, heads, columns, width), and ``key`` and ``value`` fewer heads; the
+    result is (rows, columns, heads, width), and no weights. Where a model asks for more than a
+    mask, such as a cap or dropout, its own plain attention is called.
+    """
+    if any(more.get(name) for name in ("dropout", "softcap", "output_attentions")) or (
+        more.get("s_aux") is not None
+    ):
+        plain = sys.modules[type(module).__module__].eager_attention_forward
+        return plain(module, query, key, value, attention_mask, scaling=scaling, **more)
+    rows, heads, columns, _ = query.shape
+    queries = query.unflatten(1, (key.shape[1], -1))  # by the head of keys that they share
+    scores = queries.flatten(2, 3) @ key.transpose(2, 3) * scaling
+    scores = scores.unflatten(2, queries.shape[2:4])
+    if attention_mask is not None:
+        scores = scores + attention_mask[:, :, None]
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    found = weights.flatten(2, 3) @ value
+    return found.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
+AttentionMaskInterface.register(GROUPED, eager_mask)
+
+
+def quick(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, computing the same in less time on a CPU.
+
+    Its large output layer is given whole inputs: without gradients, torch copies that layer's
+    weights once for every row of a batch whose input is a slice. And where heads share keys, or in
+    16 bits, it attends by :func:`grouped_attention` in place of torch's fused attention.
+    """
     head = model.get_output_embeddings()
     if head is not None and head.weight.numel() > 1e6:  # a small one is copied in no time
         head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+    heads = [
+        getattr(model.config, f"num_{name}_heads", None) for name in ("attention", "key_value")
+    ]
+    longer = model.dtype.itemsize < 4 or (heads[1] and heads[0] != heads[1])
+    if longer and model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(GROUPED)
     return model
 
 

@@ -26,7 +26,7 @@ def load_model(
             folder, revision=revision, dtype=dtype or "auto", **loading.SAFE
         )
         model.config.use_cache = False  # nothing that trains reads past keys and values
-        return loading.with_quick_head(model), loading.load_tokenizer(settings, folder, revision)
+        return loading.quick(model), loading.load_tokenizer(settings, folder, revision)
     model, tokenizer = unsloth_first.fast_language_model().from_pretrained(
         model_name=str(folder),
         revision=revision,
