@@ -129,7 +129,10 @@ def main():
         said["first"] = first_loss(trainer(folder, by_token))
         for name, (guide, given) in list(TRIED.items())[: 1 if MORE else None]:
             said["runs"][name] = steps(trainer(folder, guide, **given))
-        said["class"] = " ".join(c.__module__ for c in SageTrainer.__mro__)
+        theirs = [
+            c.__module__ for c in SageTrainer.__mro__ if not c.__module__.startswith("sage_lib")
+        ]
+        said["class"] = " ".join(theirs)
         said["unsloth"] = "unsloth" in sys.modules
         if torch.cuda.is_available():
             said["peak GB"] = torch.cuda.max_memory_allocated() / 1e9

@@ -1,4 +1,6 @@
-"""What only a GPU can show: make test-gpu. Eight minutes at most, on a card that nobody has seen.
+"""What only a GPU can show: make test-gpu. About ten minutes, most of them Unsloth's compiling.
+
+Nothing else may use the card: vLLM stops where another process frees memory while it starts.
 
 SageTrainer on plain TRL, on Unsloth's trainer and with vLLM, each in a process of its own; the
 stages; and a short run of a pretrained model, where SAGE_GPU_MODEL names one.
@@ -24,8 +26,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 HERE = Path(__file__).parent
-#: Seconds that one process may take: a compiler's and a card's first time are in it.
-LIMIT = 110
+#: Seconds that one process may take. On an H100 Unsloth compiled for more than 200.
+LIMIT = 600
 WAYS = [
     "trl",
     pytest.param(
@@ -85,7 +87,7 @@ def test_a_guide_reaches_the_loss_with_prompts_of_unequal_length(way):
     said = run(way)
     first, half = said["first"], said["dtype"] != "float32"
     assert first["padding"] > 0
-    assert first["found"] == pytest.approx(first["expected"], abs=5e-3 if half else 1e-4)
+    assert first["found"] == pytest.approx(first["expected"], abs=1e-3 if half else 1e-4)
 
 
 @pytest.mark.parametrize("way", WAYS)

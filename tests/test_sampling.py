@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import os
 import random
 import sys
 from types import SimpleNamespace
@@ -224,7 +225,7 @@ class StandInForVllm:
         return {"vllm": module, "vllm.lora": request, "vllm.lora.request": request}
 
     def load(self, **keywords):
-        self.loaded = keywords
+        self.loaded, self.method = keywords, os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
         return self
 
     def shut_down(self):
@@ -265,6 +266,7 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
             seed = sampling.sample_seed(11, problem, number)
             samples[seed] = place, row["ids"][number], row["finished"][number]
     prompts = [loading.encode(tokenizer, problem.question) for problem in PROBLEMS]
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
     stand_in = StandInForVllm(samples, prompts, end)
     for name, module in stand_in.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -283,6 +285,7 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
         (base / "model.safetensors").write_bytes(b"another base")
         assert vllm_engine(folder, tokenizer, PROBLEMS, chosen).made_from != before
     assert stand_in.loaded == loaded and stand_in.adapters == [adapter]
+    assert stand_in.method == "spawn", "an engine forked from this process would have no GPU"
     engine.close()
     assert stand_in.ended == 1
     assert len({wanted["seed"] for wanted in stand_in.asked}) == 30

@@ -168,6 +168,18 @@ def _of_no_padding(self, prompt_ids, completion_ids, pad_token):
     self.start, self.width, self.padding = prompt_ids.shape[1], completion_ids.shape[1], 0
 
 
+def test_a_sampled_token_of_padding_is_not_in_the_kl_to_the_reference(make):
+    """Unsloth's loss leaves it out, and keeps 0 as its log-probability."""
+    trainer = make(by_token, unsloth=True)
+    batch = one_batch(trainer)
+    trainer._unpack(batch)
+    batch["completion_ids"][0, 1] = trainer.processing_class.pad_token_id
+    batch["ref_per_token_logps"] = trainer._policy_signals(batch)[0]
+    batch["ref_per_token_logps"][0, 1] = 0.0
+    trainer._shape_scored(batch)
+    assert trainer._metrics["train"]["kl_ref"][-1] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_policy_that_does_not_start_at_its_reference_is_stopped_there_too(make):
     def change(model):
         with torch.no_grad():

@@ -71,6 +71,11 @@ class ShapedAtScoring(Rollouts):
     def _packing(self, batch: Batch) -> Packing:
         return Packing(batch["prompt_ids"], batch["completion_ids"], self._tokenizer.pad_token_id)
 
+    def _counted_there(self, batch: Batch) -> torch.Tensor:
+        """The tokens that Unsloth's loss counts, (batch, time): none with the id of padding, which
+        a policy can sample, and for which Unsloth keeps 0 as log-probability."""
+        return counted_tokens(batch) * (batch["completion_ids"] != self._tokenizer.pad_token_id)
+
     def _unpack(self, batch: Batch) -> None:
         """Log-probabilities in shape (batch, time), as everything here reads them."""
         packing = self._packing(batch)
@@ -94,7 +99,7 @@ class ShapedAtScoring(Rollouts):
         """q from a pass of its own, put into the reference log-probabilities of the whole batch."""
         reference = batch["ref_per_token_logps"]
         logps, entropies = self._policy_signals(batch)
-        kl_ref = self._mean(k3(reference, logps), counted_tokens(batch))
+        kl_ref = self._mean(k3(reference, logps), self._counted_there(batch))
         self._record("kl_ref", kl_ref)
         require_start(self, batch, kl_ref)
         if self.guide is not None:
@@ -112,8 +117,7 @@ class ShapedAtScoring(Rollouts):
         loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
         if self.model.training and EXPECTED_KL in inputs and not self.reached_loss:
             # As Unsloth logs it: of each completion, then of this process's rows, without padding.
-            counted = counted_tokens(inputs)
-            counted = counted * (inputs["completion_ids"] != self._tokenizer.pad_token_id)
+            counted = self._counted_there(inputs)
             rows = (inputs[EXPECTED_KL] * counted).sum(1) / counted.sum(1).clamp(min=1)
             expected = rows[counted.sum(1) > 0].mean().item()
             if math.isnan(expected):  # in which no token counts

@@ -1,5 +1,6 @@
 """Samples by vLLM, on a GPU: the same prompts and settings as those of transformers."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ def vllm_engine(
     ``settings.vllm`` holds keywords of vllm.LLM besides. It takes a GPU's memory until it is
     closed, and promises the same sample again only for the same version and batch.
     """
+    # vLLM forks its engine unless torch says that the GPU is in use, which it does not say after
+    # Accelerate has only counted GPUs; and a fork of this process can have none.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     try:
         from vllm import LLM, SamplingParams
     except ImportError as error:
