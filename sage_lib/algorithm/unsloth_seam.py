@@ -74,7 +74,8 @@ class ShapedAtScoring(Rollouts):
     def _counted_there(self, batch: Batch) -> torch.Tensor:
         """The tokens that Unsloth's loss counts, (batch, time): none with the id of padding, which
         a policy can sample, and for which Unsloth keeps 0 as log-probability."""
-        return counted_tokens(batch) * (batch["completion_ids"] != self._tokenizer.pad_token_id)
+        kept: torch.Tensor = batch["completion_ids"] != self._tokenizer.pad_token_id
+        return counted_tokens(batch) * kept
 
     def _unpack(self, batch: Batch) -> None:
         """Log-probabilities in shape (batch, time), as everything here reads them."""
