@@ -10,7 +10,9 @@ import nbformat
 import pytest
 
 from sage_lib import paths
+from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import notebooks, outputs
+from sage_lib.report import page
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
 ANSWER = re.compile(
@@ -87,6 +89,25 @@ def test_a_notebook_works_alone_and_from_another_folder(tmp_path):
     alone.parent.mkdir()
     shutil.copy(path, alone)
     notebooks.execute(alone, tmp_path / "copy.ipynb", {})
+
+
+SAMPLED = load_profile("smollm")  # no task whose right completions can be listed
+OF_SAMPLES = [one for one in notebooks.select() if "profile" in notebooks.parameters(one.path)]
+OF_SAMPLES = [one.path for one in OF_SAMPLES if one.lacks(SAMPLED) is None]
+
+
+@pytest.mark.parametrize("path", OF_SAMPLES, ids=lambda path: path.stem)
+def test_the_notebooks_of_a_profile_show_one_that_has_samples_alone(path, monkeypatch):
+    """As those of the GPU have."""
+    monkeypatch.setattr(page, "save_figure", lambda *given: None)
+    monkeypatch.setattr(page, "write_text", lambda *given: None)
+    space = {}
+    for cell in cells(path, "code"):
+        source = cell.source
+        if "parameters" in cell.metadata.get("tags", []):
+            source += f"\nprofile = {SAMPLED.name!r}"
+        exec(source, space)
+    assert space["study"].name == SAMPLED.name
 
 
 @every

@@ -33,6 +33,7 @@ NEEDS: dict[str, Callable[[Profile], bool]] = {
     "rl": lambda profile: bool(profile.rl) and profile.rl_data is not None,
     "exploration": lambda profile: profile.exploration.seeds > 0,
     "ood": lambda profile: any(data.ood for data in profile.evaluation.data),
+    "exact": lambda profile: profile.exact,
     "front": lambda profile: profile.exact and len(_betas(profile)) > 1,
 }
 

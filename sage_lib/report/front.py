@@ -56,14 +56,14 @@ def front_methods(
     return [found[beta] for beta in sorted(found)]
 
 
-def points(study: Study, ks: Sequence[int] = AXES) -> pd.DataFrame:
-    """Exact pass@k of every evaluated method: a row each, with its beta, anchor and guide.
+def points(study: Study, ks: Sequence[int] | None = None) -> pd.DataFrame:
+    """pass@k of every evaluated method (passk.measured): a row each, with its beta, anchor, guide.
 
     Of each k "pass@k", "pass@k low" and "pass@k high" (95 % over seeds and problems; none for two
-    seeds); rare is the mean mass of the rare way.
+    seeds); where pass@k is exact, rare is the mean mass of the rare way.
     """
-    rows = []
-    for name, group in passk.levels(passk.exact(study, ks)).groupby("method", sort=False):
+    ks, rows = passk.axes(study.settings) if ks is None else ks, []
+    for name, group in passk.levels(passk.measured(study, ks)).groupby("method", sort=False):
         method, by_metric = str(name), group.set_index("metric")
         own, beta = study.settings.methods.get(method), beta_of(study.settings, method)
         row: dict[str, Any] = {"method": method, "beta": beta}
@@ -73,7 +73,9 @@ def points(study: Study, ks: Sequence[int] = AXES) -> pd.DataFrame:
         for k in (f"pass@{k}" for k in ks):
             at = by_metric.loc[k]
             row |= {k: at["mean"], f"{k} low": at["low"], f"{k} high": at["high"]}
-        rows.append({**row, "rare": by_metric.loc["rare mass", "mean"]})
+        if "rare mass" in by_metric.index:
+            row["rare"] = by_metric.loc["rare mass", "mean"]
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

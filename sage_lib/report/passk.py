@@ -75,6 +75,20 @@ def sampled(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[s
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 
+def axes(settings: Profile) -> tuple[int, int]:
+    """The two k of the comparisons: 1, and 256 where pass@k is exact, else the most samples."""
+    return AXES if settings.exact else (1, max(settings.evaluation.ks))
+
+
+def measured(
+    study: Study, ks: Sequence[int] | None = None, ood: bool | None = False
+) -> dict[str, Values]:
+    """pass@k of each method, for ``ks`` or :func:`axes`: exact where the valid completions can be
+    listed, else from the samples."""
+    ks = axes(study.settings) if ks is None else ks
+    return exact(study, ks, ood) if study.settings.exact else sampled(study, ks, ood)
+
+
 def levels(values: dict[str, Values]) -> pd.DataFrame:
     """Mean and 95 % interval over seeds and problems of each method and column.
 
