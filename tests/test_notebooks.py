@@ -1,6 +1,7 @@
 """The notebooks as a text: their order, their equations in code, and their exercises' answers."""
 
 import ast
+import dataclasses
 import dis
 import re
 import shutil
@@ -10,6 +11,8 @@ import nbformat
 import pytest
 
 from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import notebooks, outputs
 from sage_lib.report import page
@@ -94,20 +97,36 @@ def test_a_notebook_works_alone_and_from_another_folder(tmp_path):
 SAMPLED = load_profile("smollm")  # no task whose right completions can be listed
 OF_SAMPLES = [one for one in notebooks.select() if "profile" in notebooks.parameters(one.path)]
 OF_SAMPLES = [one.path for one in OF_SAMPLES if one.lacks(SAMPLED) is None]
+#: What is published of it; and as if it had been evaluated on shifted data alone, without a guide.
+VARIANTS = {"whole": None, "shifted": ("base", "grpo", "grpo_no_kl")}
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("path", OF_SAMPLES, ids=lambda path: path.stem)
-def test_the_notebooks_of_a_profile_show_one_that_has_samples_alone(path, monkeypatch):
+def test_the_notebooks_of_a_profile_show_one_that_has_samples_alone(path, variant, monkeypatch):
     """As those of the GPU have."""
     monkeypatch.setattr(page, "save_figure", lambda *given: None)
     monkeypatch.setattr(page, "write_text", lambda *given: None)
+    study = results.load(SAMPLED.name)
+    if (methods := VARIANTS[variant]) is not None:
+        (data,) = SAMPLED.evaluation.data
+        shifted = dataclasses.replace(data, ood=True)
+        evaluation = dataclasses.replace(SAMPLED.evaluation, data=(shifted,))
+        study.settings = dataclasses.replace(SAMPLED, evaluation=evaluation)
+        for name in ("runs", "steps", "counts", "scores", "samples"):
+            frame = getattr(study, name)
+            setattr(study, name, frame[frame["method"].isin(methods)].reset_index(drop=True))
+    monkeypatch.setattr(results, "load", lambda name, own: loaded(name, study))
     space = {}
     for cell in cells(path, "code"):
-        source = cell.source
-        if "parameters" in cell.metadata.get("tags", []):
-            source += f"\nprofile = {SAMPLED.name!r}"
-        exec(source, space)
-    assert space["study"].name == SAMPLED.name
+        exec(cell.source, space)
+    assert space["study"] is study
+
+
+def loaded(name, study):
+    if name.endswith("_larger"):
+        raise SageError("there is no such profile")
+    return study
 
 
 @every

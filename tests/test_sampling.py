@@ -266,7 +266,8 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
             seed = sampling.sample_seed(11, problem, number)
             samples[seed] = place, row["ids"][number], row["finished"][number]
     prompts = [loading.encode(tokenizer, problem.question) for problem in PROBLEMS]
-    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "")  # what is set from here on is undone
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
     stand_in = StandInForVllm(samples, prompts, end)
     for name, module in stand_in.modules().items():
         monkeypatch.setitem(sys.modules, name, module)

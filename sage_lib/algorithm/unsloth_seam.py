@@ -72,8 +72,8 @@ class ShapedAtScoring(Rollouts):
         return Packing(batch["prompt_ids"], batch["completion_ids"], self._tokenizer.pad_token_id)
 
     def _counted_there(self, batch: Batch) -> torch.Tensor:
-        """The tokens that Unsloth's loss counts, (batch, time): none with the id of padding, which
-        a policy can sample, and for which Unsloth keeps 0 as log-probability."""
+        """The tokens that Unsloth's loss counts, (batch, time). It ignores every token with the id
+        of padding, also a sampled one, and keeps 0 as its log-probability."""
         kept: torch.Tensor = batch["completion_ids"] != self._tokenizer.pad_token_id
         return counted_tokens(batch) * kept
 

@@ -41,9 +41,9 @@ def samples(profile: Profile, run: Run) -> pd.DataFrame:
     judged(asked, rows, Verifier(workers=profile.compute.threads))
     model, tokenizer = loading.load(profile, run.policy.model)
     found = []
-    shifted = {problem.dataset for problem in problems.sampled_problems(profile, ood=True)}
+    kept = {problem.dataset for problem in problems.sampled_problems(profile, ood=False)}
     for problem, row in zip(asked, rows, strict=True):
-        if problem.dataset in shifted:
+        if problem.dataset not in kept:
             continue
         prompt = loading.encode(tokenizer, problem.question)
         drawn = zip(row["ids"], row["finished"], strict=True)

@@ -19,13 +19,12 @@ def evaluation_problems(
 ) -> list[Problem]:
     """The held-out problems, data set after data set.
 
-    ``ood``: only the data sets that are so marked, or only the others. ``limit``: the first so many
-    of each. An optional data set that does not load is left out, and a line says why.
+    ``ood``: of which data sets, as in :meth:`Profile.data_sets`. ``limit``: the first so many of
+    each. An optional data set that does not load is left out, and a line says why.
     """
     found: list[Problem] = []
-    for data in profile.evaluation.data:
-        if ood is None or data.ood == ood:
-            found += _load_if_there(data, "{0.name} is left out: {1}")[:limit]
+    for data in profile.data_sets(ood):
+        found += _load_if_there(data, "{0.name} is left out: {1}")[:limit]
     if len({(problem.dataset, problem.id) for problem in found}) < len(found):
         raise SageError(
             "the evaluation data hold a problem twice: give each data set its own seed or name"

@@ -82,6 +82,14 @@ class Study:
         family = own.get(self.settings.reference)
         return [key for key in self.methods if key == BASE or own[key] == family]
 
+    @cached_property
+    def guided(self) -> str | None:
+        """The method that stands for SAGE where one is named: Branch, else the first of `main` with
+        a guide; None where no method has one."""
+        methods = self.settings.methods
+        found = [key for key in self.main if key in methods and methods[key].guide]
+        return "grpo_branch" if "grpo_branch" in found else next(iter(found), None)
+
     def label(self, method: str) -> str:
         """A method's name in tables; a key that the profile does not have stays."""
         known = method == BASE or method in self.settings.methods

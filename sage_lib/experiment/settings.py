@@ -264,6 +264,13 @@ class Profile:
         """Names of the tasks that are evaluated."""
         return frozenset(data.name for data in self.evaluation.data)
 
+    def data_sets(self, ood: bool | None = None) -> list[Data]:
+        """What is evaluated: with `ood` the data sets marked so, with False the others (or all,
+        where every one is marked), with None all."""
+        every = list(self.evaluation.data)
+        found = [data for data in every if ood is None or data.ood == ood]
+        return found or (every if ood is False else [])
+
     @property
     def exact(self) -> bool:
         """Whether it evaluates a task whose valid completions can be listed."""

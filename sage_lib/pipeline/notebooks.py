@@ -33,7 +33,7 @@ NEEDS: dict[str, Callable[[Profile], bool]] = {
     "rl": lambda profile: bool(profile.rl) and profile.rl_data is not None,
     "exploration": lambda profile: profile.exploration.seeds > 0,
     "ood": lambda profile: any(data.ood for data in profile.evaluation.data),
-    "exact": lambda profile: profile.exact,
+    "exact pass@k": lambda profile: profile.exact,
     "front": lambda profile: profile.exact and len(_betas(profile)) > 1,
 }
 
@@ -56,7 +56,7 @@ class Notebook:
     def lacks(self, profile: Profile) -> str | None:
         """What the notebook needs and this profile does not have; None where it has all."""
         families = {method.family for method in profile.methods.values()}
-        met = {need for need, test in NEEDS.items() if test(profile)} | families
+        met = {need for need, test in NEEDS.items() if test(profile)} | (families - NEEDS.keys())
         return next((need for need in self.needs if need not in met), None)
 
 

@@ -25,8 +25,8 @@ def vllm_engine(
     ``settings.vllm`` holds keywords of vllm.LLM besides. It takes a GPU's memory until it is
     closed, and promises the same sample again only for the same version and batch.
     """
-    # vLLM forks its engine unless torch says that the GPU is in use, which it does not say after
-    # Accelerate has only counted GPUs; and a fork of this process can have none.
+    # vLLM forks its engine unless torch says that the GPU is in use. This process has asked CUDA
+    # for its GPUs, which torch does not call use; but what is forked after that cannot use them.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     try:
         from vllm import LLM, SamplingParams

@@ -2,7 +2,7 @@
 
 GRPO at one beta is no baseline, since another beta has another (pass@1, pass@256). The baseline is
 the *front*: the line through GRPO's points in the order of beta, which may bend back. It ends at
-the base, where beta has no end. Everything is exact pass@k of valid work.
+the base, where beta has no end. All but :func:`points` is exact pass@k of valid work.
 """
 
 from collections.abc import Iterable, Sequence

@@ -27,11 +27,8 @@ WAYS = {"L": "common", "R": "rare"}
 
 
 def of_sets(frame: pd.DataFrame, settings: Profile, ood: bool | None) -> pd.DataFrame:
-    """The rows of Table 1's data sets, with `ood` of those outside it, with None of all."""
-    if ood is None:
-        return frame
-    chosen = [data.label for data in settings.evaluation.data if data.ood == ood]
-    return frame[frame["dataset"].isin(chosen)]
+    """The rows of the data sets that :meth:`Profile.data_sets` gives for `ood`."""
+    return frame[frame["dataset"].isin([data.label for data in settings.data_sets(ood)])]
 
 
 def exact_at(p: ArrayLike, ks: Sequence[int] = KS) -> np.ndarray:
@@ -76,7 +73,8 @@ def sampled(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[s
 
 
 def axes(settings: Profile) -> tuple[int, int]:
-    """The two k of the comparisons: 1, and 256 where pass@k is exact, else the most samples."""
+    """The two k of the comparisons: 1, and 256 where pass@k is exact, else the largest of the
+    profile's."""
     return AXES if settings.exact else (1, max(settings.evaluation.ks))
 
 
