@@ -153,6 +153,7 @@ def test_a_wrong_command_line_ends_with_one_sentence():
         (["stage", "rl", "--run", "x"], "error: the stage rl of profile smoke has no run 'x'"),
         (["stage", "rl", "--set", "rl"], "a change is KEY=VALUE"),
         (["figures", "--only", "42"], "error: there is no notebook '42'"),
+        (["figures", "--only", "25", "--profile", "smoke"], "error: none of these notebooks shows"),
     ):
         with pytest.raises(SystemExit, match=sentence):
             cli.main(words)

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 from sage_lib import paths
+from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import notebooks, runner
 
@@ -23,6 +24,8 @@ def draw(only: Sequence[str] | None, specs: Sequence[str | None]) -> None:
             profile = load_profile(spec)
             reading = [one for one in chosen if "profile" in notebooks.parameters(one.path)]
             chosen = [one for one in reading if one.lacks(profile) is None]
+            if not chosen:
+                raise SageError(f"none of these notebooks shows {spec}: leave --profile out")
         given = {} if spec is None else {"profile": spec}
         for task in notebooks.tasks(chosen, paths.build("figures") / (spec or "own"), given):
             task.key = task.label = f"{task.label}, {spec}" if spec else task.label
