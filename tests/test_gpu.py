@@ -1,4 +1,4 @@
-"""What only a GPU can show: make test-gpu. Minutes, most of them Unsloth's compiling.
+"""What only a GPU can show: make test-gpu. It takes minutes, mostly to compile.
 
 Nothing else may use the card: vLLM stops where another process frees memory while it starts.
 
