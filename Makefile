@@ -13,7 +13,7 @@ extra    = $$($(RUN) -c 'import tomllib; \
 	print(*project["optional-dependencies"]["$(1)"])')
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-latest test-gpu test-slow lint format bench reproduce figures notebooks \
+.PHONY: help install test test-latest test-gpu test-slow lint format bench reproduce figures notebooks \
 	site test-site lab lock gpu vllm smollm clean
 
 help: # show this list
@@ -36,6 +36,8 @@ $(VENV)/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@echo "set-up 4/4: the companion itself"
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+install: $(VENV)/installed # install everything into .venv
 
 # A worker a core, a thread each, and a file's tests on one worker: they share what is made for
 # them. The order is that of tests/conftest.py.

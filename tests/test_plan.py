@@ -165,7 +165,7 @@ RL = ["stage", "rl", "--profile", "paper"]
 
 def test_without_a_terminal_nothing_starts_unless_it_is_said(machine, capsys):
     with pytest.raises(
-        SystemExit, match=r"18 runs of profile paper .* the same command with --yes"
+        SystemExit, match=r"profile paper asks .* in 18 runs.* the same command with --yes"
     ):
         cli.main(RL)
     assert machine == []
@@ -175,7 +175,7 @@ def test_without_a_terminal_nothing_starts_unless_it_is_said(machine, capsys):
     paper = load_profile("paper")
     planned = plan.planned_runs(paper, None, plan.assumed(paper)).set_index("stage")
     total = planned.loc["rl", "value"].sum()
-    assert f"about {total:,.1f} GPU hours" in told and "31 GB of a GPU's memory" in told
+    assert f"about {total:,.1f} GPU hours" in told and "31 GB of GPU memory" in told
 
 
 @pytest.mark.parametrize(("answer", "starts"), [("y", True), ("", False), ("no", False)])
@@ -193,14 +193,14 @@ def test_on_a_terminal_it_is_asked(machine, monkeypatch, answer, starts):
 
 
 def test_a_run_of_a_stage_asks_for_its_own_hours_and_a_laptops_profile_for_nothing(machine):
-    with pytest.raises(SystemExit, match=r"1 runs of profile paper ask for about 19.* GPU hours"):
+    with pytest.raises(SystemExit, match=r"paper asks for about 19.* GPU hours .* in 1 run,"):
         cli.main([*RL, "--run", "grpo-s3407"])
     smoke = load_profile("smoke")
     plan.before(smoke, stages.STAGES["rl"].runs(smoke), False)
 
 
 def test_reproduce_asks_for_what_its_notebooks_need(machine, monkeypatch):
-    with pytest.raises(SageError, match=r"runs of profile one_gpu ask for about 1\.\d GPU hours"):
+    with pytest.raises(SageError, match=r"profile one_gpu asks for about 1\.\d GPU hours"):
         reproduce.reproduce(load_profile("one_gpu"))
 
 

@@ -312,3 +312,4 @@ def test_notebooks_go_on_beside_the_runs_that_they_do_not_need(fake, tmp_path, m
     done = dict.fromkeys(["01_theory", "04_walk", "06_walk"], "done")
     assert states == {**done, "08_results": "not started"}
     assert [notebook.number for notebook in notebooks.select()] == ["01", "04", "06", "08"]
+    assert [notebook.number for notebook in notebooks.select(["4"])] == ["04"]

@@ -38,7 +38,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def asked_for() -> pd.DataFrame:
-    """What every profile that needs a GPU asks for; runs are those that train."""
+    """What every profile that needs a GPU asks for; policies count the base."""
     rows = []
     for profile in map(load_profile, profile_names()):
         if not profile.compute.requires_gpu:
@@ -52,7 +52,7 @@ def asked_for() -> pd.DataFrame:
             {
                 "profile": f"`{profile.name}`",
                 "what": profile.description.split(",")[0],
-                "runs": planned.loc[trained, "runs"].sum(),
+                "policies": planned.loc[trained, "runs"].sum(),
                 "GPU hours": value,
                 "range": f"{fast} to {slow}",
                 "GPU GB": f"{gigabytes['memory']:.0f}",

@@ -69,7 +69,8 @@ def _read(path: Path) -> Any:
 def select(only: Sequence[str] | None = None) -> list[Notebook]:
     """The notebooks of these numbers, without any all; SageError for a number that there is not."""
     known = {path.name[:2]: path for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))}
-    for number in only or ():
+    only = [number.zfill(2) for number in only or ()]
+    for number in only:
         if number not in known:
             raise SageError(f"there is no notebook {number!r}: choose among {', '.join(known)}")
     chosen = [path for number, path in known.items() if not only or number in only]

@@ -292,8 +292,8 @@ def before(profile: Profile, every: Sequence[Run], yes: bool, afresh: bool = Fal
     value, fast, slow = planned_runs(profile, left, assumed(profile))[_ENDS].sum()
     memory = needs(profile).groupby("what")["GB"].sum()["memory"]
     words = (
-        f"{len(left)} runs of profile {profile.name} ask for about {value:,.1f} GPU hours "
-        f"({fast:,.1f} to {slow:,.1f}), {memory:.0f} GB of a GPU's memory and "
+        f"profile {profile.name} asks for about {value:,.1f} GPU hours ({fast:,.1f} to "
+        f"{slow:,.1f}) in {len(left)} run{'s'[: len(left) > 1]}, {memory:.0f} GB of GPU memory and "
         f"{disk_gb(profile):.0f} GB of disk, by estimates that nobody has timed (see dry-run)"
     )
     if yes:
