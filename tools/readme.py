@@ -84,9 +84,8 @@ def result(study: results.Study, claims: verdict.Claims, compared: pd.DataFrame)
         f"{grpo['pass@1']:.3f} and {grpo['pass@256']:.3f}. At that beta neither Branch guide "
         f"raised both metrics over GRPO ({seeds} seeds, two base models; 95 % intervals over "
         "seeds and problems). The optimum of GRPO's objective raises pass@k on every problem "
-        "(notebook 19). "
-        "So training loses pass@256: it misses the optimum, or generalises badly to held-out "
-        "problems. "
+        "(notebook 19). So the objective is not the cause: training misses its optimum, or "
+        "generalises badly to held-out problems. "
     )
     margin = compared[compared["claim"] == "both rise"].set_index("metric")["margin"]
     said += (
