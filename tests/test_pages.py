@@ -258,6 +258,8 @@ def test_a_notebook_is_valid_and_has_its_parameters_and_links(path):
     )
     assert links.notebook_text(linked) == path.read_text(), "python tools/links.py"
     text = "".join("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown")
+    title = text.splitlines()[0].removeprefix(f"# {path.name[:2]} ")
+    assert f"(../notebooks/{path.name}) | {title} |" in PAGES["docs/notebooks.md"]
     for place in re.findall(r"\]\((?!https?:|attachment:)([^)#\s]+)[^)]*\)", text):
         assert (paths.NOTEBOOKS / place).exists(), place
 
