@@ -109,7 +109,6 @@ def variant(tmp_path):
         ("methods: {mine: {label: M, guide: token, anchor: forward_kl}}", "takes no guide"),
         ("methods: {mine: {label: M, anchor: k4}}", "k4.*k3, k3_corrected"),
         ("methods: {mine: {label: M, advantage: ppl}}", "mine.advantage: .*no advantage 'ppl'"),
-        ("methods: {mine: {label: M, reference: x}}", "reference changes the base"),
         ("methods: {mine: {rl: {beta: 0.1}}}", "methods.mine.label: field required"),
         ("methods: {mine: {label: M, family: a/b}}", "key and family are letters"),
         ("methods: {mine: {label: M, vary: 3}}", "vary is as"),

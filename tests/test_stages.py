@@ -15,7 +15,6 @@ import pytest
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines
 from sage_lib.pipeline import notebooks, plan, reproduce, runner, stages
@@ -263,22 +262,14 @@ def test_tasks_come_after_what_their_runs_start_from():
     place = {task.key: number for number, task in enumerate(every)}
     for task in every:
         assert all(place[key] < place[task.key] for key in task.needs)
-        for whose, run in runs.starts_from(profile, task.run):
-            assert (whose.name, run.stage, run.method, run.seed) in task.needs
+        if run := task.run.policy:
+            assert (profile.name, run.stage, run.method, run.seed) in task.needs
     guided = [task for task in every if task.stage.name == "rl"]
     assert all((profile.name, "entropies", "base", None) in task.needs for task in guided)
     assert len({task.label for task in every}) == len(every)
     assert {"sft", "GRPO, seed 3407", "GRPO, seed 3407 (replay)", "Base Model (evaluate)"} < {
         task.label for task in every
     }
-
-
-def test_a_base_that_a_method_is_anchored_to_is_made_first():
-    change = "methods.grpo.reference=sft.max_steps=9"
-    profile = load_profile(f"smoke+train=[grpo]+{change}+seeds=[3407]")
-    anchor, base, policy = stages.tasks(profile, ["sft", "rl"])
-    assert anchor.profile.sft["max_steps"] == 9 and base.profile is profile
-    assert policy.needs == {anchor.key, base.key}
 
 
 def test_runs_of_two_stages_go_on_side_by_side(fake, tmp_path):

@@ -209,13 +209,11 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
     except SageError as error:
         yield str(error)
     beta = make(kinds.Rl, profile.rl_of(key), f"{profile.name}: methods.{key}.rl").beta
-    change, own = method.reference, [setting for setting in ROLLOUTS if setting in method.rl]
+    own = [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
         yield "it guides the anchor, which needs beta > 0"
     if method.guide is not None and method.anchor == "forward_kl":
         yield "the anchor forward_kl takes no guide"
-    if change is not None and not (beta > 0 and re.match(CHANGE, change)):
-        yield f"reference changes the base, as in sft.max_steps=750, and needs beta > 0: {change!r}"
     if own and method.guide is not None and needs_entropies(method.guide):
         yield (
             f"it draws with a {own[0]} of its own, and its guide's threshold comes from entropies "

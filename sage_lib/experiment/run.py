@@ -31,7 +31,7 @@ _SAMPLING += ["seed", "engine", "vllm"]
 #: Settings that change when something is written, never what is learned.
 _BOOKKEEPING = {"save_steps", "save_total_limit", "report_to"}
 #: What a run is made from that earlier runs made; the rest is settings.
-_MADE_BEFORE = {"policy", "entropies", "base", "reference"}
+_MADE_BEFORE = {"policy", "entropies", "base"}
 #: What a stage that reads policies token by token takes from ``exploration``.
 READ = {
     "dynamics": ("prompts", "completions"),
@@ -274,9 +274,6 @@ def _of_rl(profile: Profile, run: Run) -> dict[str, Any]:
     learned = dataclasses.replace(chosen, label="", family="main", rl={}, lora=True, seeds=None)
     found["method"] = dataclasses.replace(learned, anchor=anchor)
     found["entropies"] = _entropy_digest(profile, chosen.guide)
-    if chosen.reference is not None:
-        base = sft_run(reference_profile(profile, run.method))
-        found["reference"] = base.fingerprint, base.weights
     if profile.compute.backend != "trl":  # whose loss is not TRL's to the last digit
         found["backend"] = profile.compute.backend
     return found
@@ -297,9 +294,3 @@ def demonstrated(profile: Profile, rft: Rft) -> Profile:
     """The profile whose SFT data a method learns from by ``rft.demonstrations``."""
     changes = [f"sft_data.{k}={json.dumps(v)}" for k, v in (rft.demonstrations or {}).items()]
     return load_profile("+".join([profile.spec, *changes]))
-
-
-def reference_profile(profile: Profile, method: str) -> Profile:
-    """The profile whose base a method is anchored to: its own, unless the method changes it."""
-    change = profile.methods[method].reference
-    return profile if change is None else load_profile(f"{profile.spec}+{change}")

@@ -14,11 +14,11 @@ from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, Profile, extended, find, load_profile, split_spec
-from sage_lib.experiment.run import READ, TRACED, Run, new_run, reference_profile, sft_run
+from sage_lib.experiment.run import READ, TRACED, Run, new_run, sft_run
 from sage_lib.experiment.run import put_aside as put_aside
 from sage_lib.files import read_json
 
-__all__ = ["TRACED", "Run", "load_profile", "put_aside", "reference_profile", "sft_run"]
+__all__ = ["TRACED", "Run", "load_profile", "put_aside", "sft_run"]
 
 #: Why the stage replay refuses a backend.
 NOT_WATCHED = (
@@ -118,11 +118,6 @@ def every_run(profile: Profile) -> list[Run]:
     return [*found, *(run for _, _, run, _ in evaluations(profile))]
 
 
-def reference_run(profile: Profile, method: str) -> Run:
-    """The run that makes the policy a method is anchored to."""
-    return sft_run(reference_profile(profile, method))
-
-
 def entropies(profile: Profile) -> dict[str, Any]:
     """What the stage entropies measured: tokens, mean, quantiles (nats), histogram."""
     return dict(read_json(entropy_run(profile).measured / "entropy.json"))
@@ -168,14 +163,6 @@ def made_below(
                         return whose, one
         path = extended(path)
     return None
-
-
-def starts_from(profile: Profile, run: Run) -> list[tuple[Profile, Run]]:
-    """The runs whose models a run needs before it can start, each with its profile."""
-    if run.stage == "rl":
-        whose = (profile, reference_profile(profile, run.method))
-        return [(one, sft_run(one)) for one in whose]
-    return [] if run.policy is None else [(profile, run.policy)]
 
 
 def finished(profile: Profile, policy: Run | None) -> Run:

@@ -81,9 +81,6 @@ class Method:
     #: accuracy: the answer is right; valid: and so is the work; random: a coin, as a control.
     reward: Literal["accuracy", "valid", "random"] = "accuracy"
     dynamic_sampling: NonNegativeInt = 0  # DAPO: fresh batches at most, for groups without a spread
-    #: The anchor's policy, where training does not start from it: the base of the profile with this
-    #: change, such as "sft.max_steps=750".
-    reference: str | None = None
     reference_reset: NonNegativeInt = 0  # ProRL: steps between resets of the reference; 0: none
     lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
     seeds: Seeds | None = None  # of its runs; None is the profile's

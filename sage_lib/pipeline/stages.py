@@ -112,11 +112,11 @@ class RunTask(runner.Task):
         return self.run.done()
 
     def lacks(self) -> str:
-        for whose, policy in runs.starts_from(self.profile, self.run):
-            if not policy.done():
-                made = runs.command(whose, policy)
-                return f"it starts from {policy.name}, which is not there: {made} makes it"
-        return ""
+        policy = self.run.policy
+        if policy is None or policy.done():
+            return ""
+        made = runs.command(self.profile, policy)
+        return f"it starts from {policy.name}, which is not there: {made} makes it"
 
     def remark(self) -> str:
         taken = TAKEN in runner.last_words(self.log)
@@ -124,21 +124,12 @@ class RunTask(runner.Task):
 
 
 def tasks(profile: Profile, names: Collection[str]) -> list[RunTask]:
-    """The runs of some stages in the order in which they are made; where the base is among them,
-    also the bases that methods are anchored to."""
+    """The runs of some stages in the order in which they are made."""
     found: dict[Any, RunTask] = {}
-    anchors: dict[str, Any] = {}  # key by method
-    for method in profile.methods if {"sft", "rl"} <= set(names) else ():
-        if profile.methods[method].reference is not None:
-            whose = runs.reference_profile(profile, method)
-            base = RunTask(whose, STAGES["sft"], runs.sft_run(whose))
-            found[base.key], anchors[method] = base, base.key
     for stage in [stage for stage in STAGES.values() if stage.name in names]:
         for run in stage.runs(profile):
             own = {(run.method, run.seed), (BASE, None)}
             needs: set[Any] = {(profile.name, name, *of) for name in stage.after for of in own}
-            if stage.name == "rl":
-                needs.add(anchors.get(run.method))
             task = RunTask(profile, stage, run, frozenset(needs & found.keys()))
             found[task.key] = task
     return list(found.values())

@@ -42,9 +42,7 @@ def train(profile: Profile, run: Run) -> dict:
     A run that collapses is a result: its policy is kept, and the record's ``collapsed`` says at
     which step and why.
     """
-    anchored = runs.reference_profile(profile, run.method)
-    for whose in (profile, anchored):
-        runs.finished(whose, runs.sft_run(whose))
+    base = runs.finished(profile, runs.sft_run(profile))
     chosen, settings = profile.methods[run.method], settings_of(profile, run)
     if chosen.rft is not None:
         return rft.train(profile, run)
@@ -69,7 +67,7 @@ def train(profile: Profile, run: Run) -> dict:
         data=digest(asked),
         prompts=len(asked),
         too_long=len(problems.rl_problems(profile)) - len(asked),  # and left out
-        reference=weights_hash(runs.sft_run(anchored).model),
+        reference=weights_hash(base.model),
         weights=weights_hash(run.model),
         collapsed=collapsed,
     )
@@ -114,16 +112,12 @@ def trainer_of(
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
     given = between_draws(settings)
-    anchored = None
-    if chosen.reference is not None:
-        anchored, _ = loading.load(profile, runs.reference_run(profile, run.method).model)
     trainer = kind(
         model=model,
         processing_class=tokenizer,
         reward_funcs=reward(asked, verifier, chosen.reward),
         guide=None if chosen.guide is None else runs.guide_of(profile, chosen.guide),
         anchor=chosen.anchor if settings["beta"] else None,
-        reference=anchored,
         advantage=chosen.advantage,
         dynamic_sampling=chosen.dynamic_sampling,
         merge_adapter=profile.compute.merge_adapter,
