@@ -39,7 +39,7 @@ MinP = Annotated[float, Field(ge=0, lt=1)]
 class Model:
     """The model before supervised fine-tuning."""
 
-    name: str  # a hub name, a local folder, or a name of policy.loading.MADE_HERE
+    name: str  # a hub name, a local folder, or the NAME of policy.tiny_qwen or policy.smollm
     max_seq_length: PositiveInt
     seed: Seed  # of random initial weights
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
