@@ -80,12 +80,11 @@ def fingerprints(spec):
 
 
 def test_what_is_evaluated_retrains_nothing(variant):
-    """What the audit found: an out-of-distribution set, optional, or a default retrained SFT and
-    RL."""
+    """What the audit found: an out-of-distribution set, or a default retrained SFT and RL."""
     whole = load_profile("smoke").settings["evaluation"]["data"]
     puzzles = {"name": "knights_knaves", "rows": 2, "people": 2, "ood": True}
     three = {**whole[3], "seed": 7}
-    more = [{**whole[0], "optional": True, "revision": None}, *whole[1:], puzzles, three]
+    more = [{**whole[0], "revision": None}, *whole[1:], puzzles, three]
     sft, rl, sampled = fingerprints("smoke")
     other = fingerprints(variant(more))
     assert other[:2] == (sft, rl) and other[2] != sampled

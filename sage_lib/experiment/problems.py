@@ -19,12 +19,11 @@ def evaluation_problems(
 ) -> list[Problem]:
     """The held-out problems, data set after data set.
 
-    ``ood``: of which data sets, as in :meth:`Profile.data_sets`. ``limit``: the first so many of
-    each. An optional data set that does not load is left out, and a line says why.
+    ``ood``: of which data sets, as in :meth:`Profile.data_sets`. ``limit``: so many of each.
     """
     found: list[Problem] = []
     for data in profile.data_sets(ood):
-        found += _load_if_there(data, "{0.name} is left out: {1}")[:limit]
+        found += load(data)[:limit]
     if len({(problem.dataset, problem.id) for problem in found}) < len(found):
         raise SageError(
             "the evaluation data hold a problem twice: give each data set its own seed or name"
@@ -72,11 +71,8 @@ def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
 
 
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
-    """Questions of the evaluation that the training set ``data`` could otherwise draw.
-
-    Sets of the same name and files count, or all where training is on a file; an optional set that
-    is not there holds nothing out.
-    """
+    """Questions of the evaluation that the training set ``data`` could otherwise draw: of sets of
+    its name and of files, or of all where training is on a file."""
     if data is None:
         return frozenset()
     asked = profile.evaluation.data
@@ -90,7 +86,7 @@ def _drawable(data: Data, sets: list[Data]) -> frozenset[str]:
     key = digest([{**vars(one), "settings": one.settings.identity()} for one in (data, *sets)])
     if key not in _DRAWABLE:
         could_draw = task_of(data.name).could_draw
-        found = [problem for one in sets for problem in _load_if_there(one)]
+        found = [problem for one in sets for problem in load(one)]
         _DRAWABLE[key] = frozenset(p.question for p in found if could_draw(data.settings, p))
     return _DRAWABLE[key]
 
@@ -110,15 +106,3 @@ def met(profile: Profile, data: Data | None) -> frozenset[str]:
         return found
     ahead = dataclasses.replace(data, rows=data.rows + len(others))
     return found | (others & {problem.question for problem in load(ahead, found)})
-
-
-def _load_if_there(data: Data, said: str = "") -> list[Problem]:
-    """The problems of a data set; none, and a line ``said``, where it is optional and not there."""
-    try:
-        return load(data)
-    except SageError as error:
-        if not data.optional:
-            raise
-        if said:
-            print(said.format(data, error), flush=True)
-        return []

@@ -58,7 +58,6 @@ class Data:
     rows: PositiveInt  # training rows, or held-out problems
     seed: Seed = 0
     revision: str | None = None
-    optional: bool = False  # evaluation: leave the data set out where it cannot be loaded
     ood: bool = False  # evaluation: outside Table 1 and its average, as in Figure 4 and Table 9
     settings: Any = None  # the task's own Settings
 
