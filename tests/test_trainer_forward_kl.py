@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainer_cases import both, larger, losses, make, one_batch, trained, weights
 
-from sage_lib.algorithm import forward_kl
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.forward_kl import HiddenStates
 from sage_lib.algorithm.guides import TokenGuide
 from sage_lib.errors import SageError
@@ -103,7 +103,7 @@ def test_the_canary_sees_distributions_that_are_not_those_of_the_loss(
 ):
     made = make(None, lora=False, anchor="forward_kl", base=models("gemma2"))
     if fault == "cap":  # the output matrix alone, as if nothing came after it
-        monkeypatch.setattr(forward_kl, "logits_from_hidden", lambda m: m.get_output_embeddings())
+        monkeypatch.setattr(probs, "logits_from_hidden", lambda m: m.get_output_embeddings())
     else:  # the states after each token instead of those before it
         before = HiddenStates.before
         monkeypatch.setattr(HiddenStates, "before", lambda s, time: before(s, time).roll(1, 1))

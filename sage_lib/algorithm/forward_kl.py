@@ -8,14 +8,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.anchors import Vocabulary
 from sage_lib.algorithm.backend import Batch, counted_tokens
-from sage_lib.algorithm.token_probabilities import (
-    at_temperature,
-    drawn_log_probabilities,
-    log_probabilities,
-    logits_from_hidden,
-)
 from sage_lib.errors import SageError
 
 #: Logits (tokens x vocabulary) of which a few copies are held at once: 268 MB in float32; on a
@@ -50,9 +45,9 @@ def exact_forward_kl(v: Vocabulary) -> torch.Tensor:
         return found.view(v.hidden.shape[:2])
 
     def of_tokens(h: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        log_pi = log_probabilities(v.head(h[None])[0], v.temperature)
+        log_pi = probs.log_probabilities(v.head(h[None])[0], v.temperature)
         with torch.no_grad():
-            log_ref = log_probabilities(v.reference_head(r[None])[0], v.temperature)
+            log_ref = probs.log_probabilities(v.reference_head(r[None])[0], v.temperature)
         terms = torch.nn.functional.kl_div(log_pi, log_ref, reduction="none", log_target=True)
         return terms.sum(-1)
 
@@ -92,8 +87,8 @@ def _with_slopes(
     with torch.enable_grad():
         leaf = states.detach().requires_grad_()
         logits = v.head(leaf[None])[0]
-    scores = at_temperature(logits.detach(), v.temperature)
-    gaps = at_temperature(v.reference_head(references[None])[0], v.temperature)
+    scores = probs.at_temperature(logits.detach(), v.temperature)
+    gaps = probs.at_temperature(v.reference_head(references[None])[0], v.temperature)
     pi_ref = gaps.softmax(-1)
     # log pi = score - highest + log pi(highest): one exponential for each logit. The highest are
     # taken off before the sum, which would lose digits where one side's scores lie elsewhere.
@@ -132,8 +127,8 @@ class HiddenStates:
         return Vocabulary(
             hidden=self.before(batch["completion_ids"].shape[1]),
             reference_hidden=batch[REFERENCE_HIDDEN],
-            head=logits_from_hidden(self.policy),
-            reference_head=logits_from_hidden(self.reference),
+            head=probs.logits_from_hidden(self.policy),
+            reference_head=probs.logits_from_hidden(self.reference),
             temperature=temperature,
             head_trained=any(p.requires_grad for p in output_matrix.parameters()),
         )
@@ -151,8 +146,8 @@ def require_same(v: Vocabulary, batch: Batch, logps: torch.Tensor, half: bool) -
         ("reference", v.reference_hidden, v.reference_head, batch["ref_per_token_logps"]),
     )
     for name, hidden, head, expected in sides:
-        log_pi = log_probabilities(head(hidden[row, first][None])[0], v.temperature)
-        found = drawn_log_probabilities(log_pi, batch["completion_ids"][row, first])
+        log_pi = probs.log_probabilities(head(hidden[row, first][None])[0], v.temperature)
+        found = probs.drawn_log_probabilities(log_pi, batch["completion_ids"][row, first])
         gaps = (found - expected[row, first]).abs() * mask
         gap = (gaps.sum() / mask.sum().clamp(min=1)).item()
         if gap > (HALF_GAP if half else SINGLE_GAP):

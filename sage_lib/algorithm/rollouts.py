@@ -17,16 +17,11 @@ from sage_lib.algorithm.backend import Batch, GRPOTrainer, counted_tokens
 import torch
 
 from sage_lib.algorithm import dynamic_sampling
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.advantages import Completions, CompletionShaper
 from sage_lib.algorithm.forward_kl import REFERENCE_HIDDEN
 from sage_lib.algorithm.merging import may_merge, merged_adapters
 from sage_lib.algorithm.shared_prompts import prompts_read_once
-from sage_lib.algorithm.token_probabilities import (
-    completion_logits,
-    drawn_log_probabilities,
-    entropies_of,
-    log_probabilities,
-)
 
 #: Ours in the batch, for a guide that reads them: the weighted sum of each completion's rewards.
 REWARDS = "summed_rewards"
@@ -185,10 +180,10 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         logps, entropies = [], []
         for first in range(0, len(ids), size):
             rows = slice(first, first + size)
-            logits = completion_logits(self.model, ids[rows], start, attention[rows])
-            log_pi = log_probabilities(logits, self.temperature)
-            logps.append(drawn_log_probabilities(log_pi, drawn[rows]))
-            entropies.append(entropies_of(log_pi))
+            logits = probs.completion_logits(self.model, ids[rows], start, attention[rows])
+            log_pi = probs.log_probabilities(logits, self.temperature)
+            logps.append(probs.drawn_log_probabilities(log_pi, drawn[rows]))
+            entropies.append(probs.entropies_of(log_pi))
         found = torch.cat(logps), torch.cat(entropies)
         return found if packing is None else (packing.unpack(found[0]), packing.unpack(found[1]))
 

@@ -12,14 +12,9 @@ import torch
 from torch.nn.utils import parameters_to_vector
 from transformers import PreTrainedModel
 
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.anchors import return_credit
 from sage_lib.algorithm.guides import GuideInputs
-from sage_lib.algorithm.token_probabilities import (
-    completion_logits,
-    drawn_log_probabilities,
-    entropies_of,
-    log_probabilities,
-)
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
@@ -142,12 +137,12 @@ def _batch(
 ) -> tuple[dict[tuple[str, str], np.ndarray], float, float]:
     """Gradients by (anchor, "pull" or "added"), KL to the reference (nats), share with q != 1."""
     mask = kept.float()
-    log_pi = log_probabilities(completion_logits(model, out, start))
+    log_pi = probs.log_probabilities(probs.completion_logits(model, out, start))
     with torch.no_grad():
-        log_ref = log_probabilities(completion_logits(reference, out, start))
+        log_ref = probs.log_probabilities(probs.completion_logits(reference, out, start))
     drawn, fixed = out[:, start:], log_pi.detach()
-    logps, refs = (drawn_log_probabilities(x, drawn) for x in (fixed, log_ref))
-    inputs = GuideInputs(entropies_of(fixed), logps, mask, 0.0, torch.Generator(), ids=drawn)
+    logps, refs = (probs.drawn_log_probabilities(x, drawn) for x in (fixed, log_ref))
+    inputs = GuideInputs(probs.entropies_of(fixed), logps, mask, 0.0, torch.Generator(), ids=drawn)
     log_q = guide(inputs).log()
     divergence = (fixed.exp() * (fixed - log_ref)).sum(-1)
     parameters = list(model.parameters())

@@ -6,12 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from sage_lib.algorithm.token_probabilities import (
-    completion_logits,
-    drawn_log_probabilities,
-    entropies_of,
-    log_probabilities,
-)
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
@@ -64,5 +59,6 @@ def signals(
     model: PreTrainedModel, group: Group, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Entropy (nats) before each token, log-probability of the drawn one: (completions, time)."""
-    log_pi = log_probabilities(completion_logits(model, group.out, group.start), temperature)
-    return entropies_of(log_pi), drawn_log_probabilities(log_pi, group.drawn)
+    logits = probs.completion_logits(model, group.out, group.start)
+    log_pi = probs.log_probabilities(logits, temperature)
+    return probs.entropies_of(log_pi), probs.drawn_log_probabilities(log_pi, group.drawn)

@@ -6,13 +6,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.guides import GuideInputs
-from sage_lib.algorithm.token_probabilities import (
-    completion_logits,
-    drawn_log_probabilities,
-    entropies_of,
-    log_probabilities,
-)
 from sage_lib.evaluation import groups
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
@@ -99,12 +94,10 @@ def _signals(
     # One at a time: with a large vocabulary a whole group's distributions would fill a GPU.
     for row, mask in enumerate(group.mask):
         one, drawn = group.out[row : row + 1], group.drawn[row]
-        log_pi, log_reference = (
-            log_probabilities(completion_logits(network, one, group.start), rl["temperature"])[0]
-            for network in (drawer.model, reference)
-        )
-        of_drawn = [drawn_log_probabilities(x, drawn) for x in (log_pi, log_reference)]
-        found.append((*of_drawn, entropies_of(log_pi)))
+        logits = (probs.completion_logits(x, one, group.start) for x in (drawer.model, reference))
+        log_pi, log_reference = (probs.log_probabilities(x, rl["temperature"])[0] for x in logits)
+        of_drawn = [probs.drawn_log_probabilities(x, drawn) for x in (log_pi, log_reference)]
+        found.append((*of_drawn, probs.entropies_of(log_pi)))
         kept.append(token_signals.kept_mass(log_pi[mask], rl["min_p"] or 0.0).cpu().numpy())
     logps, reference_logps, entropy = map(torch.stack, zip(*found, strict=True))
     return logps, reference_logps, entropy, np.concatenate(kept)

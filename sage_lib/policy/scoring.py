@@ -10,12 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sage_lib.algorithm.token_probabilities import (
-    completion_logits,
-    drawn_log_probabilities,
-    entropies_of,
-    log_probabilities,
-)
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.policy import loading, token_signals
 from sage_lib.tasks import prompts
 from sage_lib.tasks.problem import Problem, plain
@@ -76,13 +71,13 @@ def signals(
     for first in range(0, len(bodies), at_a_time):
         part = bodies[first : first + at_a_time]
         ids, mask = (x.to(model.device) for x in _padded_right(prompt, part, pad))
-        own = log_probabilities(completion_logits(model, ids, start, mask))
+        own = probs.log_probabilities(probs.completion_logits(model, ids, start, mask))
         anchor = own
         if base is not model:
-            anchor = log_probabilities(completion_logits(base, ids, start, mask))
-        drawn = drawn_log_probabilities(anchor, ids[:, start:])
+            anchor = probs.log_probabilities(probs.completion_logits(base, ids, start, mask))
+        drawn = probs.drawn_log_probabilities(anchor, ids[:, start:])
         branching = token_signals.branching_factor(own.exp())
-        by_row = [x.cpu().numpy() for x in (drawn, entropies_of(own), branching)]
+        by_row = [x.cpu().numpy() for x in (drawn, probs.entropies_of(own), branching)]
         for row, body in enumerate(part):
             yield Signals(*(x[row, : len(body)] for x in by_row))
 
@@ -113,8 +108,8 @@ def valid_probabilities(
         places = by_length[start : start + at_a_time]  # of about one length: few are padded
         batch = _padded_right([], [turns[place][1] for place in places], tokenizer.pad_token_id)
         ids, mask = (x.to(model.device) for x in batch)
-        log_pi = log_probabilities(completion_logits(model, ids, 1, mask))
-        drawn = drawn_log_probabilities(log_pi, ids[:, 1:])
+        log_pi = probs.log_probabilities(probs.completion_logits(model, ids, 1, mask))
+        drawn = probs.drawn_log_probabilities(log_pi, ids[:, 1:])
         for place, of_tokens in zip(places, drawn, strict=True):
             prompt, whole = turns[place]
             logps[place] = of_tokens[prompt - 1 : len(whole) - 1].sum().item()

@@ -120,24 +120,19 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
 
 @torch.no_grad()
 def _of_batch(trainer: Any, batch: dict[str, Any]) -> dict[str, np.ndarray]:
-    from sage_lib.algorithm.token_probabilities import (
-        completion_logits,
-        drawn_log_probabilities,
-        entropies_of,
-        log_probabilities,
-    )
+    from sage_lib.algorithm import token_probabilities as probs
 
     drawn, start = batch["completion_ids"], batch["prompt_ids"].shape[1]
     ids = torch.cat([batch["prompt_ids"], drawn], dim=1)
     seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     pi, reference = (
-        log_probabilities(completion_logits(model, ids, start, seen))
+        probs.log_probabilities(probs.completion_logits(model, ids, start, seen))
         for model in (trainer.model, trainer.ref_model)
     )
     found = {
-        "logps": drawn_log_probabilities(pi, drawn),
-        "reference": drawn_log_probabilities(reference, drawn),
-        "entropies": entropies_of(pi),
+        "logps": probs.drawn_log_probabilities(pi, drawn),
+        "reference": probs.drawn_log_probabilities(reference, drawn),
+        "entropies": probs.entropies_of(pi),
         "mask": batch["completion_mask"],
         "advantages": batch["advantages"],
     }

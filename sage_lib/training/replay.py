@@ -17,13 +17,8 @@ import pandas as pd
 import torch
 from transformers import TrainerCallback, TrainerState
 
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.backend import Batch, counted_tokens
-from sage_lib.algorithm.token_probabilities import (
-    completion_logits_and_hidden,
-    drawn_log_probabilities,
-    entropies_of,
-    log_probabilities,
-)
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
@@ -123,15 +118,16 @@ class Watched(SageTrainer):
         ids = torch.cat([batch["prompt_ids"], drawn], 1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         training = self.model.training
-        logits, hidden = completion_logits_and_hidden(self.model.eval(), ids, start, attention)
+        model = self.model.eval()
+        logits, hidden = probs.completion_logits_and_hidden(model, ids, start, attention)
         self.model.train(training)
-        log_pi = log_probabilities(logits, self.temperature)
+        log_pi = probs.log_probabilities(logits, self.temperature)
         advantages = batch["advantages"].float().reshape(len(ids), -1).expand(drawn.shape)
         signals = advantages.flatten(), log_pi.flatten(0, 1), drawn.flatten(), hidden.flatten(0, 1)
         gradients = gradient_norm(*(signal.cpu().numpy() for signal in signals))
         return {
-            "entropy": entropies_of(log_pi).cpu().numpy(),
-            "p": drawn_log_probabilities(log_pi, drawn).exp().cpu().numpy(),
+            "entropy": probs.entropies_of(log_pi).cpu().numpy(),
+            "p": probs.drawn_log_probabilities(log_pi, drawn).exp().cpu().numpy(),
             "gradient": gradients.reshape(tuple(drawn.shape)),
         }
 
