@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.evaluation import groups
 from sage_lib.experiment import problems
@@ -58,7 +54,7 @@ def impact(
     other = int(token_signals.runner_up(logits, np.array([drawn]))[0])
     stops = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = stops if isinstance(stops, list) else [stops]
-    config = GenerationConfig(
+    config = transformers.GenerationConfig(
         do_sample=True,
         max_new_tokens=max(settings["max_completion_length"] - position - 1, 1),
         top_k=0,
@@ -82,7 +78,7 @@ def impact(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             generation_config=config,
-            logits_processor=LogitsProcessorList(possible),
+            logits_processor=transformers.LogitsProcessorList(possible),
         ).tolist()
         for i, token in enumerate(rolled):
             rows = [row[len(prompt) :] for row in out[i * count : (i + 1) * count]]

@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.masking_utils import eager_mask
 
 from sage_lib.errors import SageError
@@ -74,7 +68,7 @@ def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrai
     """What a stage saved in ``folder``, an adapter merged, on this process's GPU if any."""
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
     base = base_of(folder)
-    model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
     if base is not None:
         from peft import PeftModel  # late: Unsloth, where it is, comes before
 
@@ -114,8 +108,8 @@ def grouped_attention(
     return found.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(GROUPED, grouped_attention)
-AttentionMaskInterface.register(GROUPED, eager_mask)
+transformers.AttentionInterface.register(GROUPED, grouped_attention)
+transformers.AttentionMaskInterface.register(GROUPED, eager_mask)
 
 
 def quick(model: PreTrainedModel) -> PreTrainedModel:

@@ -16,17 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+import transformers
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.algorithm.shared_prompts import prompts_read_once
 from sage_lib.errors import SageError
@@ -72,21 +63,21 @@ def sample_seed(seed: int, problem: Problem, number: int) -> int:
 
 def warpers(
     temperature: float, top_p: float, top_k: int, min_p: float | None
-) -> list[LogitsProcessor]:
+) -> list[transformers.LogitsProcessor]:
     """Temperature and truncation in the order of transformers; what is off is left out."""
-    found: list[LogitsProcessor] = []
+    found: list[transformers.LogitsProcessor] = []
     if temperature != 1:
-        found.append(TemperatureLogitsWarper(temperature))
+        found.append(transformers.TemperatureLogitsWarper(temperature))
     if top_k:
-        found.append(TopKLogitsWarper(top_k))
+        found.append(transformers.TopKLogitsWarper(top_k))
     if top_p < 1:
-        found.append(TopPLogitsWarper(top_p))
+        found.append(transformers.TopPLogitsWarper(top_p))
     if min_p:
-        found.append(MinPLogitsWarper(min_p))
+        found.append(transformers.MinPLogitsWarper(min_p))
     return found
 
 
-class InverseTransform(LogitsProcessor):
+class InverseTransform(transformers.LogitsProcessor):
     """Draws each row's next token by the inverse of its distribution function, after the warpers.
 
     ``uniform`` holds a number in [0, 1) for every token, shape (rows, tokens); ``start`` is the
@@ -116,7 +107,7 @@ def transformers_engine(
     prompts = [loading.encode(tokenizer, problem.question) for problem in asked]
     # Written out, so that a model's own generation_config fills in none of them.
     ends = _end_tokens(model, tokenizer)
-    config = GenerationConfig(
+    config = transformers.GenerationConfig(
         do_sample=False,
         max_new_tokens=settings.max_new_tokens,
         repetition_penalty=1.0,
