@@ -1,7 +1,4 @@
-"""A user's own results beside the published ones of the same profile.
-
-sage-companion compare --profile smoke
-"""
+"""A user's own results beside the published ones of the same profile."""
 
 import argparse
 

@@ -1,7 +1,5 @@
 """Every published figure and table, drawn again from the published results: nothing is trained.
 
-    sage-companion figures --profile smoke --only 08 13
-
 The notebooks are executed, and their pages write figures/ and the tables of data/published.
 """
 

@@ -1,8 +1,5 @@
 """What would a guide do for this model, before anybody trains?
 
-sage-companion guide-gain --model my_model --data my_problems.jsonl
-sage-companion guide-gain --profile smoke          (its base, and its held-out problems)
-
 Draws completions of the base, judges them, and prints for each guide by how much it moves the
 log-odds of a right completion at the optimum of eq. 4. What was drawn is kept: the same command
 goes on where it was ended.

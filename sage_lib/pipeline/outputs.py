@@ -1,8 +1,5 @@
 """The notebooks as they are committed: with the outputs of a run on the published results.
 
-    sage-companion notebooks               execute them, and store what they show
-    sage-companion notebooks --check       execute them, and compare that with what is stored
-
 What is stored has no paths, times, progress bars or names of objects in memory. Pictures are not
 compared: another processor may round the last digit of a curve. Of the text every word is, and
 every number to one unit of its last printed digit, but for cells with the tag ``trained``.

@@ -1,9 +1,4 @@
-"""pass@k of samples in files, with intervals, paired differences and crossings.
-
-sage-companion pass-at-k base.jsonl grpo.jsonl
-sage-companion pass-at-k "base=a.jsonl" "grpo=s1.jsonl,s2.jsonl,s3.jsonl" --ks 1 8 64
-sage-companion pass-at-k samples.parquet:grpo --against samples.parquet:base --out found
-"""
+"""pass@k of samples in files, with intervals, paired differences and crossings."""
 
 import argparse
 from collections.abc import Sequence

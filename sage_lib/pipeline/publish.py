@@ -1,8 +1,4 @@
-"""A user's finished results become the published ones of their profile; weights stay behind.
-
-sage-companion publish --profile smoke
-sage-companion publish --profile study --finished     (what is there, beside what was published)
-"""
+"""A user's finished results become the published ones of their profile; weights stay behind."""
 
 import argparse
 import shutil

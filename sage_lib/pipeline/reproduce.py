@@ -1,7 +1,5 @@
 """Make all runs of a profile, execute the notebooks on them, and compare with what is published.
 
-    sage-companion reproduce --profile smoke --only 08 13
-
 The notebooks that train models of their own (04 to 07), and those of the theory, need no run: they
 go on beside the runs. What ended before its end goes on with --resume.
 """

@@ -1,7 +1,5 @@
 """The stages of a profile: what is trained and measured, in which order, and one run of each.
 
-    sage-companion stage rl --profile smoke --run grpo_branch-s3407
-
 A whole stage is done by :mod:`sage_lib.pipeline.runner`, one run in this process. A run that is
 finished from the same settings is kept, and one that was ended goes on from its checkpoint.
 """
