@@ -1,13 +1,22 @@
 """Samples of this project and of three others, read from their own files as right or wrong.
 
 A file's format is known by the fields of its lines. A line that cannot be read is kept with its
-number and the reason; nothing is filled in.
+number and the reason; nothing is filled in. A reader of a line raises ValueError, whose text goes
+on "line 3 ...". The outside formats are what these sources write:
+
+- lm-evaluation-harness 0.4, ``samples_*.jsonl``: lm_eval/evaluator.py (the fields),
+  lm_eval/loggers/evaluation_tracker.py (the file), lm_eval/filters/selection.py (repeats)
+- lighteval 0.13, ``details_*.parquet``: src/lighteval/logging/info_loggers.py (the fields) and
+  evaluation_tracker.py (the file), src/lighteval/metrics/metrics_sample.py (AvgAtN, PassAtK)
+- limit-of-RLVR, ``.jsonl``: math/examples/math_eval/math_eval.py and evaluate.py
 """
 
 import gzip
+import hashlib
 import json
+import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +28,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sage_lib.errors import SageError
-from sage_lib.evaluation.outside_formats import FORMATS, Line
 
 KNOWN = (
     "known are lines with dataset, problem, number and correct, lm-evaluation-harness's "
@@ -169,3 +177,156 @@ def _choice(path: Path, kind: str, names: Iterable[str], wanted: str | None) -> 
 def _some(names: list[str], most: int = 8) -> str:
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
+
+
+# --- a line of each format ------------------------------------------------------------------------
+
+#: Fields of a harness line that are no metric: evaluator.py; older files have no list "metrics".
+_HARNESS = {
+    *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),
+    *("doc_hash", "prompt_hash", "target_hash"),
+}
+
+#: Its writer prints what JSON does not know, such as NumPy's bools (handle_non_serializable in
+#: lm_eval/utils.py).
+_PRINTED = {"True": True, "False": False, "1.0": True, "0.0": False}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line. verdicts: by metric, those of its samples, or a sentence that says why there are
+    none. number: that of the sample, where a line is one sample."""
+
+    problem: str
+    verdicts: dict[str, list[bool] | str]
+    filter: str = ""
+    seed: int = -1
+    number: int | None = None
+
+
+def _field(row: dict[str, Any], name: str, kind: type) -> Any:
+    if name not in row:
+        raise ValueError(f"has no {name}")
+    if not isinstance(row[name], kind):
+        raise ValueError(f"has a {name} that is a {type(row[name]).__name__}")
+    return row[name]
+
+
+def _verdict(value: Any, name: str) -> bool:
+    if not isinstance(value, bool | int | float) or value not in (0, 1):
+        raise ValueError(f"has {value!r:.40} for {name}, not 0 or 1")
+    return bool(value)
+
+
+def _own_line(row: dict[str, Any]) -> Line:
+    if "correct" not in row:
+        raise ValueError("has no verdicts: give the samples.jsonl.gz of the evaluation's folder")
+    right, texts = _field(row, "correct", list), _field(row, "completions", list)
+    if len(right) != len(texts):
+        raise ValueError(f"has {len(texts)} completions and {len(right)} verdicts")
+    problem = f"{_field(row, 'dataset', str)}/{_field(row, 'problem', str)}"
+    return Line(problem, {"": [_verdict(one, "correct") for one in right]})
+
+
+def _own_row(row: dict[str, Any]) -> Line:
+    problem = f"{_field(row, 'dataset', str)}/{_field(row, 'problem', str)}"
+    seed = -1 if row.get("seed") is None else _field(row, "seed", int)
+    verdict = [_verdict(row["correct"], "correct")]
+    return Line(problem, {"": verdict}, seed=seed, number=_field(row, "number", int))
+
+
+def _rlvr(row: dict[str, Any]) -> Line:
+    """A question with one score for each pred. evaluate.py scores a timeout as False."""
+    scores, preds = _field(row, "score", list), _field(row, "pred", list)
+    if len(scores) != len(preds):
+        raise ValueError(f"has {len(preds)} preds and {len(scores)} scores")
+    problem = f"{_field(row, 'idx', int)}:{_digest(_field(row, 'question', str))}"
+    return Line(problem, {"": [_verdict(one, "score") for one in scores]})
+
+
+def _harness(row: dict[str, Any]) -> Line:
+    """A problem under one filter. With repeats, a metric is one number for all responses; only the
+    share of right ones, pass@1, says how many are right (tasks/humaneval/utils.py, mbpp)."""
+    responses, kept = _field(row, "resps", list), _field(row, "filtered_resps", list)
+    if not (responses and kept and isinstance(responses[0], list)):
+        raise ValueError("has no responses")
+    repeats = len(responses[0])
+
+    def verdicts(name: str) -> list[bool]:
+        value = row.get(name)
+        value = _PRINTED.get(value, value) if isinstance(value, str) else value
+        if repeats == 1:
+            return [_verdict(value, name)]
+        if name in ("pass@1", "pass_at_1") and isinstance(kept[0], list):
+            return _shared(value, name, len(kept[0]))
+        raise ValueError(
+            f"has one {name} for {repeats} responses: evaluate with the metric pass@1, or "
+            "with repeats: 1 several times, and join the files by +"
+        )
+
+    own = [name for name in row if name not in _HARNESS]
+    names = [str(name) for name in _field(row, "metrics", list)] if "metrics" in row else own
+    digest = str(row.get("doc_hash", ""))[:8]
+    problem = f"{_field(row, 'doc_id', int)}:{digest}"
+    return Line(problem, _by_metric(names, verdicts), str(row.get("filter", "")))
+
+
+def _lighteval(row: dict[str, Any]) -> Line:
+    """A problem with its texts. Details have no verdict for each text, but avg@n, and pass@k with
+    k = 1, are the share of right ones among the first n (metrics_sample.py)."""
+    doc, metrics = _field(row, "doc", dict), _field(row, "metric", dict)
+    texts = _field(_field(row, "model_response", dict), "text", list)
+
+    def verdicts(name: str) -> list[bool]:
+        kind, _, told = name.partition(":")
+        given = {key: int(number) for key, number in re.findall(r"(\w+)=(\d+)", told)}
+        n = given.get("n", len(texts))
+        if n > len(texts):
+            raise ValueError(f"has {len(texts)} texts, fewer than {name} tells of")
+        if kind == "avg@n" or (kind.endswith("pass@k") and given.get("k") == 1):
+            return _shared(metrics[name], name, n)
+        if len(texts) <= 1:  # none where a choice was scored
+            return [_verdict(metrics[name], name)]
+        raise ValueError(
+            f"has one {name} for {len(texts)} texts: evaluate with the metric avg@n, or pass@k "
+            "with k = 1"
+        )
+
+    name = f"{_field(doc, 'task_name', str)}/{doc.get('id', '')}"
+    problem = f"{name}:{_digest(_field(doc, 'query', str))}"
+    return Line(problem, _by_metric(list(metrics), verdicts))
+
+
+def _by_metric(
+    names: list[str], verdicts: Callable[[str], list[bool]]
+) -> dict[str, list[bool] | str]:
+    found: dict[str, list[bool] | str] = {}
+    for name in names:
+        try:
+            found[name] = verdicts(name)
+        except ValueError as error:  # it matters only if this metric is chosen
+            found[name] = str(error)
+    return found
+
+
+def _shared(share: Any, name: str, n: int) -> list[bool]:
+    """Verdicts of ``n`` samples of which a share is right; in which order is not known."""
+    right = share * n if isinstance(share, bool | int | float) and 0 <= share <= 1 else np.nan
+    if n < 1 or not abs(right - np.round(right)) < 1e-6 * n:
+        raise ValueError(f"has {share!r:.40} for {name}, which is no share of {n} samples")
+    return [number < round(right) for number in range(n)]
+
+
+def _digest(text: str) -> str:
+    """The same problem has the same number and text in both files that are compared."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
+
+
+#: Format -> the fields by which it is known, and what reads a line of it.
+FORMATS: dict[str, tuple[set[str], Callable[[dict[str, Any]], Line]]] = {
+    "samples of this project": ({"dataset", "problem", "completions"}, _own_line),
+    "published samples of this project": ({"dataset", "problem", "number", "correct"}, _own_row),
+    "lm-evaluation-harness": ({"doc_id", "resps", "filtered_resps"}, _harness),
+    "lighteval": ({"doc", "metric", "model_response"}, _lighteval),
+    "limit-of-RLVR": ({"idx", "question", "code", "pred"}, _rlvr),
+}
