@@ -15,6 +15,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records, results
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import write_json
+from sage_lib.pipeline import stages
 from sage_lib.report import inference, passk
 from sage_lib.tasks import countdown
 
@@ -66,6 +67,8 @@ def test_own_results_are_those_of_the_profiles_finished_runs(own):
     runs = own.runs.set_index(["stage", "run"])
     assert set(runs.index.get_level_values("run")) == {"sft", "grpo-s3407"}
     assert runs.loc[("rl", "grpo-s3407"), ["beta", "max_steps"]].tolist() == [0.2, 60]
+    named = runs["command"].str.extract("sage-companion stage (.*) --profile smoke", expand=False)
+    assert set(named) == {"sft", "rl", "evaluate"} <= stages.STAGES.keys(), "argparse takes them"
     assert own.steps.groupby("run", sort=False).size().to_dict() == {"sft": 1, "grpo-s3407": STEPS}
     told = own.samples[["number", "completion", "tokens", "finished", "correct"]]
     assert told.to_numpy().tolist() == [[0, "x", 3, True, False], [1, "y", 4, False, True]]

@@ -143,8 +143,7 @@ class Study:
     def _missing(self, name: str, stage: str) -> SageError:
         kind, remedy = "published", "set own_results = True to read what you trained"
         if self.own:
-            stage = "evaluate" if stage == "evaluation" else stage
-            what = "reproduce" if name == "runs" else f"stage {stage}"
+            what = "reproduce" if name == "runs" else f"stage {_command(stage)}"
             made = f"sage-companion {what} --profile {self.settings.spec}"
             kind, remedy = "own", f"{made} makes them"
         return SageError(f"{name} is not among the {kind} results of {self.name}: {remedy}")
@@ -266,11 +265,16 @@ def _read(path: Path, name: str, settings: Profile) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
+def _command(stage: str) -> str:
+    """The stage as commands name it; folders and records call one of them by another word."""
+    return "evaluate" if stage == "evaluation" else stage
+
+
 def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
     """A row of `runs`: what was trained or measured, from what, where and in which time."""
     record = records.load(path)
     _, key, _ = _names(path.parent)
-    row = {"stage": "evaluation" if record["stage"] == "evaluate" else record["stage"]}
+    row = {"stage": record["stage"]}
     method = settings.methods.get(key)
     if method is not None:
         rl = settings.rl_of(key)
@@ -294,7 +298,7 @@ def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
         "collapsed": f"step {collapsed['step']}: {collapsed['reason']}" if collapsed else "",
         "versions": json.dumps(record["versions"]),
         "made_from": json.dumps(record.get("made_from", {})),
-        "command": f"sage-companion stage {record['stage']} --profile {settings.spec}",
+        "command": f"sage-companion stage {_command(record['stage'])} --profile {settings.spec}",
     }
 
 
