@@ -61,26 +61,21 @@ class _Pass:
 class SageTrainer(ShapedAtScoring, Checkpoints):
     """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning.
 
-    Args:
-        guide: maps a GuideInputs to q of shape (batch, time), once for every batch of completions;
-            q is a constant to the gradient (Section 4). None is plain GRPO.
-        anchor: the KL term, a name of ``anchors.ANCHORS`` or an Anchor. "k3" (eq. 38, the default
-            with a guide) and "k3_corrected" (TRL's default) are per token, "sequence" credits the
-            log-ratio of the completion (eq. 8), "forward_kl" is exact over the vocabulary and
-            takes no guide. None: what ``args`` say.
-        dynamic_sampling: how many fresh batches of prompts may replace groups of equal rewards.
-        other_reference: the policy is not meant to start at its reference.
-        reference: the policy of the anchor, where it is not the one that training starts from.
-        merge_adapter: merge a LoRA adapter while completions are drawn and scored: the same up to
-            rounding, in fewer operations. So is ``trim_padding``: score rows of about a length;
-            and ``share_prompts``: read each distinct prompt of a batch once.
+    Args (docs/own_code.md says more):
+        guide: maps GuideInputs to q of shape (batch, time), a constant to the gradient (Section 4).
+        anchor: the KL term, a name of ``anchors.ANCHORS`` or an Anchor; None: what ``args`` say,
+            or with a guide "k3" (eq. 38).
         advantage: a choice of ``advantages.ADVANTAGES`` or an AdvantageShaper; None: TRL's own.
-        reference_reset: ProRL's: every so many steps an adapter's reference becomes the policy as
-            it then is, and the optimiser starts anew; 0 is never.
+        dynamic_sampling: how many fresh batches of prompts may replace groups of equal rewards.
+        reference: the policy of the anchor, where it is not the one that training starts from.
+        other_reference: the policy is not meant to start at its reference.
+        reference_reset: every so many steps an adapter's reference becomes the policy, and the
+            optimiser starts anew (ProRL); 0 is never.
+        merge_adapter, trim_padding, share_prompts: the same up to rounding, in fewer operations.
 
-    ``guide=None, anchor=None`` without these three is stock GRPOTrainer bit for bit. So is q = 1
-    with the anchor that ``args`` ask for by ``use_bias_correction_kl``. A guide without an anchor
-    sets that to False, and says so.
+    With none of these it is stock GRPOTrainer bit for bit. So is q = 1 with the anchor that
+    ``args`` ask for by ``use_bias_correction_kl``. A guide without an anchor sets that to False,
+    and says so.
 
     It logs besides: ``kl_ref``, the mean k3 to pi_ref itself, while ``kl`` is the divergence that
     the loss has; ``entropy/positive`` and ``negative`` (nats, tokens of completions above and below

@@ -20,8 +20,7 @@ BASE, POLICY = "base", "policy"  # whose completions
 def measure(profile: Profile, run: Run) -> dict:
     """Read completions of the base and of a trained policy under both; returns the run record.
 
-    Writes tokens.csv: :data:`token_groups.GROUPS` by ``source``, where before is the base and after
-    the trained policy; and prompts.csv: share correct and mean entropy (nats) under the source.
+    Writes tokens.csv and prompts.csv (docs/data_training.md).
     """
     drawer = groups.Drawer(profile, run)
     base, _ = loading.load(profile, runs.sft_run(profile).model)

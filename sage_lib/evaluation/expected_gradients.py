@@ -60,12 +60,7 @@ def pair_mean(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def measure(profile: Profile, run: Run) -> dict:
-    """Write effects.json; returns the run record.
-
-    For each anchor the squared norm of the expected gradient ("pull"), of what the branch guide
-    adds to it ("added"), their ratio ("share"), and how far the addition points along the pull
-    ("along"): means over prompts with their standard errors.
-    """
+    """Write effects.json, whose keys are in docs/data_tables.md; returns the run record."""
     base = runs.finished(profile, runs.sft_run(profile))
     runs.require_entropies(profile, profile.guide_choice("branch"))
     kept = {"prompts": PROMPTS, "batches": BATCHES, "completions": COMPLETIONS, "moved": MOVED}

@@ -41,10 +41,8 @@ COLUMNS += ["log_rho", "low", "high", "rare"]
 def measure(profile: Profile, run: Run) -> dict[str, Any]:
     """Write optimum.csv, a row for each problem and guide; returns the run record.
 
-    Columns: p, the probability of valid work under the base; covered, the mass of the completions
-    that are listed; acted, the share of tokens with q other than 1; log_rho, and low and high, its
-    bounds if q of what is not listed lies within that of what is; rare, the log of E[q | valid and
-    the rare way] / E[q | valid]. beta is NaN for q of the base, else q is refreshed at that beta.
+    Columns: docs/data_tables.md. The bounds hold if q of what is not listed lies within that of
+    what is.
     """
     policy = runs.finished(profile, run.policy)
     listed = profile.evaluation.listed

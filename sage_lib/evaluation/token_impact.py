@@ -135,8 +135,7 @@ def perplexity_groups(drawn: Sequence[Drawn], count: int) -> dict[str, list[Draw
 def measure(profile: Profile, run: Run) -> dict:
     """Replace tokens in completions of a trained policy, and roll out again; the run record.
 
-    Writes impact.csv, a row for each replaced token: ``kept`` and ``replaced`` are the accuracies
-    of the continuations of the token and of its runner-up.
+    Writes impact.csv, a row for each replaced token (docs/data_training.md).
     """
     drawer = groups.Drawer(profile, run)
     explored = profile.exploration

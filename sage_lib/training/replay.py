@@ -39,9 +39,7 @@ KEYS = ("step", "by", "group", "sign")
 def measure(profile: Profile, run: Run) -> dict:
     """Replay the run whose policy ``run`` reads; returns the run record.
 
-    Writes moves.csv: ``token_groups.GROUPS`` of the tokens of each update's batch, before and after
-    it, as means over :data:`BLOCK` updates (``step``: the last of them). A completion is positive
-    or negative by its advantage, and even in a group without a spread; ``gradient`` is G_t (eq. 4).
+    Writes moves.csv (docs/data_training.md): means over :data:`BLOCK` updates.
     """
     policy = runs.finished(profile, run.policy)
     settings = rl.settings_of(profile, policy)
