@@ -26,10 +26,8 @@ CLAIMS = {
 }
 
 
-def log_guide(
-    tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7, draws: int = 64
-) -> Tensor:
-    """log q_t of every edge, clamped as in the authors' code; shape (E,), of noise (draws, E).
+def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7) -> Tensor:
+    """log q_t of every edge, clamped as in the authors' code; shape (E,), of noise (64, E).
 
     "token": eq. 10 without its noise, 1 + 0.3 w, w the surprisal scaled to [0, 1] over the tree.
     "state": eq. 11, 1 + 0.3 max(0, H - threshold); threshold in nats.
@@ -45,8 +43,8 @@ def log_guide(
     elif kind == "state":
         q = 1 + 0.3 * (tree.entropies(log_policy) - threshold).clamp(min=0)[tree.state_of]
     elif kind == "noise":
-        z = torch.as_tensor(norm.ppf((np.arange(draws) + 0.5) / draws))
-        q = (1 + 0.15 * z)[:, None].expand(draws, len(tree.edges))
+        z = torch.as_tensor(norm.ppf((np.arange(64) + 0.5) / 64))
+        q = (1 + 0.15 * z)[:, None].expand(len(z), len(tree.edges))
     else:
         raise SageError(f"there is no guide {kind!r} here: choose one of {', '.join(KINDS)}")
     return q.clamp(LOW, HIGH).log()

@@ -139,13 +139,11 @@ class Tree:
         return self.sum_by_state(-log_policy.exp() * log_p)
 
 
-def random_tree(
-    rng: np.random.Generator, depth: int = 3, branches: int = 3, stop: float = 0.2
-) -> Tree:
-    """A random tree with at least one fork: paths end early with probability ``stop``."""
+def random_tree(rng: np.random.Generator, depth: int = 3, branches: int = 3) -> Tree:
+    """A random tree with at least one fork: paths end early with probability 0.2."""
 
     def grow(prefix: Completion) -> list[Completion]:
-        if len(prefix) == depth or (prefix and rng.random() < stop):
+        if len(prefix) == depth or (prefix and rng.random() < 0.2):
             return [prefix]
         number = rng.integers(1 if prefix else 2, branches + 1)
         return [leaf for b in range(number) for leaf in grow((*prefix, str(b)))]
