@@ -6,7 +6,7 @@ import pytest
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import judging, local_file
-from sage_lib.tasks.problem import Problem, plain
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import answer_turn
 from sage_lib.tasks.table import check_settings
 from sage_lib.tasks.verifier import Verifier
@@ -133,5 +133,6 @@ def test_a_changed_file_is_another_data_set_and_a_moved_one_is_not(folder):
 
 
 def test_only_what_the_file_holds_is_held_out_of_it(folder):
-    assert local_file.could_draw(settings(folder), plain(["half of 1?"])[0])
-    assert not local_file.could_draw(settings(folder), plain(["half of 2?"])[0])
+    for question, held in (("half of 1?", True), ("half of 2?", False)):
+        problem = Problem("1", "questions", question, "", "file", "math")
+        assert local_file.could_draw(settings(folder), problem) == held

@@ -83,8 +83,8 @@ def test_a_sample_keeps_the_ids_that_were_drawn(model, tmp_path):
     pad, end, seven = tokenizer.pad_token_id, tokenizer.eos_token_id, 20
     three = [([seven, pad, seven], True), ([], True), ([seven], False)]
     engine = sampling.Engine(lambda batch: three, ("by hand",))
-    sampling.sample(engine, tokenizer, ["one question"], settings(samples=3), tmp_path / "s")
-    (row,) = sampling.collect([tmp_path / "s"], ["one question"], 3)
+    sampling.sample(engine, tokenizer, PROBLEMS[:1], settings(samples=3), tmp_path / "s")
+    (row,) = sampling.collect([tmp_path / "s"], PROBLEMS[:1], 3)
     assert row["ids"] == [[seven, pad, seven], [], [seven]] and row["tokens"] == [4, 1, 1]
     word = tokenizer.decode([seven])
     assert row["completions"] == [f"{word} {word}", "", word]

@@ -69,7 +69,7 @@ def test_what_was_drawn_is_scored_and_not_what_its_text_would_be(tiny_model, tok
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     row = samples(tokenizer, ["L 1"], [False], [False])
     row["ids"][0].insert(1, tokenizer.pad_token_id)
-    table = scoring.score(model, model, tokenizer, [QUESTION], [row], limit=1)
+    table = scoring.score(model, model, tokenizer, [PROBLEM], [row], limit=1)
     assert tokenizer.decode(row["ids"][0], skip_special_tokens=True) == "L 1"
     assert table["tokens"][0] == 3
     prompt, surprisal = loading.encode(tokenizer, QUESTION), 0.0

@@ -8,7 +8,7 @@ import pytest
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import judging
-from sage_lib.tasks.problem import Problem, plain
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import answer_turn
 from sage_lib.tasks.table import check_settings, task_of
 from sage_lib.tasks.verifier import Verifier
@@ -69,7 +69,8 @@ def test_questions_that_are_excluded_are_not_drawn_and_could_have_been(name, giv
     rest = task.problems(settings, 20, 7, frozenset(questions))
     assert len(rest) == 20 and not questions & {p.question for p in rest}
     assert all(task.could_draw(settings, p) for p in first)
-    assert all(task.could_draw(settings, p) for p in plain([p.question for p in first]))
+    plain = [Problem(p.id, "questions", p.question, "", "file", "math") for p in first]
+    assert all(task.could_draw(settings, p) for p in plain)
     other = Problem("1", "aime", "How many?", "7", "aime")
     assert not task.could_draw(settings, other)
     with pytest.raises(SageError, match=f"{name} has no revisions"):

@@ -3,9 +3,8 @@
 With transformers every sample has a random stream of its own, seeded by what it is (data set,
 problem, number): a resumed run, another batch size or several processes draw the same samples.
 
-Where a function takes problems, it takes plain questions as well. ``settings`` is any object with
-temperature, top_p (1 is off), top_k (0), min_p (0 or None), max_new_tokens, samples (of a problem),
-batch_size and seed.
+``settings`` is any object with temperature, top_p (1 is off), top_k (0), min_p (0 or None),
+max_new_tokens, samples (of a problem), batch_size and seed.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.profile import digest
 from sage_lib.files import append_line, read_lines
 from sage_lib.policy import loading
-from sage_lib.tasks.problem import Problem, plain
+from sage_lib.tasks.problem import Problem
 
 #: A sample to draw: (place of the problem in the list, number of the sample among the problem's).
 Wanted = tuple[int, int]
@@ -100,10 +99,9 @@ class InverseTransform(transformers.LogitsProcessor):
 def transformers_engine(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem | str],
+    asked: Sequence[Problem],
     settings: Any,
 ) -> Engine:
-    asked = plain(problems)
     prompts = [loading.encode(tokenizer, problem.question) for problem in asked]
     # Written out, so that a model's own generation_config fills in none of them.
     ends = _end_tokens(model, tokenizer)
@@ -170,7 +168,7 @@ def _batches(wanted: Sequence[Wanted], size: int) -> list[Sequence[Wanted]]:
 def sample(
     engine: Engine,
     tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem | str],
+    asked: Sequence[Problem],
     settings: Any,
     path: Path,
     progress: Callable[[int, int, float], None] = lambda done, total, rate: None,
@@ -185,7 +183,6 @@ def sample(
     ``path`` or the files ``beside`` it already is kept. ``progress`` is called after each batch
     with (samples done, samples in all, tokens per second).
     """
-    asked = plain(problems)
     read_lines(path, repair=True)
     known = read_samples([path, *beside], asked, settings.samples, engine.made_from)
     mine = partition(len(asked), settings.samples, settings.batch_size, processes)[process]
@@ -208,7 +205,7 @@ def sample(
 
 def read_samples(
     paths: Sequence[Path],
-    problems: Sequence[Problem | str],
+    problems: Sequence[Problem],
     samples: int,
     made_from: Sequence[str] | None = None,
 ) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
@@ -217,7 +214,7 @@ def read_samples(
     Every problem has an entry, in the order of ``problems``. With ``made_from``, as an engine has
     it, samples must have been made from the same; without, all samples of a problem from one.
     """
-    asked = [(problem.dataset, problem.id) for problem in plain(problems)]
+    asked = [(problem.dataset, problem.id) for problem in problems]
     known: dict[tuple[str, str], dict[int, dict[str, Any]]] = {key: {} for key in asked}
     expected = dict(zip(asked, made_from, strict=True)) if made_from is not None else {}
     named = {"dataset", "problem", "number", "made_from"}
@@ -243,7 +240,7 @@ def read_samples(
 
 
 def collect(
-    paths: Sequence[Path], problems: Sequence[Problem | str], samples: int
+    paths: Sequence[Path], problems: Sequence[Problem], samples: int
 ) -> list[dict[str, Any]]:
     """One row per problem: dataset, problem and lists of completions, ids, tokens and finished, in
     the order of the samples' numbers; SageError where one is missing."""

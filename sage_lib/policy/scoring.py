@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.policy import loading, token_signals
 from sage_lib.tasks import prompts
-from sage_lib.tasks.problem import Problem, plain
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 
 COLUMNS = ["dataset", "problem", "number", "correct", "tokens"]
@@ -32,7 +32,7 @@ def score(
     model: PreTrainedModel,
     base: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem | str],
+    problems: Sequence[Problem],
     rows: Sequence[Mapping[str, Any]],
     limit: int,
 ) -> pd.DataFrame:
@@ -43,7 +43,7 @@ def score(
     sample without tokens. ``rows`` are those of ``sampling.collect``, with a list "correct".
     """
     found = []
-    for problem, row in zip(plain(problems), rows, strict=True):
+    for problem, row in zip(problems, rows, strict=True):
         prompt = loading.encode(tokenizer, problem.question)
         drawn = itertools.islice(zip(row["ids"], row["finished"], strict=True), limit)
         bodies = [[*ids, tokenizer.eos_token_id] if done else ids for ids, done in drawn]

@@ -11,13 +11,13 @@ from sage_lib.errors import SageError
 from sage_lib.files import read_json
 from sage_lib.policy import loading
 from sage_lib.policy.sampling import Engine, Wanted, fingerprints, sample_seed
-from sage_lib.tasks.problem import Problem, plain
+from sage_lib.tasks.problem import Problem
 
 
 def vllm_engine(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem | str],
+    asked: Sequence[Problem],
     settings: Any,
 ) -> Engine:
     """Samples by vLLM of the model in ``folder``, or of its base with the adapter that lies there.
@@ -34,7 +34,6 @@ def vllm_engine(
         raise SageError(
             "the package vllm is missing: make vllm, or choose evaluation.engine=transformers"
         ) from error
-    asked = plain(problems)
     prompts = [loading.encode(tokenizer, problem.question) for problem in asked]
     end, base = tokenizer.eos_token_id, loading.base_of(folder)
     keywords: dict[str, Any] = {"max_model_len": max(map(len, prompts)) + settings.max_new_tokens}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -131,16 +131,6 @@ def distinct(
             seen.add(problem.question)
             yield problem
     raise SageError(f"only {len(seen) - len(exclude)} different problems were found: ask for fewer")
-
-
-def plain(questions: Sequence[str | Problem]) -> list[Problem]:
-    """Problems from plain questions, numbered from 1; what is a Problem already stays as it is."""
-    return [
-        Problem(str(number), "questions", question, "", task="file", detail="math")
-        if isinstance(question, str)
-        else question
-        for number, question in enumerate(questions, 1)
-    ]
 
 
 def no_revision(settings: TaskSettings, revision: str | None) -> None:
