@@ -55,7 +55,7 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
         for row in rows:
             row["correct"] = [True]
 
-    def signals(model, base, prompt, bodies, pad):
+    def signals(model, base, prompt, bodies, pad, branching):
         return [
             SimpleNamespace(entropy=np.ones(len(one)), base_log_pi=-np.ones(len(one)))
             for one in bodies

@@ -62,6 +62,9 @@ def test_scores_equal_a_computation_token_by_token(tiny_model, tokenizer):
         assert found["perplexity"] == pytest.approx(math.exp(surprisal / len(body)), rel=1e-4)
         assert found["entropy"] == pytest.approx(entropy / len(body), rel=1e-4)
         assert found["branching"] == pytest.approx(branching / len(body))
+    asked = model, base, prompt, bodies, tokenizer.pad_token_id
+    for one, fewer in zip(scoring.signals(*asked), scoring.signals(*asked, False), strict=True):
+        assert (one.entropy == fewer.entropy).all() and fewer.branching.size == 0
 
 
 def test_what_was_drawn_is_scored_and_not_what_its_text_would_be(tiny_model, tokenizer):

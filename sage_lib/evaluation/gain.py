@@ -48,7 +48,7 @@ def samples(profile: Profile, run: Run) -> pd.DataFrame:
         prompt = loading.encode(tokenizer, problem.question)
         drawn = zip(row["ids"], row["finished"], strict=True)
         bodies = [[*ids, tokenizer.eos_token_id] if done else ids for ids, done in drawn]
-        scored = signals(model, model, prompt, bodies, tokenizer.pad_token_id)
+        scored = signals(model, model, prompt, bodies, tokenizer.pad_token_id, branching=False)
         for right, one in zip(row["correct"], scored, strict=True):
             name = f"{problem.dataset}/{problem.id}"
             found.append((name, float(right), one.entropy, one.base_log_pi))

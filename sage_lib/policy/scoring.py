@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.algorithm import token_probabilities as probs
+from sage_lib.algorithm.shared_prompts import prompts_read_once
 from sage_lib.policy import loading, token_signals
 from sage_lib.tasks import prompts
 from sage_lib.tasks.problem import Problem
@@ -24,7 +25,7 @@ LOGITS = 100_000_000  # that are held at a time (samples x tokens x vocabulary)
 class Signals(NamedTuple):  # of each token of one completion, shape (tokens,)
     base_log_pi: NDArray[Any]  # of the token under the base model, nats
     entropy: NDArray[Any]  # of the state before it under the policy, nats
-    branching: NDArray[Any]  # of that state under the policy, tokens
+    branching: NDArray[Any] = np.empty(0)  # of that state under the policy, tokens, if asked
 
 
 @torch.no_grad()
@@ -63,21 +64,22 @@ def signals(
     prompt: list[int],
     bodies: Sequence[list[int]],
     pad: int,
+    branching: bool = True,
 ) -> Iterator[Signals]:
-    """The signals of each completion (token ids) of one prompt."""
+    """The signals of each completion (token ids) of one prompt. Without ``branching``, which sorts
+    the vocabulary, a large one costs half the time."""
     start = len(prompt)
     length = start + max(map(len, bodies), default=0)
     at_a_time = max(1, LOGITS // (length * model.config.vocab_size))
     for first in range(0, len(bodies), at_a_time):
         part = bodies[first : first + at_a_time]
         ids, mask = (x.to(model.device) for x in _padded_right(prompt, part, pad))
-        own = probs.log_probabilities(probs.completion_logits(model, ids, start, mask))
-        anchor = own
-        if base is not model:
-            anchor = probs.log_probabilities(probs.completion_logits(base, ids, start, mask))
+        own = _log_pi(model, ids, start, mask)
+        anchor = own if base is model else _log_pi(base, ids, start, mask)
         drawn = probs.drawn_log_probabilities(anchor, ids[:, start:])
-        branching = token_signals.branching_factor(own.exp())
-        by_row = [x.cpu().numpy() for x in (drawn, probs.entropies_of(own), branching)]
+        found = [drawn, probs.entropies_of(own)]
+        found += [token_signals.branching_factor(own.exp())] if branching else []
+        by_row = [x.cpu().numpy() for x in found]
         for row, body in enumerate(part):
             yield Signals(*(x[row, : len(body)] for x in by_row))
 
@@ -108,7 +110,7 @@ def valid_probabilities(
         places = by_length[start : start + at_a_time]  # of about one length: few are padded
         batch = _padded_right([], [turns[place][1] for place in places], tokenizer.pad_token_id)
         ids, mask = (x.to(model.device) for x in batch)
-        log_pi = probs.log_probabilities(probs.completion_logits(model, ids, 1, mask))
+        log_pi = _log_pi(model, ids, 1, mask)
         drawn = probs.drawn_log_probabilities(log_pi, ids[:, 1:])
         for place, of_tokens in zip(places, drawn, strict=True):
             prompt, whole = turns[place]
@@ -142,6 +144,13 @@ def _conversation(
     turn = {"role": "assistant", "content": prompts.answer_turn(working, answer)}
     turns = [*prompts.messages(question), turn]
     return list(tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"])
+
+
+def _log_pi(
+    model: PreTrainedModel, ids: torch.Tensor, start: int, mask: torch.Tensor
+) -> torch.Tensor:
+    with prompts_read_once(model, start):
+        return probs.log_probabilities(probs.completion_logits(model, ids, start, mask))
 
 
 def _padded_right(
