@@ -140,3 +140,14 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
         guide_gain.of_model(argparse.Namespace(**{**given, "data": "nowhere.csv"}))
     with pytest.raises(SageError, match=r"no folder '\./nothere' with a model"):
         guide_gain.of_model(argparse.Namespace(**{**given, "model": "./nothere"}))
+    with pytest.raises(SageError, match="no folder 'nothere' with a model"):
+        guide_gain.of_model(argparse.Namespace(**{**given, "model": "nothere"}))
+
+
+def test_options_that_cannot_work_are_refused_before_anything_is_drawn():
+    for given, words in (
+        ({"beta": 0.0, "data": None, "model": None}, "beta must be positive"),
+        ({"beta": None, "data": "mine.jsonl", "model": None}, "--data goes with --model"),
+    ):
+        with pytest.raises(SageError, match=words):
+            guide_gain.do(argparse.Namespace(**given))

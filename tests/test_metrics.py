@@ -41,7 +41,7 @@ def test_impossible_counts_are_refused():
         ([4], [5], 1, "0 <= c <= n"),
         ([4], [-1], 1, "0 <= c <= n"),
         ([4], [0.5], 1, "whole"),
-        ([4], [1], 0, "pass@0"),
+        ([4], [1], 0, "k of 1 or more, not 0"),
         ([], [], 1, "at least one"),
     ):
         with pytest.raises(SageError, match=words):

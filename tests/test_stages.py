@@ -214,7 +214,7 @@ def test_one_failure_and_one_collapse_stop_no_other_run(fake, tmp_path, capsys):
         stages.run(profile, "rl")
     sentence = str(error.value)
     assert "GRPO, seed 3407 failed: the fake work was told to fail (whole log:" in sentence
-    assert "; GRPO w/o KL, seed 3407 failed: ended by SIGKILL (whole log: rl/" in sentence
+    assert "; GRPO w/o KL, seed 3407 failed: ended by SIGKILL (whole log: /" in sentence
     assert "Random" not in sentence and "Token" not in sentence
     ended = {call["run"] for call in calls(tmp_path) if call["what"] == "end"}
     assert ended == {"sft", third, fourth}

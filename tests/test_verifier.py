@@ -175,6 +175,8 @@ def test_reward_takes_texts_and_conversations():
     assert accuracy_reward([r"so \boxed{2+2}", "4"], ["4"] * 2, boxed=True) == [1.0, 0.0]
     turns = [[{"role": "assistant", "content": text}] for text in texts]
     assert accuracy_reward(turns, ["4"] * 3) == [1.0, 0.0, 0.0]
+    with pytest.raises(SageError, match="a column 'answer'"):
+        accuracy_reward(turns)
 
 
 def test_equal_pairs_are_verified_once():

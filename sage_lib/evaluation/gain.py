@@ -29,6 +29,7 @@ COLUMNS = ["guide", "log rho", "low", "high", "helps", "problems", "acted", "of 
 COLUMNS += ["pass@1", "needed", "if shuffled"]
 #: How often the right samples of each problem are dealt anew for "if shuffled".
 SHUFFLES = 1000
+NO_OPTIMUM = "beta must be positive, not {}: without a KL term there is no optimum"
 
 
 def samples(profile: Profile, run: Run) -> pd.DataFrame:
@@ -93,7 +94,7 @@ def table(found: pd.DataFrame, beta: float, precision: float = 0.05) -> pd.DataF
     over these problems. needed: samples, as many of each problem, for an interval of +- precision.
     """
     if not beta > 0:
-        raise SageError(f"beta must be positive, not {beta}: without a KL term there is no optimum")
+        raise SageError(NO_OPTIMUM.format(beta))
     base = found.groupby("problem", sort=False)["right"].mean()
     rows = []
     for name in [column for column in found if f"{column} acted" in found]:

@@ -34,9 +34,11 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
     if not (whole and (correct >= 0).all() and (correct <= samples).all()):
         raise SageError("counts must be whole numbers with 0 <= c <= n")
     fewest = samples.min()
-    if k < 1 or k > fewest:
+    if k < 1:
+        raise SageError(f"pass@k needs a whole k of 1 or more, not {k}")
+    if k > fewest:
         raise SageError(
-            f"pass@{k} needs {max(k, 1)} samples for every problem and some have {fewest}: "
+            f"pass@{k} needs {k} samples for every problem and some have {fewest}: "
             "draw more, or ask for a smaller k"
         )
     # The chance that k draws in a row are wrong is a product of one factor a draw.

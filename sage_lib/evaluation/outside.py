@@ -325,7 +325,10 @@ def _digest(text: str) -> str:
 #: Format -> the fields by which it is known, and what reads a line of it.
 FORMATS: dict[str, tuple[set[str], Callable[[dict[str, Any]], Line]]] = {
     "samples of this project": ({"dataset", "problem", "completions"}, _own_line),
-    "published samples of this project": ({"dataset", "problem", "number", "correct"}, _own_row),
+    "a sample a line, as published by this project": (
+        {"dataset", "problem", "number", "correct"},
+        _own_row,
+    ),
     "lm-evaluation-harness": ({"doc_id", "resps", "filtered_resps"}, _harness),
     "lighteval": ({"doc", "metric", "model_response"}, _lighteval),
     "limit-of-RLVR": ({"idx", "question", "code", "pred"}, _rlvr),

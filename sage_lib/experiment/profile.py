@@ -242,6 +242,8 @@ def find(name: str, folder: Path) -> Path:
     own = name.endswith((".yaml", ".yml"))
     path = (folder / Path(name).expanduser()).resolve() if own else PROFILES / f"{name}.yaml"
     if len(path.name) > 255 or not path.is_file():  # more than a file's name can have
+        if own:
+            raise SageError(f"there is no file {path}: correct the path of the profile")
         raise SageError(
             f"there is no profile {name!r}: choose one of {', '.join(profile_names())}, "
             "or give the path of a .yaml file"

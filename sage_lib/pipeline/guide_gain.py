@@ -38,7 +38,9 @@ def of_model(options: argparse.Namespace) -> Path:
     if not options.data or not Path(options.data).is_file():
         raise SageError(f"--model needs --data FILE with problems; {options.data!r} is no file")
     folder = Path(options.model).expanduser()
-    if options.model.startswith((".", "/", "~")) and not folder.is_dir():
+    if not folder.is_dir() and (
+        options.model.startswith((".", "/", "~")) or "/" not in options.model
+    ):
         raise SageError(f"there is no folder {options.model!r} with a model: correct --model")
     data = {
         "name": "file",
@@ -64,6 +66,10 @@ def of_model(options: argparse.Namespace) -> Path:
 
 def do(options: argparse.Namespace) -> None:
     """Draw what is not drawn, then print and write the table."""
+    if options.beta is not None and not options.beta > 0:
+        raise SageError(gain.NO_OPTIMUM.format(options.beta))
+    if options.data and not options.model:
+        raise SageError("--data goes with --model: a profile names its own data")
     if options.model:
         options.profile = str(of_model(options))
     asked = {"samples": options.samples, "sampled": options.problems, "engine": options.engine}

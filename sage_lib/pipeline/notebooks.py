@@ -69,7 +69,7 @@ def _read(path: Path) -> Any:
 def select(only: Sequence[str] | None = None) -> list[Notebook]:
     """The notebooks of these numbers, without any all; SageError for a number that there is not."""
     known = {path.name[:2]: path for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))}
-    only = [number.zfill(2) for number in only or ()]
+    only = [number.partition("_")[0].zfill(2) for number in only or ()]
     for number in only:
         if number not in known:
             raise SageError(f"there is no notebook {number!r}: choose among {', '.join(known)}")

@@ -261,6 +261,7 @@ def do(options: argparse.Namespace) -> None:
         print(told)
     table = pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
     made = [write_text(options.out / "pass_at_k.csv", table.to_csv(index=False))]
+    (options.out / "unreadable.csv").unlink(missing_ok=True)  # of an earlier call
     if lost:
         text = pd.DataFrame(lost, columns=["file", "line", "reason"]).to_csv(index=False)
         made.append(write_text(options.out / "unreadable.csv", text))

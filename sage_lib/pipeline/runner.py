@@ -219,7 +219,7 @@ def reason(log: Path, status: int) -> str:
         last = FULL
     elif status < 0:
         last = f"ended by {signal.Signals(-status).name}"
-    return f"{last} (whole log: {log.parent.name}/{log.name} in the build folder)"
+    return f"{last} (whole log: {log})"
 
 
 def last_words(log: Path) -> str:

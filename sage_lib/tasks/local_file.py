@@ -115,11 +115,14 @@ def _ask(problem: Problem, answer: str | None) -> bool:
 def _function(judge: str) -> Callable[[str, str], bool]:
     module, _, name = judge.partition(":")
     try:
-        return cast(Callable, getattr(importlib.import_module(module), name))
+        found = importlib.import_module(module)
     except Exception as error:
         raise SageError(
             f"the judge {judge} cannot be imported ({error!r}): add its folder to PYTHONPATH"
         ) from error
+    if not hasattr(found, name):
+        raise SageError(f"the judge {judge} is not there: {found.__file__} has no {name!r}")
+    return cast(Callable, getattr(found, name))
 
 
 def _read(settings: Settings) -> tuple[Problem, ...]:

@@ -267,7 +267,7 @@ def shared() -> Verifier:
 
 def accuracy_reward(
     completions: Sequence,
-    answer: Sequence[str | int],
+    answer: Sequence[str | int] | None = None,
     boxed: bool = False,
     **kwargs: Any,
 ) -> list[float]:
@@ -276,6 +276,10 @@ def accuracy_reward(
     ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold
     answers; ``boxed`` as in :func:`last_answer`. A first batch without any answer gives a warning.
     """
+    if answer is None:
+        raise SageError(
+            "accuracy_reward needs a column 'answer' of gold answers: add it to the data"
+        )
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     answers = [last_answer(text, boxed) for text in texts]
     if boxed not in _FIRST_SEEN:
