@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from sage_lib import paths
+from sage_lib.errors import SageError
 from sage_lib.evaluation.metrics import bootstrap_interval, pass_at_k
 from sage_lib.experiment import results
 from sage_lib.experiment.profile import Profile
@@ -16,6 +17,9 @@ from sage_lib.pipeline import arguments, plan
 def compare(profile: Profile) -> pd.DataFrame:
     """Columns result, verdict and detail: a row for the weights, for pass@k, and for each published
     table that there is of one's own. SageError where nothing is published, or nothing one's own."""
+    if profile.name not in results.published():
+        listed = ", ".join(results.published())
+        raise SageError(f"nothing is published for {profile.name}, only for {listed}")
     own, published = results.load(profile.spec, own=True), results.load(profile.spec)
     rows = [("weights", *compare_weights(own.runs, published.runs))]
     for k in sorted({min(profile.evaluation.ks), max(profile.evaluation.ks)}):

@@ -74,7 +74,7 @@ def check_settings(
     known = {field.name for field in dataclasses.fields(settings)} - {"name", *settings.FILLED}
     for key in (*given, *shared):
         if key not in known:
-            listed = ", ".join(sorted(known))
+            listed = ", ".join(sorted({*known, "rows", "seed"}))
             raise SageError(f"the task {name} has no setting {key!r}; its settings are: {listed}")
     context = {**shared, "folder": str(folder)}
     filled = {key: context[source] for key, source in settings.FILLED.items() if source in context}
