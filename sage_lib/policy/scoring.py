@@ -149,7 +149,8 @@ def _conversation(
 def _log_pi(
     model: PreTrainedModel, ids: torch.Tensor, start: int, mask: torch.Tensor
 ) -> torch.Tensor:
-    with prompts_read_once(model, start):
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
+    with prompts_read_once(plain, start):
         return probs.log_probabilities(probs.completion_logits(model, ids, start, mask))
 
 
