@@ -41,7 +41,10 @@ def of_model(options: argparse.Namespace) -> Path:
     if not folder.is_dir() and (
         options.model.startswith((".", "/", "~")) or "/" not in options.model
     ):
-        raise SageError(f"there is no folder {options.model!r} with a model: correct --model")
+        raise SageError(
+            f"there is no folder {options.model!r} with a model: correct --model, or give the "
+            "whole hub name, owner/name"
+        )
     data = {
         "name": "file",
         "path": str(Path(options.data).resolve()),
