@@ -87,6 +87,7 @@ def test_a_wrong_command_line_or_file_names_what_is_wrong(trial, tmp_path):
         (["grid", "none"], "there is no grid 'none'"),
         (["grid", str(trial), "--only", "third"], "no block 'third': choose one of first"),
         (["grid", str(trial), "--executor", "slurm"], "submitit cannot submit to slurm"),
+        (["grid", str(trial), "--seeds", "1", "99"], "has the seed 99: correct"),
     ):
         with pytest.raises(SystemExit, match=sentence):
             cli.main(words)

@@ -108,8 +108,8 @@ def do(options: argparse.Namespace) -> None:
     if unknown := [name for name in options.only if name not in blocks]:
         raise SageError(f"there is no block {unknown[0]!r}: choose one of {', '.join(blocks)}")
     every = tasks([blocks[name] for name in options.only or blocks], options.seeds)
-    if not any(task.run.seed in options.seeds for task in every) and options.seeds:
-        raise SageError(f"no run has one of the seeds {options.seeds}: the profiles list theirs")
+    if unused := sorted(set(options.seeds) - {task.run.seed for task in every}):
+        raise SageError(f"no run of these blocks has the seed {unused[0]}: correct --seeds")
     if options.dry_run:
         for task in every:
             done = (task.remark() or "done") if task.is_done() else ""
