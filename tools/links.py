@@ -15,13 +15,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drawing import PARTS
-
 from sage_lib import paths
 from sage_lib.files import notebook_text, write_text
 
 CITATION = paths.ROOT / "CITATION.cff"
 README = paths.ROOT / "README.md"
+#: The parts of the companion: first and last number of their notebooks, and the title.
+PARTS = [
+    ("01", "03", "Theory"),
+    ("04", "07", "Walkthrough"),
+    ("08", "13", "The paper"),
+    ("14", "18", "Exploration report"),
+    ("19", "25", "Details"),
+]
 COLAB, BINDER = "https://colab.research.google.com", "https://mybinder.org"
 _ADDRESS = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?")
 #: The line of CITATION.cff; that of the paper's own repository is indented.
@@ -78,8 +84,7 @@ def road(name: str, names: list[str]) -> str:
     """The line below a notebook's title: the parts of the companion, its own in bold."""
     firsts = {other[:2]: other for other in names}
     found = []
-    for numbers, title, *_ in PARTS:
-        first, last = numbers.split("-")
+    for first, last, title in PARTS:
         linked = f"[{title}]({firsts[first]}.ipynb)" if first in firsts else title
         found.append(f"**{title}**" if first <= name[:2] <= last else linked)
     return f"Parts: {' · '.join(found)}"
