@@ -1,5 +1,6 @@
 """Graph coloring and the tiny model: what it can write, and that its masses are exact."""
 
+import itertools
 import random
 
 import pytest
@@ -87,3 +88,21 @@ def test_the_tiny_model_can_write_all_right_answers_and_their_mass_is_exact(tiny
             assert own["way"][number] == way
     summary = scoring.exact_summary(table, [1, 8])
     assert summary[0]["pass@1"] == pytest.approx(summary[0]["common"] + summary[0]["rare"])
+
+
+def test_the_answer_must_be_the_coloring_of_the_work():
+    """Both colorings are right, and each is valid with its own answer alone."""
+    [problem] = graph_color.problems(colored(fewest=3), 1, 1)
+    (_, first_work, first_answer), (_, work, answer), *_ = graph_color.completions(problem)
+    valid = {
+        pair: graph_color.check(
+            problem.detail, prompts.answer_turn(*pair).removeprefix(prompts.WORK_START)
+        )
+        for pair in itertools.product((first_work, work), (first_answer, answer))
+    }
+    assert valid == {
+        (first_work, first_answer): True,
+        (first_work, answer): False,
+        (work, first_answer): False,
+        (work, answer): True,
+    }
