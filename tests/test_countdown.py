@@ -1,6 +1,8 @@
 """Countdown against its definition, and the step checker against every way to be wrong."""
 
+import collections
 import itertools
+import random
 
 import pytest
 
@@ -16,21 +18,27 @@ def text(work, answer):
     return f"{work}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"
 
 
-def drawn(seed, digits, limit, kind, count):
-    settings = countdown.Settings(fewest=digits, most=digits, limit=limit, kinds={kind: 1.0})
+#: How Python writes what an operator does.
+PYTHON = {"max": "max({}, {})", "dist": "abs({} - {})"} | {o: f"({{}}{o}{{}})" for o in "+-*"}
+FIVE = tuple(PYTHON)
+
+
+def drawn(seed, digits, limit, kind, count, operators=puzzles.OPERATORS):
+    given = {"limit": limit, "kinds": {kind: 1.0}, "operators": operators}
+    settings = countdown.Settings(fewest=digits, most=digits, **given)
     return [problem.detail for problem in countdown.problems(settings, count, seed)]
 
 
-def bracketings(digits):
+def bracketings(digits, operators="+-*"):
     """Every expression of the digits in their order: (text, shape, values of all its parts)."""
     if len(digits) == 1:
         yield str(digits[0]), "d", ()
         return
     for cut in range(1, len(digits)):
-        for left, shape, inner in bracketings(digits[:cut]):
-            for right, other, beside in bracketings(digits[cut:]):
-                for operator in "+-*":
-                    text = f"({left}{operator}{right})"
+        for left, shape, inner in bracketings(digits[:cut], operators):
+            for right, other, beside in bracketings(digits[cut:], operators):
+                for operator in operators:
+                    text = PYTHON[operator].format(left, right)
                     yield text, f"({shape}{other})", (*inner, *beside, eval(text))
 
 
@@ -43,14 +51,17 @@ def comb(length, way):
 
 
 @pytest.mark.parametrize("kind", countdown.KINDS)
-@pytest.mark.parametrize("digits", [2, 3, 4, 5])
-def test_problems_are_of_the_kind_they_say_by_brute_force(kind, digits):
+@pytest.mark.parametrize(
+    ("digits", "operators"), [*((n, puzzles.OPERATORS) for n in (2, 3, 4, 5)), (3, FIVE), (4, FIVE)]
+)
+def test_problems_are_of_the_kind_they_say_by_brute_force(kind, digits, operators):
     """One-way problems have no other solution by any bracketing, running values of any size; the
     audit found another one for 34 of 60 reverse and 33 of 60 forward problems."""
     if digits == 2 and kind != "both":
         return  # two digits have one bracketing
-    for puzzle in drawn(3, digits, 30, kind, {5: 3, 4: 8}.get(digits, 25)):
-        right = [one for one in bracketings(puzzle.digits) if eval(one[0]) == puzzle.target]
+    for puzzle in drawn(3, digits, 30, kind, {5: 3, 4: 8}.get(digits, 25), operators):
+        every = bracketings(puzzle.digits, operators)
+        right = [one for one in every if eval(one[0]) == puzzle.target]
         solved = {shape for _, shape, _ in right}
         small = {shape for _, shape, parts in right if all(0 <= part <= 30 for part in parts)}
         ways = {way: comb(digits, way) for way in puzzles.WAYS}
@@ -65,6 +76,44 @@ def test_the_other_bracketings_reach_what_brute_force_says():
         ways = {comb(len(digits), way) for way in puzzles.WAYS}
         found = {eval(text) for text, shape, _ in bracketings(digits) if shape not in ways}
         assert puzzles.other_targets(digits) == found
+
+
+@pytest.mark.parametrize("way", puzzles.WAYS)
+def test_all_sequences_that_reach_a_target_are_counted_by_running_values(way):
+    for puzzle in drawn(2, 8, 50, "both", 2, FIVE):
+        first, *rest = puzzle.digits if way == "L" else puzzle.digits[::-1]
+        ways_to = collections.Counter({first: 1})
+        for digit in rest:
+            before, ways_to = ways_to, collections.Counter()
+            for (value, count), form in itertools.product(before.items(), PYTHON.values()):
+                pair = (value, digit) if way == "L" else (digit, value)
+                if 0 <= (grown := eval(form.format(*pair))) <= 50:
+                    ways_to[grown] += count
+        listed = puzzles.solving(puzzle, way)
+        assert len(set(listed)) == len(listed) == ways_to[puzzle.target] > 0
+        assert len(set(puzzles.allowed(puzzle, way))) == ways_to.total()
+        assert puzzles.targets(puzzle.digits, way, 50, FIVE) == set(ways_to)
+
+
+@pytest.mark.parametrize("rare_share", [0.5, None])
+def test_work_with_more_operators_holds(rare_share):
+    rng, used = random.Random(1), set()
+    for puzzle in drawn(4, 6, 50, "both", 100, FIVE):
+        work, answer = countdown.demonstration(puzzle, rare_share, rng)
+        numbers, value = puzzles.parse(answer, FIVE)
+        steps = work[2:].split(" , ")
+        used |= {step.split()[1] for step in steps}
+        for a, operator, b, _, result in map(str.split, steps):
+            assert eval(PYTHON[operator].format(a, b)) == int(result) <= 50
+        assert tuple(numbers) == puzzle.digits and value == int(steps[-1].split()[-1])
+        assert puzzles.check(puzzle, text(work, answer)).valid == (value == puzzle.target)
+    assert used == set(FIVE)
+
+
+def test_one_way_problems_of_many_digits_are_refused():
+    assert countdown.Settings(most=8).most == 8
+    with pytest.raises(SageError, match="at most 6 digits, not 7"):
+        countdown.Settings(most=7, kinds={"both": 0.5, "reverse": 0.5})
 
 
 def test_the_stream_is_seeded_distinct_and_avoids_what_it_is_told_to():
@@ -206,24 +255,25 @@ def test_the_rare_way_is_measured_apart():
     assert not any(found["valid_common"] or found["unsound"] for found in measured)
 
 
+@pytest.mark.parametrize("operators", [puzzles.OPERATORS, FIVE])
 @pytest.mark.parametrize("kind", countdown.KINDS)
-def test_valid_completions_are_all_that_the_step_checker_accepts(kind):
-    settings = countdown.Settings(fewest=3, most=3, limit=30, kinds={kind: 1.0})
-    for problem in countdown.problems(settings, 20, 5):
+def test_valid_completions_are_all_that_the_step_checker_accepts(kind, operators):
+    given = {"limit": 30, "kinds": {kind: 1.0}, "operators": operators}
+    for problem in countdown.problems(countdown.Settings(fewest=3, most=3, **given), 20, 5):
         puzzle = problem.detail
         listed = [text(working, answer) for _, working, answer in countdown.completions(problem)]
         assert listed and len(set(listed)) == len(listed)
         assert all(puzzles.check(puzzle, completion).valid for completion in listed)
         x, y, z = puzzle.digits
         found = 0
-        for a, b in itertools.product("+-*", repeat=2):  # every work that can be written
-            left = eval(f"{x}{a}{y}")
-            if 0 <= left <= 30 and 0 <= (value := eval(f"{left}{b}{z}")) <= 30:
+        for a, b in itertools.product(FIVE, repeat=2):  # every work that can be written
+            left = eval(PYTHON[a].format(x, y))
+            if 0 <= left <= 30 and 0 <= (value := eval(PYTHON[b].format(left, z))) <= 30:
                 work = f"L {x} {a} {y} = {left} , {left} {b} {z} = {value}"
                 answer = f"( {x} {a} {y} ) {b} {z}"
                 found += puzzles.check(puzzle, text(work, answer)).valid
-            right = eval(f"{y}{b}{z}")
-            if 0 <= right <= 30 and 0 <= (value := eval(f"{x}{a}{right}")) <= 30:
+            right = eval(PYTHON[b].format(y, z))
+            if 0 <= right <= 30 and 0 <= (value := eval(PYTHON[a].format(x, right))) <= 30:
                 work = f"R {y} {b} {z} = {right} , {x} {a} {right} = {value}"
                 answer = f"{x} {a} ( {y} {b} {z} )"
                 found += puzzles.check(puzzle, text(work, answer)).valid

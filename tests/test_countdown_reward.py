@@ -125,6 +125,36 @@ def test_the_value_is_that_of_python(digits, rng):
     assert puzzles.parse(text) == (digits, by_python(text))
 
 
+class Number(int):
+    """With max as @ and |a - b| as //, which Python binds as it does *."""
+
+    def __matmul__(self, other):
+        return Number(max(self, other))
+
+    def __floordiv__(self, other):
+        return Number(abs(self - other))
+
+    def __mul__(self, other):
+        return Number(int(self) * int(other))
+
+    def __add__(self, other):
+        return Number(int(self) + int(other))
+
+    def __sub__(self, other):
+        return Number(int(self) - int(other))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_max_and_dist_bind_as_times_does_in_python(digits, rng):
+    text = re.sub(r"[-+*]", lambda _: rng.choice("+-*@/"), written(tuple(digits), rng))
+    by_python = eval(re.sub(r"0*([0-9]+)", r"Number(\1)", text.replace("/", "//")))
+    shown = text.replace("@", " max ").replace("/", " dist ")
+    five = (*puzzles.OPERATORS, "max", "dist")
+    assert puzzles.parse(shown, five) == (digits, by_python)
+    assert (puzzles.parse(shown) is None) == (shown != text)
+
+
 def test_the_reward_is_the_one_of_math_verify_on_what_is_not_refused(verifier):
     """Of every expression, with its value as the target and with one beside it."""
     rng = random.Random(5)

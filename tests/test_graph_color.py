@@ -22,7 +22,7 @@ def tiny(tmp_path_factory):
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     model = Model(tiny_qwen.NAME, 128, seed=0, architecture=shape, largest_number=9)
     folder = tmp_path_factory.mktemp("tiny_graphs")
-    assert loading.starting_point(model, folder, "graph_color") == folder
+    assert loading.starting_point(model, folder, graph_color.Settings().words) == folder
     return AutoModelForCausalLM.from_pretrained(folder).eval(), loading.load_tokenizer(
         model, folder
     )

@@ -28,6 +28,15 @@ def test_a_worked_problem_survives_the_round_trip(tokenizer):
     assert countdown.check(problem.detail, completion) == puzzles.Check(work[0], True)
 
 
+def test_more_operators_are_new_words_behind_the_old_ones():
+    assert countdown.Settings().words == ()
+    more = countdown.Settings(operators=("+", "max", "dist")).words
+    before, after = (tiny_qwen.tokenizer(50, 64, words).get_vocab() for words in ((), more))
+    assert more == ("max", "dist") and after.keys() - before.keys() == set(more)
+    of_words = [name for name in before if name not in (prompts.SYSTEM_PROMPT, *prompts.MARKERS)]
+    assert all(after[name] == before[name] for name in of_words)
+
+
 def test_each_marker_and_the_system_prompt_are_one_token(tokenizer):
     for text in (*prompts.MARKERS, prompts.SYSTEM_PROMPT):
         assert len(tokenizer(text)["input_ids"]) == 1

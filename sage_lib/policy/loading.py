@@ -3,6 +3,7 @@
 import hashlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from sage_lib.experiment.profile import Model, Profile
 from sage_lib.files import read_json, write_json
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
-from sage_lib.tasks.table import task_of
 
 #: The name of :func:`grouped_attention` among those of transformers.
 GROUPED = "grouped_plain"
@@ -24,11 +24,10 @@ GROUPED = "grouped_plain"
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
 
-def starting_point(model: Model, folder: Path, task: str | None = None) -> str | Path:
-    """What fine-tuning starts from: a model made in ``folder``, for a task whose words its
-    vocabulary then has, a hub name or a folder."""
+def starting_point(model: Model, folder: Path, words: Sequence[str] = ()) -> str | Path:
+    """What fine-tuning starts from: a model made in ``folder``, with more ``words`` of a task in
+    its vocabulary, a hub name or a folder."""
     if model.name == tiny_qwen.NAME:
-        words = () if task is None else getattr(task_of(task), "WORDS", ())
         tiny_qwen.create(folder, model, words)
         return folder
     if model.name == smollm.NAME:

@@ -1,4 +1,5 @@
-"""Countdown: reach a target from digits with ``+ - *`` in two ways, whose use can be measured.
+"""Countdown: reach a target from digits with ``+ - *`` (and ``max`` and ``dist``, |a - b|, where a
+profile says so) in two ways, whose use can be measured.
 
 The digits keep their order; what differs is where the brackets go. From left to right (``L``, the
 common way) 2 5 2 8 is (((2 . 5) . 2) . 8), from right to left (``R``, the rare way)
@@ -17,13 +18,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import problem as shared
 from sage_lib.tasks.problem import Demonstration, Problem, TaskSettings
-from sage_lib.tasks.puzzles import WAYS, Puzzle, check, other_targets, parse, solution, targets
+from sage_lib.tasks.puzzles import (
+    OPERATORS,
+    WAYS,
+    Operator,
+    Puzzle,
+    allowed,
+    check,
+    other_targets,
+    parse,
+    sequences,
+    solution,
+    solving,
+    targets,
+)
 from sage_lib.tasks.verifier import LENGTH_LIMIT, Verifier, require_math_golds
 
 KINDS = ("both", "forward", "reverse")
@@ -31,7 +45,9 @@ LOGGED = ("valid", "rare", "unsound")
 COUNTED = ("rare", "valid_common", "valid_rare")
 require_golds = require_math_golds
 
-Digits = Annotated[int, Field(ge=2, le=6)]
+Digits = Annotated[int, Field(ge=2, le=8)]
+#: Digits of one-way problems at most: all bracketings of more are too many.
+ONE_WAY = 6
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -44,6 +60,7 @@ class Settings(TaskSettings):
     fewest: Digits = 3  # digits shown in a problem, drawn between these two
     most: Digits = 5
     limit: Annotated[int, Field(ge=1)] = 50  # running values stay in 0..limit, each one token
+    operators: Annotated[tuple[Operator, ...], Strict(False), Field(min_length=1)] = OPERATORS
     #: The question's first word. Another one asks the same puzzles in other words.
     verb: Annotated[str, Field(pattern="^[a-z]+$")] = "reach"
     kinds: dict[str, Share] = field(default_factory=lambda: {"both": 1.0})  # share of each kind
@@ -62,9 +79,15 @@ class Settings(TaskSettings):
             raise SageError(f"countdown's fewest digits, {self.fewest}, are more than {self.most}")
         if not set(self.kinds) <= set(KINDS) or abs(sum(self.kinds.values()) - 1) > 1e-9:
             raise SageError(f"the shares of kinds must be of {', '.join(KINDS)} and sum to 1")
+        if self.most > ONE_WAY and set(self.kinds) != {"both"}:
+            raise SageError(f"one-way problems have at most {ONE_WAY} digits, not {self.most}")
         # One order whatever the file's, since the stream depends on it.
         ordered = {kind: float(self.kinds[kind]) for kind in KINDS if self.kinds.get(kind)}
         object.__setattr__(self, "kinds", ordered)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(one for one in self.operators if one not in OPERATORS)
 
 
 def label(settings: Settings) -> str:
@@ -131,7 +154,7 @@ OTHER_ORDER, BARE = "other order", "bare target"
 
 def read(puzzle: Puzzle, answer: str) -> tuple[str | None, int | None]:
     """Why an answer is refused, if it is, and the value of an expression."""
-    found = parse(answer) if len(answer) <= LENGTH_LIMIT else None
+    found = parse(answer, puzzle.operators) if len(answer) <= LENGTH_LIMIT else None
     if found is None:
         return NO_EXPRESSION, None
     numbers, value = found
@@ -174,7 +197,7 @@ def completions(problem: Problem) -> list[tuple[str, str, str]]:
     return [
         (way, *solution(puzzle, way, operators))
         for way in WAYS
-        for operators in targets(puzzle.digits, way, puzzle.limit).get(puzzle.target, [])
+        for operators in solving(puzzle, way)
     ]
 
 
@@ -185,16 +208,16 @@ def demonstration(puzzle: Puzzle, rare_share: float | None, rng: random.Random) 
     """
     if rare_share is None:
         way = rng.choice(WAYS)
-        reached = targets(puzzle.digits, way, puzzle.limit).values()
-        return solution(puzzle, way, rng.choice([one for some in reached for one in some]))
+        every = sequences(len(puzzle.digits) - 1, puzzle.operators)
+        return solution(puzzle, way, every[rng.choice(allowed(puzzle, way))])
     way = "R" if rng.random() < rare_share else "L"
-    sequences = targets(puzzle.digits, way, puzzle.limit).get(puzzle.target)
-    if not sequences:
+    ending = solving(puzzle, way)
+    if not ending:
         raise SageError(
             f"a problem of kind {puzzle.kind!r} has no solution in the way {way}: "
             "choose kinds: {both: 1.0}, or a rare_share of 0 or 1"
         )
-    return solution(puzzle, way, rng.choice(sequences))
+    return solution(puzzle, way, rng.choice(ending))
 
 
 def puzzles(settings: Settings, seed: int, exclude: frozenset[str]) -> Iterator[Puzzle]:
@@ -206,10 +229,10 @@ def puzzles(settings: Settings, seed: int, exclude: frozenset[str]) -> Iterator[
         for _ in range(10_000):
             count = rng.randint(settings.fewest, settings.most)
             shown = tuple(rng.randint(1, 9) for _ in range(count))
-            pool = sorted(_of_kind(shown, kind, settings.limit))
+            pool = sorted(_of_kind(shown, kind, settings.limit, settings.operators))
             if not pool:
                 continue
-            puzzle = Puzzle(shown, rng.choice(pool), kind, settings.limit)
+            puzzle = Puzzle(shown, rng.choice(pool), kind, settings.limit, settings.operators)
             if puzzle.question not in seen:
                 break
         else:
@@ -221,11 +244,13 @@ def puzzles(settings: Settings, seed: int, exclude: frozenset[str]) -> Iterator[
         yield puzzle
 
 
-def _of_kind(digits: tuple[int, ...], kind: str, limit: int) -> set[int]:
+def _of_kind(
+    digits: tuple[int, ...], kind: str, limit: int, operators: tuple[str, ...]
+) -> frozenset[int]:
     """Targets that make a puzzle of this kind of these digits."""
-    left, right = (set(targets(digits, way, limit)) for way in WAYS)
+    left, right = (targets(digits, way, limit, operators) for way in WAYS)
     if kind == "both":
         return left & right
     own, way = (left, "R") if kind == "forward" else (right, "L")
-    alone = own - set(targets(digits, way, None))
-    return alone - other_targets(digits) if alone else alone
+    alone = own - targets(digits, way, None, operators)
+    return alone - other_targets(digits, operators=operators) if alone else alone

@@ -68,6 +68,10 @@ class Settings(TaskSettings):
                 f"than {self.vertices} vertices and {self.colors} colors allow, {bound}"
             )
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        return WORDS
+
 
 @plain_dataclass(frozen=True)
 class Graph:

@@ -47,6 +47,11 @@ class TaskSettings:
 
     name: str  # of the task, a key of ``table.TASKS``
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Words of the texts that the tiny model's vocabulary lacks."""
+        return ()
+
     def given(self) -> dict[str, Any]:
         """The settings that are not at their defaults, the name first: for records."""
         chosen = {"name": self.name}

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import add, mul, sub
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
 
-OPERATORS = ("+", "-", "*")
+Operator = Literal["+", "-", "*", "max", "dist"]
+OPERATORS: tuple[Operator, ...] = ("+", "-", "*")  # of a puzzle that names no others
 WAYS = ("L", "R")
-_APPLY: dict[str, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul}
+#: On two numbers, or on arrays of them. `dist` is |a - b|.
+_APPLY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": add,
+    "-": sub,
+    "*": mul,
+    "max": lambda a, b: (a + b + abs(a - b)) // 2,
+    "dist": lambda a, b: abs(a - b),
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,7 @@ class Puzzle:
     target: int
     kind: str  # which ways reach it
     limit: int  # of running values
+    operators: tuple[str, ...] = OPERATORS
 
     @property
     def id(self) -> str:
@@ -47,31 +59,60 @@ def _steps(
     return digits[-1], list(zip(operators, digits[:-1], strict=True))[::-1]
 
 
-# All puzzles of up to four digits: each is drawn from, demonstrated and listed many times.
-@lru_cache(maxsize=40_000)
+def reached(
+    digits: tuple[int, ...], way: str, limit: int | None, operators: tuple[str, ...] = OPERATORS
+) -> NDArray[np.float64]:
+    """What each operator sequence makes of ``digits``, in the order of itertools.product; NaN where
+    a running value leaves 0..limit."""
+    first, *rest = digits if way == "L" else digits[::-1]
+    values = np.array([float(first)])
+    for digit in rest:
+        pair = (values, digit) if way == "L" else (digit, values)
+        # The operator applied last is the last of its sequence in the way L, the first in R.
+        steps = [_APPLY[operator](*pair) for operator in operators]
+        values = np.stack(steps, axis=1 if way == "L" else 0).ravel()
+        if limit is not None:
+            values[(values < 0) | (values > limit)] = np.nan
+    return values
+
+
+@lru_cache(maxsize=20_000)  # the shorter digits come again and again
 def targets(
-    digits: tuple[int, ...], way: str, limit: int | None
-) -> Mapping[int, Sequence[tuple[str, ...]]]:
-    """Every target that ``way`` reaches from ``digits``, with the operator sequences that do."""
-    reached: dict[int, list[tuple[str, ...]]] = {}
-    for operators in _sequences(len(digits) - 1):
-        value, steps = _steps(digits, way, operators)
-        for operator, digit in steps:
-            value = _APPLY[operator](*((value, digit) if way == "L" else (digit, value)))
-            if limit is not None and not 0 <= value <= limit:
-                break
-        else:
-            reached.setdefault(value, []).append(operators)
-    return reached
+    digits: tuple[int, ...], way: str, limit: int | None, operators: tuple[str, ...] = OPERATORS
+) -> frozenset[int]:
+    """Every target that ``way`` reaches from ``digits``."""
+    values = reached(digits, way, limit, operators)
+    return frozenset(values[~np.isnan(values)].astype(int).tolist())
 
 
 @cache  # every sequence once in memory for all puzzles
-def _sequences(length: int) -> tuple[tuple[str, ...], ...]:
-    return tuple(itertools.product(OPERATORS, repeat=length))
+def sequences(length: int, operators: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Every sequence of ``length`` operators."""
+    return tuple(itertools.product(operators, repeat=length))
+
+
+@lru_cache(maxsize=40_000)  # each puzzle is drawn from, demonstrated and listed many times
+def solving(puzzle: Puzzle, way: str) -> tuple[tuple[str, ...], ...]:
+    """The operator sequences, from left to right, by which ``way`` reaches the target."""
+    every = sequences(len(puzzle.digits) - 1, puzzle.operators)
+    values = reached(puzzle.digits, way, puzzle.limit, puzzle.operators)
+    return tuple(every[place] for place in np.flatnonzero(values == puzzle.target))
+
+
+@lru_cache(maxsize=2000)
+def allowed(puzzle: Puzzle, way: str) -> NDArray[np.int64]:
+    """Places, in :func:`sequences`, of those within the limit: a target's side by side, the targets
+    in the order in which they are first reached."""
+    values = reached(puzzle.digits, way, puzzle.limit, puzzle.operators)
+    places = np.flatnonzero(~np.isnan(values))
+    _, first, which = np.unique(values[places], return_index=True, return_inverse=True)
+    return places[np.argsort(first[which], kind="stable")]
 
 
 @lru_cache(maxsize=200_000)
-def other_targets(digits: tuple[int, ...], ways: str = "LR") -> frozenset[int]:
+def other_targets(
+    digits: tuple[int, ...], ways: str = "LR", operators: tuple[str, ...] = OPERATORS
+) -> frozenset[int]:
     """Every value of a bracketing other than those of ``ways``, running values of any size."""
     if len(digits) == 1:
         return frozenset(() if ways else digits)
@@ -79,10 +120,10 @@ def other_targets(digits: tuple[int, ...], ways: str = "LR") -> frozenset[int]:
     for cut in range(1, len(digits)):
         left, right = digits[:cut], digits[cut:]
         # With one digit on its right the rest must not go from left to right, and so on.
-        lefts = other_targets(left, "L" if "L" in ways and len(right) == 1 else "")
-        rights = other_targets(right, "R" if "R" in ways and len(left) == 1 else "")
+        lefts = other_targets(left, "L" if "L" in ways and len(right) == 1 else "", operators)
+        rights = other_targets(right, "R" if "R" in ways and len(left) == 1 else "", operators)
         for a, b in itertools.product(lefts, rights):
-            found |= {apply(a, b) for apply in _APPLY.values()}
+            found |= {_APPLY[operator](a, b) for operator in operators}
     return frozenset(found)
 
 
@@ -119,7 +160,7 @@ def check(puzzle: Puzzle, text: str) -> Check:
         return Check(way, False)
     taken = tuple(words[2::6])  # the way, then six words a step: 3 + 5 = 8 ,
     operators = taken if way == "L" else taken[::-1]
-    if operators not in targets(puzzle.digits, way, puzzle.limit).get(puzzle.target, ()):
+    if operators not in solving(puzzle, way):
         return Check(way, False)
     true_work, true_answer = solution(puzzle, way, operators)
     marked = answer.startswith(SOLUTION_START) and answer.endswith(SOLUTION_END)
@@ -128,9 +169,12 @@ def check(puzzle: Puzzle, text: str) -> Check:
     return Check(way, marked and right)
 
 
-def parse(answer: str) -> tuple[list[int], int] | None:
-    """The numbers of an expression from left to right, and its value; None for all else."""
-    tokens = re.findall(r"[0-9]+|[-+*()]", answer)
+def parse(answer: str, operators: tuple[str, ...] = OPERATORS) -> tuple[list[int], int] | None:
+    """The numbers of an expression from left to right, and its value; None for all else.
+
+    max and dist stand between their numbers and bind as `*` does: from left to right, before + -.
+    """
+    tokens = re.findall(r"[0-9]+|[-+*()]|max|dist", answer)
     if "".join(tokens) != "".join(answer.split()):
         return None
     rest: list[str] = tokens[::-1]  # the next token is the last
@@ -147,16 +191,16 @@ def parse(answer: str) -> tuple[list[int], int] | None:
         return value if rest and rest.pop() == ")" else None
 
     def total() -> int | None:
-        done, product = 0, part()
-        while product is not None and rest and rest[-1] in OPERATORS:
+        done, sign, product = 0, 1, part()
+        while product is not None and rest and rest[-1] in operators:
             operator, value = rest.pop(), part()
             if value is None:
                 return None
-            if operator == "*":
-                product *= value
+            if operator in "+-":
+                done, sign, product = done + sign * product, 1 if operator == "+" else -1, value
             else:
-                done, product = done + product, value if operator == "+" else -value
-        return None if product is None else done + product
+                product = _APPLY[operator](product, value)
+        return None if product is None else done + sign * product
 
     value = total()
     return None if value is None or rest else (numbers, value)

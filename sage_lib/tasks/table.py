@@ -15,7 +15,7 @@
 
 And where a task needs them:
 
-- ``WORDS``: words of its texts that the tiny model's vocabulary lacks
+- ``words`` of its settings: those of its texts that the tiny model's vocabulary lacks
 - ``last_answer(text)``: the answer in a completion, where it is not ``verifier.last_answer``'s
 """
 

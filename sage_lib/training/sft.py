@@ -29,8 +29,8 @@ def train(profile: Profile, run: Run) -> dict:
     check_sections(profile)  # RL's settings, too: before the hours, not after them
     seed = profile.sft.get("seed", profile.model.seed)
     record = Record("sft", profile.name, run.fingerprint, seed, profile.flat(methods=False))
-    taught = profile.sft_data.name if profile.sft_data else None
-    start = loading.starting_point(profile.model, run.build / "base", taught)
+    words = profile.sft_data.settings.words if profile.sft_data else ()
+    start = loading.starting_point(profile.model, run.build / "base", words)
     checkpointing = profile.sft.get("gradient_checkpointing", False)
     lora, fast, rows = profile.sft_lora, unsloth_first.is_loaded(), []
     full = lora is None or not profile.sft
