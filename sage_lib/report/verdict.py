@@ -110,7 +110,12 @@ def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
     allowed = inference.holm([rows[place]["error_rate"] for place in primary])
     for (place, pair), rate in zip(primary.items(), allowed, strict=True):
         rows[place] |= _judged(*pair, rows[place], 1 - rate)
-    table = pd.DataFrame(rows, columns=COMPARISONS)
+    return _worded(pd.DataFrame(rows, columns=COMPARISONS))
+
+
+def _worded(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with the columns by and outcome, in which no claim of a paper disagrees: it is
+    NOT_SEEN."""
     of_paper = (table["by"] == "paper") & (table["outcome"] == DISAGREES)
     return table.assign(outcome=table["outcome"].mask(of_paper, NOT_SEEN))
 
@@ -118,7 +123,7 @@ def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
 def by_base(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
     """The primary comparisons among `compared` on the seeds of each base alone, a row each.
 
-    Columns claim, metric, method, against, base (the profile that trained it), difference, low,
+    Columns claim, by, metric, method, against, base (the profile that trained it), difference, low,
     high (95 % over seeds and problems), seeds, outcome (at 95 %, by the margin of all bases).
     """
     trained = study.runs[study.runs["method"] != BASE].dropna(subset="seed")
@@ -130,10 +135,10 @@ def by_base(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
             ours, theirs = (found[one[side]].at_seeds(seeds) for side in ("method", "against"))
             row = _row(ours, theirs, one["metric"])
             told = inference.judged(one["expects"], row, one["margin"])
-            named = {name: one[name] for name in ("claim", "metric", "method", "against")}
+            named = {name: one[name] for name in ("claim", "by", "metric", "method", "against")}
             numbers = row[["difference", "low", "high", "seeds"]].to_dict()
             rows.append({**named, "base": base, **numbers, "outcome": told})
-    return pd.DataFrame(rows)
+    return _worded(pd.DataFrame(rows)) if rows else pd.DataFrame()
 
 
 def differences(study: Study, metric: str, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
