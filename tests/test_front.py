@@ -202,6 +202,17 @@ def test_a_front_of_one_point_is_refused(placed):
         front.outside(study)
 
 
+def test_another_k_can_stand_in_the_place_of_256():
+    """Of the published study, and its differences are named for the k."""
+    study = results.load("study")
+    row = front.outside(study, ["branch_strong"], ks=(1, 64)).iloc[0]
+    line = [*front.front_methods(study.settings), BASE]
+    values = passk.exact(study, (1, 64))
+    betas = [front.beta_of(study.settings, method) for method in line[:-1]]
+    by_hand = front.excess(values["branch_strong"], [values[one] for one in line], betas)
+    assert row["excess"] == by_hand["excess"] and "pass@64 low" in row.index
+
+
 def test_the_points_follow_from_the_published_frames():
     """From the completions' probabilities by other code; a study may have several bases."""
     study = results.load("study")

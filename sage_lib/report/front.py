@@ -81,8 +81,13 @@ def points(study: Study, ks: Sequence[int] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def outside(study: Study, methods: Iterable[str] | None = None, anchor: str = "k3") -> pd.DataFrame:
-    """Each method (None: all) against GRPO's front: a row each.
+def outside(
+    study: Study,
+    methods: Iterable[str] | None = None,
+    anchor: str = "k3",
+    ks: Sequence[int] = AXES,
+) -> pd.DataFrame:
+    """Each method (None: all) against GRPO's front in the two `ks` of pass@k: a row each.
 
     excess: the additive epsilon indicator of its mean point against the line, both axes scaled by
     the line's range (Zitzler et al. 2003, IEEE Trans. Evol. Comput. 7, 117-132). Above 0 no point
@@ -100,7 +105,7 @@ def outside(study: Study, methods: Iterable[str] | None = None, anchor: str = "k
     Points of the line that lack a seed that others share with the method are left out. SageError
     for a front of fewer than two points.
     """
-    settings, values = study.settings, passk.exact(study)
+    settings, values = study.settings, passk.exact(study, ks)
     front = front_methods(settings, values, anchor)
     if len(front) < 2:
         raise SageError(
@@ -135,7 +140,7 @@ def excess(
 ) -> dict[str, Any]:
     """One row of :func:`outside`: a method against the line through `line`, whose last is the base.
 
-    Of the values the first two columns count: pass@1 and pass@256. bound: see :func:`outside`.
+    Of the values the first two columns count. bound: see :func:`outside`.
     """
     values, seeds = inference.common(ours, *line)
     values, sets = [one[..., :2] for one in values], ours.sets
@@ -153,9 +158,9 @@ def excess(
     row["seeds"] = len(seeds)
     row |= {"excess": mean, "low": low, "high": high, "low_seeds": alone[0], "high_seeds": alone[1]}
     apart = np.stack(metrics.paired_difference(values[0], nearest, sets))
-    for k, of_axis in zip(AXES, apart.T, strict=True):
+    for axis, of_axis in zip(ours.columns, apart.T, strict=False):
         parts = zip(("difference", "low", "high"), of_axis, strict=True)
-        row |= {f"pass@{k} {name}": value for name, value in parts}
+        row |= {f"{axis} {name}": value for name, value in parts}
     row["bound"] = bound
     told = VERDICTS.get(inference.judged("above", row, 0.0), UNTOLD)
     if told == OUTSIDE and mean < bound:
