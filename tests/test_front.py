@@ -88,7 +88,7 @@ def test_at_a_corner_and_on_a_rising_line_the_larger_difference_alone_counts():
 
 @pytest.mark.parametrize(
     ("point", "verdict"),
-    [((0.46, 0.78), "outside"), ((0.42, 0.70), "inside"), ((0.44, 0.75), None)],
+    [((0.50, 0.82), "outside"), ((0.42, 0.70), "inside"), ((0.44, 0.75), None)],
 )
 def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, verdict):
     """Scaled by what the line spans; the base is its end."""
@@ -112,7 +112,7 @@ def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, 
 
 
 def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(placed, monkeypatch):
-    study = placed((0.46, 0.78))
+    study = placed((0.50, 0.82))
     judged = front.outside(study).set_index("method")["verdict"]
     assert judged["grpo_branch"] == "outside"
     monkeypatch.setattr(inference, "over_seeds", lambda means: (-1.0, 1.0))
@@ -143,6 +143,37 @@ def test_grpos_own_points_stand_against_the_front_without_them(placed):
     assert own.loc["grpo", "excess"] > 0.05, "the line bulges there"
 
 
+def test_the_line_alone_sets_the_scale(placed):
+    """By hand: a method far to the right of a line that spans 0.2 and 0.22. Its own point, were it
+    to count, would stretch the first axis to 0.6 and shrink the excess to a third."""
+    row = front.outside(placed((0.90, 0.60))).set_index("method").loc["grpo_branch"]
+    assert row["excess"] == pytest.approx((0.90 - 0.50) / 0.20, abs=0.02)
+    corner = [planted("corner", GRPO[0.0], spread=0), planted(BASE, BASE_POINT, [None], spread=0)]
+    row = front.excess(planted("far", (0.30, 1.04), spread=0), corner, [0.0])
+    assert row["excess"] == pytest.approx((1.04 - 0.82) / 0.22, abs=1e-6)
+
+
+def test_a_method_is_outside_only_beyond_what_grpos_own_points_reach(placed):
+    """GRPO at 0.2 and 0.8, each held out, lies beyond the line through the others: by hand."""
+    corners = {**GRPO, "base": BASE_POINT}
+    scale = np.ptp([point for beta, point in corners.items() if beta != 0.2], axis=0)
+
+    def larger(share):
+        """Of GRPO at 0.2 over a place between beta 0 and 0.8."""
+        at = (1 - share) * np.array(GRPO[0.0]) + share * np.array(GRPO[0.8])
+        return ((np.array(GRPO[0.2]) - at) / scale).max()
+
+    reached = minimize_scalar(larger, bounds=(0, 1), method="bounded").fun
+    table = front.outside(placed((0.46, 0.78))).set_index("method")
+    assert table.loc["grpo", "excess"] == pytest.approx(reached, abs=0.02)
+    assert table.loc["grpo", "verdict"] == "outside" and table.loc["grpo", "bound"] == 0
+    ours = table.loc["grpo_branch"]
+    assert ours["bound"] == table.loc[table["on_front"], "excess"].max()
+    assert 0 < ours["low"] < ours["excess"] < ours["bound"] and ours["verdict"] == front.AS_GRPO
+    study = placed((0.50, 0.82))
+    assert front.outside(study, ["grpo_branch"])["verdict"].item() == "outside", "of one alone, too"
+
+
 def test_only_seeds_that_all_have_count(placed):
     table = front.outside(placed((0.45, 0.79), [2, 3, 9])).set_index("method")
     assert table.loc["grpo_branch", ["seeds", "verdict"]].tolist() == [2, "too few seeds"]
@@ -151,7 +182,7 @@ def test_only_seeds_that_all_have_count(placed):
 
 def test_a_point_of_the_line_that_lacks_seeds_is_left_out_and_costs_none(placed):
     few = {NAMES[0.8]: planted(NAMES[0.8], (0.9, 0.99), SEEDS[:2])}  # a point that nothing beats
-    table = front.outside(placed((0.46, 0.78), **few)).set_index("method")
+    table = front.outside(placed((0.50, 0.82), **few)).set_index("method")
     assert table.loc["grpo_branch", ["seeds", "verdict"]].tolist() == [len(SEEDS), "outside"]
 
 
@@ -169,6 +200,17 @@ def test_a_front_of_one_point_is_refused(placed):
     )
     with pytest.raises(SageError, match="has 1 evaluated points of GRPO's front"):
         front.outside(study)
+
+
+def test_another_k_can_stand_in_the_place_of_256():
+    """Of the published study, and its differences are named for the k."""
+    study = results.load("study")
+    row = front.outside(study, ["branch_strong"], ks=(1, 64)).iloc[0]
+    line = [*front.front_methods(study.settings), BASE]
+    values = passk.exact(study, (1, 64))
+    betas = [front.beta_of(study.settings, method) for method in line[:-1]]
+    by_hand = front.excess(values["branch_strong"], [values[one] for one in line], betas)
+    assert row["excess"] == by_hand["excess"] and "pass@64 low" in row.index
 
 
 def test_the_points_follow_from_the_published_frames():

@@ -1,5 +1,7 @@
 """Differences, intervals and outcomes against scipy, closed forms and planted values."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,15 @@ from scipy import stats
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.report import inference
-from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, Values
+from sage_lib.report.inference import (
+    AGREES,
+    CANNOT_TELL,
+    DISAGREES,
+    NOT_RUN,
+    NOT_SEEN,
+    SMALLER,
+    Values,
+)
 
 
 def planted(method, values, seeds, sets="aabb"):
@@ -86,17 +96,23 @@ def test_differences_leave_out_the_reference_the_base_and_what_was_not_evaluated
     ("expects", "low", "high", "expected"),
     [
         ("above", 0.001, 0.02, AGREES),
+        ("above", 0.001, 0.008, SMALLER),  # the estimate is 0.0045
+        ("above", 0.001, 0.004, SMALLER),
         ("above", -0.01, 0.004, DISAGREES),
+        ("above", -0.02, -0.006, DISAGREES),
         ("above", -0.01, 0.02, CANNOT_TELL),
-        ("above", 0.001, 0.004, DISAGREES),  # a gain too small to matter confirms nothing
         ("above", np.nan, np.nan, CANNOT_TELL),
         ("below", -0.02, -0.001, AGREES),
+        ("below", -0.008, -0.001, SMALLER),
         ("below", -0.004, 0.01, DISAGREES),
         ("equal", -0.004, 0.004, AGREES),
+        ("equal", 0.001, 0.004, AGREES),  # real and smaller than the margin: what it claims
         ("equal", 0.006, 0.02, DISAGREES),
         ("equal", 0.001, 0.02, CANNOT_TELL),
         ("not above", -0.02, 0.004, AGREES),
+        ("not above", 0.001, 0.004, AGREES),
         ("not above", 0.001, 0.02, DISAGREES),
+        ("not above", 0.001, 0.008, SMALLER),
         ("not above", -0.001, 0.02, CANNOT_TELL),
         ("not below", -0.004, 0.02, AGREES),
         ("not below", -0.02, -0.001, DISAGREES),
@@ -106,12 +122,58 @@ def test_what_an_interval_says_of_an_expectation(expects, low, high, expected):
     assert inference.outcome(expects, low, high, margin=0.005) == expected
 
 
+def test_a_gain_agrees_only_where_the_estimate_reaches_the_margin():
+    """pass@256 of strong Branch: +0.0084 [+0.0051, +0.0117], the margin between them."""
+    assert inference.outcome("above", 0.0051, 0.0117, 0.0111) == SMALLER
+    assert inference.outcome("above", 0.0051, 0.0117, 0.0083) == AGREES
+    assert inference.outcome("above", 0.0051, 0.0117, np.nan) == CANNOT_TELL
+
+
 def test_no_interval_agrees_with_two_expectations_that_exclude_each_other():
     for low in np.linspace(-0.02, 0.02, 41):
         for high in np.linspace(low, 0.03, 21):
             found = {e: inference.outcome(e, low, high, 0.005) for e in ("above", "equal", "below")}
-            assert list(found.values()).count(AGREES) <= 1
-            assert {inference.outcome("not above", low, high, 0.005), found["above"]} != {AGREES}
+            assert list(found.values()).count(AGREES) <= 1 and SMALLER not in {found["equal"]}
+            against = inference.outcome("not above", low, high, 0.005)
+            assert (against == DISAGREES) == (found["above"] == AGREES)
+
+
+@pytest.mark.parametrize("expects", ["above", "below", "equal", "not above", "not below"])
+def test_an_outcome_that_is_lost_as_intervals_widen_does_not_come_back(expects):
+    """So an error rate can be searched by halving."""
+    for middle in np.linspace(-0.01, 0.01, 21):
+        said = [
+            inference.outcome(expects, middle - half, middle + half, 0.005)
+            for half in np.linspace(0.0003, 0.03, 100)
+        ]
+        changes = sum(a != b for a, b in pairwise(said))
+        assert changes == len(set(said)) - 1, (middle, said)
+
+
+def test_the_error_rate_of_a_small_gain_is_that_at_which_it_may_be_none():
+    """Of one interval over 5 seeds: its p-value against 0."""
+    gains = np.array([1.0, 2.0, 3.0, 4.0, 5.0]) / 1000
+    mean, error = gains.mean(), gains.std(ddof=1) / np.sqrt(5)
+
+    def at(level):
+        half = stats.t.ppf(0.5 + level / 2, 4) * error
+        return {"low": mean - half, "high": mean + half, "seeds": 5}
+
+    assert inference.judged("above", at(0.95), 0.01) == SMALLER
+    known = stats.ttest_1samp(gains, 0).pvalue
+    assert inference.error_rate("above", at, 0.01) == pytest.approx(known, rel=1e-3)
+    assert inference.judged("above", at(1 - 0.99 * known), 0.01) == DISAGREES, "no gain is left"
+
+
+def test_each_outcome_is_judged_at_the_rate_of_its_step():
+    """Holm's example: 0.01 and 0.02 stand at 0.05/4 and 0.05/3, 0.04 fails at 0.05/2."""
+    rates = [0.04, 0.01, 0.045, 0.0166]
+    steps = [0.05 / 2, 0.05 / 4, 0.05 / 2, 0.05 / 3]
+    assert inference.holm(rates) == pytest.approx(steps)
+    stands = [rate <= step for rate, step in zip(rates, inference.holm(rates), strict=True)]
+    assert stands == [False, True, False, True]
+    assert inference.holm([0.03, 0.03]) == [0.025, 0.025], "the first fails, so the second does"
+    assert inference.holm([]) == []
 
 
 CLEAR = {"low": 0.1, "high": 0.2, "low_seeds": 0.1, "high_seeds": 0.2, "seeds": 3}
@@ -133,11 +195,15 @@ def test_a_floor_or_ceiling_of_both_methods_decides_nothing_and_of_one_it_does(
     assert inference.judged("above", row, margin=0.005) == expected
 
 
-def test_few_seeds_decide_nothing_and_both_intervals_must_say_the_same():
+def test_few_seeds_decide_nothing_and_the_wider_interval_judges():
     assert inference.judged("above", CLEAR, 0.005) == AGREES
     assert inference.judged("above", {**CLEAR, "seeds": 2}, 0.005) == CANNOT_TELL
     assert inference.judged("above", {**CLEAR, "low_seeds": -0.1}, 0.005) == CANNOT_TELL
     assert inference.judged("above", {**CLEAR, "low": -0.1}, 0.005) == CANNOT_TELL
+    narrow = {**CLEAR, "low": -0.001, "high": 0.004, "low_seeds": 0.001, "high_seeds": 0.002}
+    assert inference.judged_interval(narrow) == (-0.001, 0.004)
+    assert inference.judged("above", narrow, 0.005) == DISAGREES, "small, and perhaps none"
+    assert inference.judged("above", {**CLEAR, "low_seeds": np.nan}, 0.005) == CANNOT_TELL
     logged = {"low": 0.1, "high": 0.2, "seeds": 3}
     assert inference.judged("above", logged, 0.005) == AGREES, "one interval, over seeds"
 
@@ -150,8 +216,35 @@ def test_few_seeds_decide_nothing_and_both_intervals_must_say_the_same():
         ([AGREES, CANNOT_TELL], CANNOT_TELL),
         ([AGREES, NOT_RUN], NOT_RUN),
         ([DISAGREES, NOT_RUN], DISAGREES),
+        ([AGREES, SMALLER], SMALLER),
+        ([SMALLER, CANNOT_TELL], CANNOT_TELL),
+        ([SMALLER, NOT_SEEN], NOT_SEEN),
         ([], CANNOT_TELL),
     ],
 )
 def test_a_claim_agrees_only_where_all_its_comparisons_do(outcomes, expected):
     assert inference.together(outcomes) == expected
+
+
+def test_seeds_left_out_are_counted_where_the_outcome_stays():
+    """Of five gains the interval over seeds has 0 once a large one is left out."""
+    gains = [0.02, 0.021, 0.022, 0.023, -0.01]
+    zero = by_seed("b", [0.0] * 5, range(5))
+    ours = by_seed("a", gains, range(5))
+    whole = inference.judged("above", inference.difference(ours, zero).iloc[0], 0.005)
+    known = []
+    for left in range(5):
+        rest = [gain for place, gain in enumerate(gains) if place != left]
+        low, high = stats.ttest_1samp(rest, 0).confidence_interval(0.95)
+        known.append(inference.outcome("above", low, high, 0.005) == whole)
+    assert inference.without_one(ours, zero, "x", "above", 0.005) == sum(known) == 4
+    assert ours.at_seeds([4, 1]).seeds == [1, 4]
+    base = by_seed("base", [0.2], [None])
+    assert base.at_seeds([1]) is base
+
+
+def test_the_base_goes_with_a_run_as_the_one_that_it_starts_from():
+    own = {1: np.full((4, 1), 0.1), 2: np.full((4, 1), 0.5)}
+    base = Values("base", np.full((1, 4, 1), 0.3), ["x"], list("aabb"), [None], own)
+    (_, of_base), seeds = inference.common(by_seed("a", [0.0, 0.0], [2, 1]), base)
+    assert seeds == [2, 1] and of_base[:, 0, 0].tolist() == [0.5, 0.1], "not their mean"

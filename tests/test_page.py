@@ -112,6 +112,8 @@ def test_rows_after_the_first_are_folded_away_and_none_is_lost(shown, page):
     first, rest = (re.findall(r">(\d{3})<", text) for text in (style_shown.to_html(), folded))
     assert first + rest == [str(number) for number in frame["number"]] and len(rest) == 3
     assert folded.startswith("<details><summary>3 more rows<")
+    page.table(frame, rows=len(frame))
+    assert len(shown) == 3 and ">110<" in shown[-1].to_html(), "all of them"
 
 
 @pytest.mark.parametrize("name", ["smoke", "theory"])

@@ -13,8 +13,16 @@ from scipy import stats
 from sage_lib.experiment import results
 from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.paths import PUBLISHED, ROOT
-from sage_lib.report import passk, reported, verdict
-from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, Values
+from sage_lib.report import inference, passk, reported, verdict
+from sage_lib.report.inference import (
+    AGREES,
+    CANNOT_TELL,
+    DISAGREES,
+    NOT_RUN,
+    NOT_SEEN,
+    SMALLER,
+    Values,
+)
 
 METRICS = {"pass@1", "pass@16", "pass@256", *verdict.LOGGED, verdict.TAIL, verdict.UNSOUND}
 METRICS |= {verdict.DIVERSITY, verdict.BRANCHING}
@@ -22,9 +30,9 @@ COLUMNS = ["pass@1", "pass@256", "rare mass"]
 WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
 
 
-def asking(*comparisons, name="one", primary=False):
+def asking(*comparisons, name="one", primary=False, by="ours"):
     """One claim of these comparisons, with the margin of the file."""
-    claim = {"claim": name, "comparisons": comparisons, "primary": primary, **WORDS}
+    claim = {"claim": name, "by": by, "comparisons": comparisons, "primary": primary, **WORDS}
     return verdict.Claims(margin=verdict.load().margin, claims=[claim])
 
 
@@ -65,12 +73,46 @@ BOTH = asking(
     ("point", "expected"),
     [
         ((0.32, 0.84), AGREES),
+        ((0.32, 0.803), SMALLER),
         ((0.32, 0.79), DISAGREES),
     ],
 )
 def test_a_claim_agrees_only_where_all_its_comparisons_do(planted, point, expected):
     points = {BASE: (0.3, 0.85), "grpo": (0.31, 0.80), "grpo_branch": point}
     assert outcome(BOTH, planted(points)) == expected
+
+
+def test_a_claim_of_the_paper_that_disagrees_is_not_seen_here(planted):
+    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.79)})
+    theirs = asking(*BOTH.claims[0].comparisons, by="paper")
+    compared = verdict.comparisons(theirs, study)
+    assert compared["outcome"].tolist() == [AGREES, NOT_SEEN]
+    judged = verdict.judge(theirs, compared).iloc[0]
+    assert (judged["by"], judged["outcome"], judged["comparisons"]) == (
+        *("paper", NOT_SEEN),
+        "1 of 2 agree",
+    )
+    with pytest.raises(ValidationError, match="Input should be 'paper' or 'ours'"):
+        asking(by="theirs")
+
+
+def test_each_base_alone_says_what_its_seeds_say(planted):
+    """Seeds 1 and 2 start from one base, 3 and 4 from another with twice the gain."""
+    study = planted({"grpo": (0.31, 0.80)})
+    gain = np.array([0.01, 0.012, 0.02, 0.024])[:, None, None] * np.array([1.0, -1.0, 0.0])
+    grpo = study.planted["grpo"]
+    study.planted["grpo_branch"] = Values(
+        "grpo_branch", grpo.values + gain, COLUMNS, grpo.sets, [1, 2, 3, 4]
+    )
+    names = [*(f"grpo-s{seed}" for seed in (1, 2)), *(f"other/grpo-s{seed}" for seed in (3, 4))]
+    runs = [*zip(names, ["grpo"] * 4, [1, 2, 3, 4], strict=True), ("sft", BASE, None)]
+    study.runs = pd.DataFrame(runs, columns=["run", "method", "seed"])
+    chosen = asking(*BOTH.claims[0].comparisons, primary=True)
+    rows = verdict.by_base(verdict.comparisons(chosen, study), study)
+    assert rows["base"].tolist() == ["planted", "other"] * 2
+    assert rows["difference"].tolist() == pytest.approx([0.011, 0.022, -0.011, -0.022])
+    assert set(rows["seeds"]) == {2} and set(rows["outcome"]) == {CANNOT_TELL}, "two seeds"
+    assert verdict.by_base(verdict.comparisons(BOTH, study), study).empty, "none is primary"
 
 
 def test_what_was_not_run_and_few_seeds_are_said(planted):
@@ -121,6 +163,12 @@ def test_primary_outcomes_are_corrected_and_the_others_are_not(planted):
     assert alone["outcome"] == AGREES and alone["kept"] < 5
     rows = verdict.comparisons(asking(*pairs, primary=True), study)
     assert rows["outcome"].tolist() == [CANNOT_TELL] * 2, "0.05/2 is the first step of Holm's"
+    wide = stats.ttest_1samp(0.01 * seeds.ravel(), 0).confidence_interval(0.975)
+    first = rows.loc[0, ["judged_low", "judged_high", "low_seeds"]].tolist()
+    assert first[:2] == pytest.approx([wide.low, wide.high], rel=1e-3) and first[0] < 0 < first[2]
+    for row in rows.itertuples():
+        told = inference.outcome(row.expects, row.judged_low, row.judged_high, row.margin)
+        assert row.outcome == told, "what is printed is what judges"
     rows = verdict.comparisons(asking(*pairs), study)
     assert rows["outcome"].tolist() == [AGREES, CANNOT_TELL] and rows["error_rate"].isna().all()
 
@@ -225,6 +273,15 @@ def test_the_claims_name_methods_and_metrics_that_there_are(name, primary):
     assert sum(len(claim.comparisons) for claim in claims.claims if claim.primary) == primary
 
 
+@pytest.mark.parametrize(("name", "counts"), [("claims", (14, 9)), ("exploration_claims", (25, 3))])
+def test_the_claims_say_whose_they_are(name, counts):
+    claims = verdict.load(name).claims
+    assert tuple(sum(claim.by == by for claim in claims) for by in ("paper", "ours")) == counts
+    for claim in claims:
+        starts = claim.source.startswith(("ours", "prediction"))
+        assert starts == (claim.by == "ours"), claim.claim
+
+
 def test_the_claims_of_a_file_are_those_of_its_questions():
     every, parts = verdict.load("exploration_claims"), ("shaping", "rft", "sft", "rivals")
     found = {part: verdict.load("exploration_claims", part) for part in parts}
@@ -248,6 +305,17 @@ def test_the_published_verdict_follows_from_the_published_frames(published):
     pd.testing.assert_frame_equal(compared, stored, check_dtype=False, rtol=1e-6)
 
 
+def test_the_published_outcomes_follow_from_the_printed_intervals(published):
+    _, _, compared, _ = published
+    for row in compared.itertuples():
+        told = inference.outcome(row.expects, row.judged_low, row.judged_high, row.margin)
+        told = NOT_SEEN if (row.by, told) == ("paper", DISAGREES) else told
+        assert row.outcome in (told, CANNOT_TELL), "few seeds and shares near 0 tell nothing"
+    primary = compared[compared["error_rate"].notna()]
+    widened = primary["judged_high"] - primary["judged_low"] > primary["high"] - primary["low"]
+    assert widened.sum() == len(primary) - 1, "Holm's last step is at 95 %"
+
+
 def test_the_readme_says_what_the_published_frames_say(published):
     text = (ROOT / "README.md").read_text()
-    assert readme.filled(text, "result", readme.result(*published[:3])) == text
+    assert readme.filled(text, "result", readme.result(*published[1:3])) == text

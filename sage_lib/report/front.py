@@ -21,6 +21,8 @@ from sage_lib.report.inference import FEWEST_SEEDS, Values
 from sage_lib.report.passk import AXES
 
 OUTSIDE, INSIDE, UNTOLD = "outside", "inside", "not separated from the curve"
+#: Beyond the line by more than chance, and no further than GRPO itself lies from its own line.
+AS_GRPO = "no further out than GRPO's own points"
 VERDICTS = {inference.AGREES: OUTSIDE, inference.DISAGREES: INSIDE}
 #: Points between two neighbours of the front that are tried.
 FINENESS = 50
@@ -79,45 +81,66 @@ def points(study: Study, ks: Sequence[int] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def outside(study: Study, methods: Iterable[str] | None = None, anchor: str = "k3") -> pd.DataFrame:
-    """Each method (None: all) against GRPO's front: a row each.
+def outside(
+    study: Study,
+    methods: Iterable[str] | None = None,
+    anchor: str = "k3",
+    ks: Sequence[int] = AXES,
+) -> pd.DataFrame:
+    """Each method (None: all) against GRPO's front in the two `ks` of pass@k: a row each.
 
     excess: the additive epsilon indicator of its mean point against the line, both axes scaled by
     the line's range (Zitzler et al. 2003, IEEE Trans. Evol. Comput. 7, 117-132). Above 0 no point
     of the line is as good in both. low, high: 95 % over seeds and problems, paired, the nearest
-    point taken as known; low_seeds, high_seeds: over seeds alone. "outside" and "inside" need both
-    intervals and three seeds. nearest: beta of the nearest point (inf: the base); to_base: how far
-    it lies along the last stretch, which has no beta.
+    point taken as known; low_seeds, high_seeds: over seeds alone. nearest: beta of the nearest
+    point (inf: the base); to_base: how far it lies along the last stretch, which has no beta.
 
-    Points of the line that lack a seed that others share with the method are left out. GRPO's own
-    points (on_front) stand against the line without them. SageError for fewer than two.
+    GRPO's own points (on_front) stand against the line without them, as any method would that has
+    a beta of its own. So these rows, judged with a bound of 0, show how often GRPO itself counts as
+    outside. bound of the others: the largest excess of these rows (of three seeds or more), at
+    least 0. One more GRPO would exceed the largest of n with probability 1 / (n + 1). "outside"
+    needs both intervals above 0, three seeds, and an excess of at least the bound; "inside" needs
+    both intervals below 0.
+
+    Points of the line that lack a seed that others share with the method are left out. SageError
+    for a front of fewer than two points.
     """
-    settings, values = study.settings, passk.exact(study)
+    settings, values = study.settings, passk.exact(study, ks)
     front = front_methods(settings, values, anchor)
     if len(front) < 2:
         raise SageError(
             f"profile {study.name} has {len(front)} evaluated points of GRPO's front at the "
             f"anchor {anchor}: a front needs two or more values of beta"
         )
-    if methods is None:
-        methods = [method for method in values if method != BASE]
-    rows = []
-    for method in methods:
+
+    def against_line(method: str, bound: float = 0.0) -> dict[str, Any]:
         others = [one for one in front if one != method]
         seeds = max((set(values[method].seeds) & set(values[one].seeds) for one in others), key=len)
         whole = [one for one in others if seeds <= set(values[one].seeds)]
-        if method != front[0] and seeds:
-            line, betas = [*whole, BASE], [beta_of(settings, one) for one in whole]
-            row = {"method": method, "on_front": method in front}
-            row["beta"] = beta_of(settings, method)
-            rows.append(row | excess(values[method], [values[one] for one in line], betas))
-    return pd.DataFrame(rows)
+        if not seeds:
+            return {}
+        betas = [beta_of(settings, one) for one in whole]
+        line = [values[one] for one in (*whole, BASE)]
+        row = {"method": method, "on_front": method in front, "beta": beta_of(settings, method)}
+        return row | excess(values[method], line, betas, bound)
+
+    # No line without the point at the smallest beta goes past it.
+    rows = {method: against_line(method) for method in front[1:]}
+    enough = [row for row in rows.values() if row and row["seeds"] >= FEWEST_SEEDS]
+    bound = max([0.0, *(row["excess"] for row in enough)])
+    methods = [
+        one for one in (values if methods is None else methods) if one not in (BASE, front[0])
+    ]
+    found = [rows[one] if one in rows else against_line(one, bound) for one in methods]
+    return pd.DataFrame([row for row in found if row])
 
 
-def excess(ours: Values, line: Sequence[Values], betas: Sequence[float]) -> dict[str, Any]:
+def excess(
+    ours: Values, line: Sequence[Values], betas: Sequence[float], bound: float = 0.0
+) -> dict[str, Any]:
     """One row of :func:`outside`: a method against the line through `line`, whose last is the base.
 
-    Of the values the first two columns count: pass@1 and pass@256.
+    Of the values the first two columns count. bound: see :func:`outside`.
     """
     values, seeds = inference.common(ours, *line)
     values, sets = [one[..., :2] for one in values], ours.sets
@@ -135,10 +158,13 @@ def excess(ours: Values, line: Sequence[Values], betas: Sequence[float]) -> dict
     row["seeds"] = len(seeds)
     row |= {"excess": mean, "low": low, "high": high, "low_seeds": alone[0], "high_seeds": alone[1]}
     apart = np.stack(metrics.paired_difference(values[0], nearest, sets))
-    for k, of_axis in zip(AXES, apart.T, strict=True):
+    for axis, of_axis in zip(ours.columns, apart.T, strict=False):
         parts = zip(("difference", "low", "high"), of_axis, strict=True)
-        row |= {f"pass@{k} {name}": value for name, value in parts}
+        row |= {f"{axis} {name}": value for name, value in parts}
+    row["bound"] = bound
     told = VERDICTS.get(inference.judged("above", row, 0.0), UNTOLD)
+    if told == OUTSIDE and mean < bound:
+        told = AS_GRPO
     return {**row, "verdict": told if len(seeds) >= FEWEST_SEEDS else "too few seeds"}
 
 

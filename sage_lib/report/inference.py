@@ -21,6 +21,10 @@ from sage_lib.experiment.profile import BASE
 #: Fewer seeds than this decide nothing.
 FEWEST_SEEDS = 3
 AGREES, DISAGREES, CANNOT_TELL, NOT_RUN = "agrees", "disagrees", "cannot tell", "not run"
+#: The difference has the expected sign, by more than chance, and does not reach the margin.
+SMALLER = "real, but smaller than the margin"
+#: The word for "disagrees" where the claim is a paper's: our runs do not show what it saw.
+NOT_SEEN = "not seen here"
 DIFFERENCES = [
     *("method", "against", "metric", "difference", "low", "high", "low_seeds", "high_seeds"),
     *("detectable", "seeds", "problems", "ours", "theirs"),
@@ -80,6 +84,15 @@ class Values:
             own = _own_bases(frame.assign(place=problem), list(columns), len(sets))
             found[BASE] = replace(found[BASE], own_bases=own)
         return found
+
+    def at_seeds(self, seeds: Iterable[int]) -> "Values":
+        """The values at some of the seeds; those of the base, which has no seed, as they are."""
+        if None in self.seeds:
+            return self
+        wanted = set(seeds)
+        places = [place for place, seed in enumerate(self.seeds) if seed in wanted]
+        left = [self.seeds[place] for place in places]
+        return replace(self, values=self.values[places], seeds=left)
 
 
 def _own_bases(frame: pd.DataFrame, columns: list[str], problems: int) -> dict[int, np.ndarray]:
@@ -159,46 +172,66 @@ def over_seeds(means: Sequence[float], level: float = 0.95) -> tuple[float, floa
 
 
 def outcome(expects: str, low: float, high: float, margin: float) -> str:
-    """What an interval says of an expected difference, given the smallest that matters.
+    """What an interval says of an expected difference. The one rule of all claims.
 
-    above: disagrees where all of it lies below `margin`, agrees where it lies above 0. not above:
-    agrees below `margin`, disagrees above 0. equal: agrees within -margin and margin, disagrees
-    outside. below and not below are the mirror images.
+    The estimate is the middle of the interval, which is symmetric. `margin` is the smallest
+    difference that matters.
+
+    above: agrees where the interval lies above 0 and the estimate reaches `margin`; SMALLER where
+    it lies above 0 and the estimate does not, so also where all of it is below `margin`; disagrees
+    where it includes or lies below 0, and ends below `margin`.
+    not above: agrees where the interval ends below `margin`, for no gain that matters is left;
+    disagrees where "above" agrees; otherwise SMALLER where the interval lies above 0.
+    equal: agrees where the interval lies between -margin and margin, a real difference included;
+    disagrees where all of it lies outside.
+    All else is CANNOT_TELL. below and not below are the mirror images.
     """
     if expects in ("below", "not below"):
         return outcome({"below": "above", "not below": "not above"}[expects], -high, -low, margin)
-    if expects == "above":  # a gain too small to matter confirms nothing
-        agrees, disagrees = low > 0 and high >= margin, high < margin
-    elif expects == "not above":
-        agrees, disagrees = high < margin, high >= margin and low > 0
-    elif expects == "equal":
-        agrees, disagrees = -margin < low and high < margin, low > margin or high < -margin
-    else:
+    if expects not in ("above", "not above", "equal"):
         raise SageError(f"a comparison expects above, below or equal, not {expects!r}")
-    return AGREES if agrees else DISAGREES if disagrees else CANNOT_TELL
+    too_small, reaches = high < margin, (low + high) / 2 >= margin
+    if np.isnan([low, high, margin]).any():
+        return CANNOT_TELL
+    if expects == "equal":
+        outside = low > margin or high < -margin
+        return AGREES if too_small and low > -margin else DISAGREES if outside else CANNOT_TELL
+    if too_small and (expects == "not above" or low <= 0):
+        return AGREES if expects == "not above" else DISAGREES
+    if low <= 0:
+        return CANNOT_TELL
+    if not reaches:
+        return SMALLER
+    return AGREES if expects == "above" else DISAGREES
+
+
+def judged_interval(row: Any) -> tuple[float, float]:
+    """The wider of a row's two intervals, which has the same middle as the other one: the one over
+    seeds and problems, or the one over seeds alone. NaN where one of them is."""
+    low = np.minimum(row["low"], row.get("low_seeds", row["low"]))
+    high = np.maximum(row["high"], row.get("high_seeds", row["high"]))
+    return float(low), float(high)
 
 
 def judged(expects: str, row: Any, margin: float) -> str:
-    """:func:`outcome` of a row of differences (a mapping or a Series).
+    """:func:`outcome` of a row of differences (a mapping or a Series), by :func:`judged_interval`.
 
-    Both intervals must say the same, from at least FEWEST_SEEDS seeds. Two shares that both lie
-    within `margin` of 0, or of 1, tell nothing: no difference that matters could be seen.
+    It needs FEWEST_SEEDS seeds. Two shares that both lie within `margin` of 0, or of 1, tell
+    nothing: no difference that matters could be seen.
     """
     means = row.get("ours", 0.5), row.get("theirs", 0.5)
     at_floor = max(means) < margin or 1 - margin < min(means) <= max(means) <= 1
     if row["seeds"] < FEWEST_SEEDS or at_floor:
         return CANNOT_TELL
-    both = row["low"], row["high"]
-    alone = row.get("low_seeds", both[0]), row.get("high_seeds", both[1])
-    first = outcome(expects, *both, margin)
-    return first if outcome(expects, *alone, margin) == first else CANNOT_TELL
+    return outcome(expects, *judged_interval(row), margin)
 
 
 def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float:
     """The smallest error rate (one less the level) at which a comparison still has the outcome
     that it has at 95 %: a p-value of that outcome. 1 where it has none.
 
-    `at` gives the row of differences at a level.
+    `at` gives the row of differences at a level. An outcome that is lost as intervals widen does
+    not come back: SMALLER may become DISAGREES on the way to CANNOT_TELL.
     """
     found = judged(expects, at(0.95), margin)
     if found == CANNOT_TELL:
@@ -211,38 +244,35 @@ def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float
     return float(f"{10**high:.4g}")  # fewer digits than the search leaves open
 
 
-def holm(rates: Sequence[float], total: float = 0.05) -> list[bool]:
-    """Which of several outcomes stand so that all of them hold with probability 1 - `total`.
+def holm(rates: Sequence[float], total: float = 0.05) -> list[float]:
+    """The error rate at which each of several outcomes is judged, so that all that stand hold with
+    probability 1 - `total`. An outcome stands where its own error rate is not above that.
 
     Holm 1979, Scand. J. Statist. 6, 65-70: the surest first, each at `total` over how many are
-    left; the first that fails ends it.
+    left; from the first that fails on, all at the rate at which it failed.
     """
-    stands, order = [False] * len(rates), np.argsort(rates)
-    for rank, place in enumerate(order):
-        if rates[place] > total / (len(rates) - rank):
-            break
-        stands[place] = True
-    return stands
+    allowed, left = [total] * len(rates), len(rates)
+    for place in np.argsort(rates, kind="stable"):
+        allowed[place] = total / left
+        left -= rates[place] <= total / left
+    return allowed
 
 
 def without_one(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
     """With how many of the seeds left out, one at a time, the comparison keeps its outcome."""
-    values, seeds = common(ours, theirs)
-    pair = [replace(x, values=v, seeds=seeds) for x, v in zip((ours, theirs), values, strict=True)]
+    _, seeds = common(ours, theirs)
 
-    def outcome_of(kept: Sequence[int]) -> str:
-        of = [seeds[i] for i in kept]
-        a, b = (replace(one, values=one.values[list(kept)], seeds=of) for one in pair)
-        row = difference(a, b).set_index("metric").loc[column]
-        return judged(expects, row, margin)
+    def outcome_at(some: Iterable[int]) -> str:
+        rows = difference(ours.at_seeds(some), theirs.at_seeds(some)).set_index("metric")
+        return judged(expects, rows.loc[column], margin)
 
-    places = list(range(len(seeds)))
-    whole = outcome_of(places)
-    return sum(outcome_of([i for i in places if i != left]) == whole for left in places)
+    whole = outcome_at(seeds)
+    return sum(outcome_at(set(seeds) - {left}) == whole for left in seeds)
 
 
 def together(outcomes: Iterable[str]) -> str:
-    """The outcome of a claim from those of its comparisons: all agree, or one disagrees."""
-    found = set(outcomes)
-    worst = [one for one in (DISAGREES, NOT_RUN) if one in found]
-    return worst[0] if worst else AGREES if found == {AGREES} else CANNOT_TELL
+    """The outcome of a claim: the worst of its comparisons' outcomes. So it agrees where all agree,
+    and disagrees where one does. Nothing corrects for their number, which is a choice."""
+    there = set(outcomes)
+    order = (NOT_SEEN, DISAGREES, NOT_RUN, CANNOT_TELL, SMALLER, AGREES)
+    return next((outcome for outcome in order if outcome in there), CANNOT_TELL)

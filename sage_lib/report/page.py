@@ -40,18 +40,20 @@ class Page:
         plt.close(figure)  # an open figure would be displayed again at the end of the cell
         _display(figure)
 
-    def table(self, frame: pd.DataFrame, precision: int = 3, **formats: str) -> None:
-        """Display a table with labels for keys of methods; rows after the first eight are folded.
+    def table(
+        self, frame: pd.DataFrame, precision: int = 3, rows: int = ROWS, **formats: str
+    ) -> None:
+        """Display a table with labels for keys of methods; rows after the first `rows` are folded.
 
         `formats` gives a column another format, as in `share="{:.1%}"`. A named index is shown.
         """
         shown = self._labelled(frame)
         if len(shown):
             shown = shown.dropna(axis="columns", how="all")
-        _display(_styled(shown[:ROWS], precision, formats))
-        if len(shown) > ROWS:
-            rest = _styled(shown[ROWS:], precision, formats).to_html()
-            more = f"{len(shown) - ROWS} more rows"
+        _display(_styled(shown[:rows], precision, formats))
+        if len(shown) > rows:
+            rest = _styled(shown[rows:], precision, formats).to_html()
+            more = f"{len(shown) - rows} more rows"
             _display(f"<details><summary>{more}</summary>{rest}</details>")
 
     def keep(

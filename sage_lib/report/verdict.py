@@ -1,7 +1,8 @@
 """Claim by claim: what was said (claims.yaml), what was measured, and whether it agrees.
 
 Outcomes follow from the intervals by the one rule of :mod:`inference`. Those of primary claims are
-corrected together for their number (Holm); the others are not, so of many some come out wrong.
+corrected together for their number (Holm); the others are not, so of many some come out wrong. A
+paper's claim that disagrees is "not seen here".
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE
 from sage_lib.experiment.results import Study
 from sage_lib.report import front, inference, passk, reported
-from sage_lib.report.inference import AGREES, CANNOT_TELL, NOT_RUN, Values
+from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, NOT_SEEN, Values
 
 TAIL, UNSOUND = "perplexity tail", "unsound"
 DIVERSITY, BRANCHING = "diversity", "branching"
@@ -32,9 +33,9 @@ LOGGED = {
     "reward": ("reward", 0.8, 1),
 }
 COMPARISONS = [
-    *("claim", "outcome", "difference", "low", "high", "margin", "metric", "method", "against"),
-    *("beta", "expects", "low_seeds", "high_seeds", "detectable", "seeds", "kept", "error_rate"),
-    "reported",
+    *("claim", "by", "outcome", "difference", "low", "high", "margin", "metric", "method"),
+    *("against", "beta", "expects", "low_seeds", "high_seeds", "judged_low", "judged_high"),
+    *("detectable", "seeds", "kept", "error_rate", "reported"),
 ]
 
 
@@ -52,6 +53,7 @@ class Claim(BaseModel, extra="forbid"):
     """What a source says, and the comparisons that would all have to come out so."""
 
     claim: str
+    by: Literal["paper", "ours"]
     source: str
     statement: str
     settles: str  # what would settle it, where it cannot be told here
@@ -80,33 +82,63 @@ def load(name: str = "claims", question: str = "") -> Claims:
 def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
     """Every comparison of every claim, measured and judged: columns COMPARISONS.
 
-    kept: with how many of the seeds left out, one at a time, the outcome stays. error_rate: of a
-    primary comparison, the p-value of its outcome. reported: the same difference in the paper's own
-    table.
+    judged_low, judged_high: the interval by which a comparison is judged, at 95 % or, where it is
+    primary, at Holm's level. kept: with how many of the seeds left out, one at a time, the outcome
+    at 95 % stays. error_rate: of a primary comparison, the p-value of that outcome. reported: the
+    same difference in the paper's own table.
     """
     sources: dict[tuple[str, str], dict[str, Values]] = {}
     rows: list[dict[str, Any]] = []
-    rates: dict[int, float] = {}
+    primary: dict[int, tuple[Values, Values]] = {}
     for claim in chosen.claims:
         for one in claim.comparisons:
             where = (one.metric, one.ood)
             if where not in sources:
                 sources[where] = values(study, *where)
-            row = {"claim": claim.claim, **one._asdict(), "outcome": NOT_RUN, "seeds": 0}
-            row["beta"] = front.beta_of(study.settings, one.against)
+            row = {"claim": claim.claim, "by": claim.by, **one._asdict(), "outcome": NOT_RUN}
+            row |= {"seeds": 0, "beta": front.beta_of(study.settings, one.against)}
             row["reported"] = _reported(study, claim.table, one)
             row["margin"] = margin = chosen.margin * _range(study, sources[where], one.metric)
             pair = _pair(sources[where], one)
             if pair is not None:
                 row |= _measured(*pair, one, margin)
                 if claim.primary:
-                    rates[len(rows)] = row["error_rate"] = _rate(*pair, one, margin)
+                    primary[len(rows)] = pair
+                    row["error_rate"] = _rate(*pair, one, margin)
             row["metric"] = ", ".join(filter(None, where))
             rows.append(row)
-    for place, stands in zip(rates, inference.holm(list(rates.values())), strict=True):
-        if not stands:
-            rows[place]["outcome"] = CANNOT_TELL
-    return pd.DataFrame(rows, columns=COMPARISONS)
+    allowed = inference.holm([rows[place]["error_rate"] for place in primary])
+    for (place, pair), rate in zip(primary.items(), allowed, strict=True):
+        rows[place] |= _judged(*pair, rows[place], 1 - rate)
+    return _worded(pd.DataFrame(rows, columns=COMPARISONS))
+
+
+def _worded(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with the columns by and outcome, in which no claim of a paper disagrees: it is
+    NOT_SEEN."""
+    of_paper = (table["by"] == "paper") & (table["outcome"] == DISAGREES)
+    return table.assign(outcome=table["outcome"].mask(of_paper, NOT_SEEN))
+
+
+def by_base(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """The primary comparisons among `compared` on the seeds of each base alone, a row each.
+
+    Columns claim, by, metric, method, against, base (the profile that trained it), difference, low,
+    high (95 % over seeds and problems), seeds, outcome (at 95 %, by the margin of all bases).
+    """
+    trained = study.runs[study.runs["method"] != BASE].dropna(subset="seed")
+    profiles = trained["run"].str.rpartition("/")[0].replace("", study.name)
+    rows = []
+    for one in compared.dropna(subset="error_rate").to_dict("records"):
+        found = values(study, one["metric"])
+        for base, seeds in trained.groupby(profiles, sort=False)["seed"]:
+            ours, theirs = (found[one[side]].at_seeds(seeds) for side in ("method", "against"))
+            row = _row(ours, theirs, one["metric"])
+            told = inference.judged(one["expects"], row, one["margin"])
+            named = {name: one[name] for name in ("claim", "by", "metric", "method", "against")}
+            numbers = row[["difference", "low", "high", "seeds"]].to_dict()
+            rows.append({**named, "base": base, **numbers, "outcome": told})
+    return _worded(pd.DataFrame(rows)) if rows else pd.DataFrame()
 
 
 def differences(study: Study, metric: str, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
@@ -122,16 +154,16 @@ def differences(study: Study, metric: str, pairs: Iterable[tuple[str, str]]) -> 
 
 
 def judge(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
-    """Each claim with its outcome, from :func:`comparisons`: it agrees where all of them agree, and
-    disagrees where one does; without comparisons it cannot be told."""
+    """Each claim with its outcome, from :func:`comparisons`: that of its worst comparison, which is
+    not corrected for their number (`inference.together`). Without comparisons it cannot be told."""
     rows = []
     for claim in chosen.claims:
         found = list(compared.loc[compared["claim"] == claim.claim, "outcome"])
         outcome = inference.together(found)
         how = f"{found.count(AGREES)} of {len(found)} agree" if found else "none here"
         settles = {CANNOT_TELL: claim.settles, NOT_RUN: "runs of its methods"}.get(outcome, "")
-        rows.append((claim.claim, outcome, claim.statement, claim.source, how, settles))
-    columns = ["claim", "outcome", "statement", "source", "comparisons", "settles"]
+        rows.append((claim.claim, claim.by, outcome, claim.statement, claim.source, how, settles))
+    columns = ["claim", "by", "outcome", "statement", "source", "comparisons", "settles"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -176,10 +208,20 @@ def _row(ours: Values, theirs: Values, metric: str, level: float = 0.95) -> pd.S
 def _measured(ours: Values, theirs: Values, one: Comparison, margin: float) -> dict[str, Any]:
     found = _row(ours, theirs, one.metric)
     row: dict[str, Any] = dict(found.drop(["method", "against"]))
-    row["outcome"] = inference.judged(one.expects, found, margin)
+    row |= _judged(ours, theirs, {**one._asdict(), "margin": margin})
     if found["seeds"] > inference.FEWEST_SEEDS:
         row["kept"] = inference.without_one(ours, theirs, one.metric, one.expects, margin)
     return row
+
+
+def _judged(
+    ours: Values, theirs: Values, row: dict[str, Any], level: float = 0.95
+) -> dict[str, Any]:
+    """The outcome of a row of comparisons at a level, and the interval that it follows from."""
+    found = _row(ours, theirs, row["metric"], level)
+    low, high = inference.judged_interval(found)
+    told = inference.judged(row["expects"], found, row["margin"])
+    return {"outcome": told, "judged_low": low, "judged_high": high}
 
 
 def _rate(ours: Values, theirs: Values, one: Comparison, margin: float) -> float:
