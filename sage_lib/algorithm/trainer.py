@@ -60,9 +60,10 @@ class _Pass:
 
 
 class SageTrainer(ShapedAtScoring, Checkpoints):
-    """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning.
+    """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning, and
+    docs/own_code.md says more of these:
 
-    Args (docs/own_code.md says more):
+    Args:
         guide: maps GuideInputs to q of shape (batch, time), a constant to the gradient (Section 4).
         anchor: the KL term with a guide and without, a name of ``anchors.ANCHORS`` or an Anchor;
             "k3" is the paper's (eq. 38). None: the one of ``args.use_bias_correction_kl``.
