@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import fcntl
+import functools
+import hashlib
 import json
 import os
 import shutil
@@ -87,6 +89,36 @@ def notebook_text(notebook: dict[str, Any]) -> str:
     import nbformat  # late: it takes seconds
 
     return f"{nbformat.writes(nbformat.from_dict(in_form(notebook)))}\n"
+
+
+def weights_hash(folder: Path) -> str:
+    """Hash (12 hex digits) of a saved model's weights, or of those of an adapter."""
+    return _hash(sorted(folder.glob("*.safetensors")))
+
+
+def model_hash(folder: Path) -> str:
+    """Hash (12 hex digits) of all that a model in ``folder`` is loaded from: weights, settings and
+    tokenizer, and of an adapter the same of its base, if that is a folder."""
+    found = _hash(sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]))
+    adapter = folder / "adapter_config.json"
+    base = Path(read_json(adapter)["base_model_name_or_path"]) if adapter.is_file() else folder
+    return f"{found}+{model_hash(base)}" if base != folder and base.is_dir() else found
+
+
+def _hash(files: Iterable[Path]) -> str:
+    stats = [(path, path.stat()) for path in files]
+    return _hash_once(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
+
+
+@functools.lru_cache
+def _hash_once(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """Large files are read again only after their size or time has changed."""
+    found = hashlib.sha256()
+    for path, *_ in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                found.update(block)
+    return found.hexdigest()[:12]
 
 
 def append_line(path: Path, row: dict) -> None:

@@ -79,7 +79,7 @@ def make(model_folder: str, out: str, method: str, batch: str) -> tuple[SageTrai
     torch.manual_seed(0)
     chosen = dict(METHODS[method])
     os.environ.update(chosen.pop("environment", {}))
-    guide, anchor = chosen.pop("guide", None), chosen.pop("anchor", None)
+    guide, anchor = chosen.pop("guide", None), chosen.pop("anchor", "k3")
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     if chosen.pop("lora", True):
         adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")

@@ -1,18 +1,21 @@
 """What guides would do, from samples: against the exact log rho of random trees, and bad input."""
 
 import argparse
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
 from sage_lib.errors import SageError
 from sage_lib.evaluation import gain
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import load_profile
+from sage_lib.files import read_json, write_json
 from sage_lib.pipeline import guide_gain
 from sage_lib.theory import optimum
 from sage_lib.theory.tree import random_tree
@@ -142,6 +145,46 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
         guide_gain.of_model(argparse.Namespace(**{**given, "model": "./nothere"}))
     with pytest.raises(SageError, match="no folder 'nothere' with a model"):
         guide_gain.of_model(argparse.Namespace(**{**given, "model": "nothere"}))
+
+
+def test_samples_of_other_weights_are_not_kept(tiny_model, tmp_path):
+    """What a reader found: after a model's folder had changed, its old samples were taken."""
+    model, base, adapter = (tmp_path / name for name in ("model", "base", "adapter"))
+    for folder in (model, base):
+        shutil.copytree(tiny_model, folder)
+    adapter.mkdir()
+    write_json(adapter / "adapter_config.json", {"base_model_name_or_path": str(base)})
+    save_file({"lora_A": torch.zeros(2)}, adapter / "adapter_model.safetensors")
+    data = tmp_path / "asked.csv"
+    data.write_text("question,answer\n1+1?,2\n")
+    given = {"data": str(data), "question": "question", "gold": "answer", "problems": None}
+
+    def fingerprints(folder):
+        options = argparse.Namespace(**given, model=str(folder), tokens=64, out=tmp_path / "out")
+        profile = load_profile(guide_gain.of_model(options))
+        return [run.fingerprint for run in runs.every_run(profile)]
+
+    def change(file):
+        tensors = load_file(file)
+        name = min(tensors)
+        save_file(tensors | {name: tensors[name] + 1}, file, {"format": "pt"})
+
+    for folder, changed in (
+        (model, model / "model.safetensors"),
+        (adapter, adapter / "adapter_model.safetensors"),
+        (adapter, base / "model.safetensors"),
+    ):
+        before = fingerprints(folder)
+        (folder / "README.md").write_text("other words")
+        changed.touch()
+        assert fingerprints(folder) == before, "made from the same"
+        change(changed)
+        after = fingerprints(folder)
+        assert len(after) == 2 and not set(before) & set(after)
+    settings = read_json(model / "config.json")
+    before = fingerprints(model)
+    write_json(model / "config.json", {**settings, "rms_norm_eps": 0.5})
+    assert not set(before) & set(fingerprints(model))
 
 
 def test_options_that_cannot_work_are_refused_before_anything_is_drawn():

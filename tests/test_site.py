@@ -6,10 +6,12 @@ from functools import cache
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
+import build_site
 import pytest
 
 from sage_lib import paths
 from sage_lib.experiment import results
+from sage_lib.files import write_text
 from sage_lib.report import verdict
 
 pytestmark = pytest.mark.site
@@ -94,3 +96,23 @@ def test_the_pages_of_results_show_what_they_are_for():
     assert "log pi of the sampled tokens" in api  # a comment behind a field
     assert {"_static/runs_data.js", "_static/runs.js"} <= set(page(SITE / "runs.html").loaded)
     assert all(f'"{name}"' in (SITE / "searchindex.js").read_text() for name in ("claims", "runs"))
+
+
+def test_a_site_that_cannot_be_built_leaves_the_former_one(tmp_path, monkeypatch):
+    """Sphinx itself, on one page: twice with a link that leads nowhere."""
+    (tmp_path / "conf.py").write_text("extensions = ['myst_parser']\n")
+    monkeypatch.setattr(build_site, "DOCS", tmp_path)
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+
+    def build(page):
+        monkeypatch.setattr(build_site, "assemble", lambda to: write_text(to / "index.md", page))
+        build_site.main()
+
+    shown = paths.build("site") / "index.html"
+    build("# The first\n")
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="could not build the site"):
+            build("# The second\n\n[nowhere](gone.md)\n")
+        assert "The first" in shown.read_text()
+    build("# The third\n")
+    assert "The third" in shown.read_text() and not paths.build("site-new").exists()

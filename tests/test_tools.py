@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -156,6 +157,15 @@ def test_the_sites_sources_are_whole(tmp_path):
         assert len((tmp_path / f"{page}.md").read_text()) > 500
     assert len(list((tmp_path / "notebooks").iterdir())) == len(PATHS)
     assert "0.465 ± 0.063" in (tmp_path / "reported.md").read_text()
+
+
+def test_the_first_page_is_the_readmes_first_screen():
+    page = build_site.home(f"# Title\n\nWords.\n\n{build_site.FIRST_SCREEN}\n\nMore.\n")
+    first, *links = re.findall(r"^- \[.*\]\((\S+)\)$", page, re.MULTILINE)
+    assert "Words." in page and "More." not in page
+    assert first.startswith("notebooks/13_verdict") and len(links) == 3
+    with pytest.raises(SageError, match="README.md has no line <!-- first screen: end -->"):
+        build_site.home("# Title\n\nWords.\n")
 
 
 def test_a_lock_has_what_a_package_needs():

@@ -42,16 +42,40 @@ def test_no_guide_and_the_identity_guide_are_stock_trl_bit_for_bit(make, guide, 
     assert torch.equal(weights(stock), weights(ours))
 
 
-def test_on_trls_defaults_its_own_anchor_is_stock_and_a_guide_alone_changes_them(make, caplog):
+@pytest.mark.parametrize("anchor", ["default", "k3", "k3_corrected", "sequence", None])
+@pytest.mark.parametrize("corrected", ["default", False])
+def test_a_baseline_trains_the_kl_of_its_guided_run(make, anchor, corrected):
+    """With q = 1, whatever TRL's own setting: else a comparison is one of two estimators."""
+    settings = {"beta": 0.5, "max_steps": 4, "use_bias_correction_kl": corrected, "change": larger}
+    if anchor != "default":
+        settings["anchor"] = anchor
+    baseline = trained(make(None, **settings))
+    guided = trained(make(IdentityGuide(), **settings))
+    assert losses(baseline) == losses(guided)
+    assert torch.equal(weights(baseline), weights(guided))
+
+
+def test_on_trls_defaults_its_own_anchor_is_stock_and_the_papers_is_not(make, caplog):
     stock = trained(make(**DEFAULTS))
     assert stock.args.use_bias_correction_kl, "TRL's default is the corrected KL"
-    for guide, anchor in ((None, None), (None, "k3_corrected"), (IdentityGuide(), "k3_corrected")):
-        ours = trained(make(guide, anchor=anchor, **DEFAULTS))
-        assert losses(stock) == losses(ours)
-        assert torch.equal(weights(stock), weights(ours))
-    ours = trained(make(IdentityGuide(), **DEFAULTS))
-    assert "use_bias_correction_kl is set to False" in caplog.text
-    assert not torch.equal(weights(stock), weights(ours)), "q = 1 alone is not stock on defaults"
+    for guide in (None, IdentityGuide()):
+        for anchor in (None, "k3_corrected"):
+            ours = trained(make(guide, anchor=anchor, **DEFAULTS))
+            assert losses(stock) == losses(ours)
+            assert torch.equal(weights(stock), weights(ours))
+    assert not caplog.text
+    for guide in (None, IdentityGuide()):
+        ours = trained(make(guide, **DEFAULTS))
+        assert "use_bias_correction_kl is set to False" in caplog.text
+        assert not torch.equal(weights(stock), weights(ours)), "the paper's KL is not TRL's default"
+        caplog.clear()
+
+
+def test_arguments_of_the_caller_serve_a_second_trainer(make):
+    """The first one trains k3; ``anchor=None`` is the KL that they ask for all the same."""
+    args = make(**DEFAULTS).args
+    assert not make(None, args=args).args.use_bias_correction_kl
+    assert make(None, args=args, anchor=None).args.use_bias_correction_kl
 
 
 def test_a_guide_changes_training(make):

@@ -8,8 +8,10 @@ from datasets import IterableDataset
 from trainer_cases import larger, losses, make, trained, weights
 from transformers import TrainerCallback
 
-from sage_lib.algorithm.guides import BranchGuide
+from sage_lib.algorithm.anchors import ANCHORS
+from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
 from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile, profile_names
 from sage_lib.files import append_line, read_lines
 from sage_lib.training.callbacks import Collapse, StepLog
 
@@ -35,11 +37,31 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ({"reference_reset": 2, "lora": False}, "set sync_ref_model"),
         ({"reference_reset": 2, "beta": 0.0}, "beta > 0"),
         ({"guide": BranchGuide}, "hand over an instance"),
+        *(
+            ({"importance_sampling_level": "sequence", **given}, "which is not the corrected KL")
+            for given in (
+                {"anchor": "k3_corrected"},
+                {"anchor": None, "use_bias_correction_kl": True},
+                {"anchor": None, "use_bias_correction_kl": True, "guide": BranchGuide()},
+            )
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_reason(make, settings, reason):
     with pytest.raises(SageError, match=reason):
         make(**{"guide": None} | settings)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"anchor": "k3", "use_bias_correction_kl": True},
+        {"anchor": None},
+        {"anchor": "k3_corrected", "beta": 0.0},
+    ],
+)
+def test_ratios_of_sequences_take_the_plain_kl(make, given):
+    trained(make(None, importance_sampling_level="sequence", max_steps=1, **given))
 
 
 @pytest.mark.parametrize("anchor", ["k3", "forward_kl"])
@@ -195,3 +217,28 @@ def test_steps_of_equal_rewards_are_counted_on_through_a_resume(tmp_path):
         for state.global_step in range(31, 60):
             callback.on_log(None, state, None, logs=equal)
     assert [row["step"] for row in read_lines(log)] == list(range(1, 51))
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profiles_methods_train_a_named_kl_with_a_guide_and_without(name, monkeypatch, tmp_path):
+    """What the trainer of each run is handed, with what loads and checks left out. Without a name
+    the KL would be what TRL's setting says, and a guide's effect that of another estimator."""
+    from sage_lib.training import rl
+
+    profile, model = load_profile(name), SimpleNamespace()
+    for stub in ("add_lora", "within_limit", "require_golds", "reward", "rows"):
+        monkeypatch.setattr(rl, stub, lambda *_: SimpleNamespace())
+    monkeypatch.setattr(rl, "Dataset", SimpleNamespace(from_list=lambda _: None))
+    monkeypatch.setattr(rl, "load_model", lambda *_: (model, None))
+    monkeypatch.setattr(rl, "arguments", lambda kind, given, *_, **__: given)
+    monkeypatch.setattr(rl.runs, "guide_of", lambda *_: IdentityGuide())
+    for method, chosen in profile.methods.items():
+        if chosen.rft is not None:
+            continue
+        run = SimpleNamespace(method=method, seed=None)
+        given, *_ = rl.trainer_of(profile, run, tmp_path, lambda **given: given)
+        assert (given["guide"] is None) == (chosen.guide is None)
+        assert given["anchor"] == (chosen.anchor if given["args"]["beta"] else None)
+        assert given["args"]["use_bias_correction_kl"] is False
+        assert given["args"]["importance_sampling_level"] == "token"
+        assert chosen.anchor in ANCHORS

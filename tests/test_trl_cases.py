@@ -2,8 +2,8 @@
 
 Each case is the name of one of TRL's tests, the arguments that it uses, and what it checks, on a
 random model with a word-level tokenizer. Every case is run three times: by GRPOTrainer, by
-SageTrainer without any argument of its own, which must end with the same weights bit for bit, and
-by SageTrainer with a guide.
+SageTrainer with the KL that the arguments ask for, which must end with the same weights bit for
+bit, and by SageTrainer with a guide.
 """
 
 from dataclasses import dataclass, field
@@ -184,8 +184,8 @@ def build(models_of, tmp_path_factory):
                 model = get_peft_model(model, adapter)
         if case.evaluated:
             more["eval_dataset"] = rows().select(range(3))
-        if method == "guided":
-            more["guide"] = GUIDE
+        if method != "stock":
+            more |= {"guide": GUIDE} if method == "guided" else {"anchor": None}
         return (GRPOTrainer if method == "stock" else SageTrainer)(
             model=model,
             processing_class=tokenizer,

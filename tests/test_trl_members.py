@@ -65,9 +65,10 @@ CONFIGS = (
 )
 THEIR_METHODS = {name for node in THEIRS for name in methods_of(node)}
 THEIR_ATTRIBUTES = set().union(*(attributes(node, "self", of=ast.Store) for node in THEIRS))
-#: TRL asks ``ref_model`` for the reference before any adapter: it is the one that is set.
+#: Theirs that are set: TRL asks ``ref_model`` for the reference before any adapter, and ``args`` is
+#: a copy, so that the caller's stay as they are.
 OUR_OWN = set().union(*(attributes(c, "self", of=ast.Store) | set(methods_of(c)) for c in OURS))
-OUR_OWN -= {"ref_model", *THEIR_METHODS}
+OUR_OWN -= {"ref_model", "args", *THEIR_METHODS}
 
 
 def test_what_is_borrowed_is_still_there_and_none_of_ours_hides_theirs():

@@ -38,7 +38,7 @@ def make(tiny_model, tmp_path, monkeypatch):
     from sage_lib.algorithm.backend import GRPOConfig
     from sage_lib.training.models import add_lora, load_model
 
-    def trainer(guide, unsloth, anchor=None, lora=True, change=None, more=None, **settings):
+    def trainer(guide, unsloth, anchor="k3", lora=True, change=None, more=None, **settings):
         """On Unsloth's functions or on TRL's; ``change``: what happens to the model before."""
         with monkeypatch.context() as patched:
             if unsloth:

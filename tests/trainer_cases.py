@@ -53,11 +53,18 @@ def make(tiny_model, tmp_path_factory):
     ]
 
     def trainer(
-        guide="stock", lora=True, reward=spread, base=tiny_model, data=Dataset, change=None, **given
+        guide="stock",
+        lora=True,
+        reward=spread,
+        base=tiny_model,
+        data=Dataset,
+        change=None,
+        args=None,
+        **given,
     ):
         """``lora``: what differs in the adapter's settings, or whether there is one; ``new``: TRL
         makes it. ``change``: what happens to the model before the trainer sees it. ``given``:
-        arguments of SageTrainer, and settings of GRPOConfig."""
+        arguments of SageTrainer, and settings of GRPOConfig; ``args``: one in their place."""
         own = {name: given.pop(name) for name in OWN if name in given}
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_pretrained(base)
@@ -76,7 +83,8 @@ def make(tiny_model, tmp_path_factory):
             "processing_class": tiny_qwen.load_tokenizer(tiny_model),
             "reward_funcs": reward,
             "train_dataset": Dataset.from_list(rows),
-            "args": GRPOConfig(**{k: v for k, v in (config | given).items() if v != "default"}),
+            "args": args
+            or GRPOConfig(**{k: v for k, v in (config | given).items() if v != "default"}),
         }
         if data is IterableDataset:
             arguments["train_dataset"] = arguments["train_dataset"].to_iterable_dataset()

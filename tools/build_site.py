@@ -1,5 +1,6 @@
-"""Build the site into build/site: the README, docs, notebooks as they are stored, the API, figures,
-claims, runs and reported tables. Needs the extra "site", and no network.
+"""Build the site into build/site: the README's first screen, docs, notebooks as they are stored, the
+API, figures, claims, runs and reported tables. Needs the extra "site", and no network. A site that
+cannot be built leaves the former one where it was.
 
     make site
 """
@@ -21,6 +22,7 @@ import pandas as pd
 import site_results
 
 from sage_lib import paths
+from sage_lib.errors import SageError
 from sage_lib.files import write_json, write_text
 from sage_lib.report import reported
 
@@ -33,6 +35,16 @@ FIRST = [
     *("running", "notebooks", "profiles", "countdown_task", "one_gpu", "gpu_settings", "scaling"),
     *("own_code", "measure", "data", "data_training", "data_tables"),
 ]
+#: What ends the README's first screen, and what follows it on the site's first page.
+FIRST_SCREEN = "<!-- first screen: end -->"
+READ_ON = """\
+## Read on
+
+- [What came out, claim by claim](notebooks/{verdict}.ipynb)
+- [Every run: its reward, entropy and KL, and its pass@k](runs.md)
+- [Train a small model in minutes](notebooks/{sft}.ipynb)
+- [Use the trainer in your own code](own_code.md)
+"""
 #: A badge: its picture comes from another host, and becomes its words.
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?:[^)\s]+\)\]")
 _PICTURE = re.compile(r"(!\[[^\]]*\]\()(?!https?:)([^)#\s]+)(\))")
@@ -73,7 +85,11 @@ def on_site(text: str, folder: str = "") -> str:
 
 
 def home(readme: str) -> str:
-    """The README as the site's first page, with the table of contents."""
+    """The README's first screen, four links, and the table of contents: the site's first page."""
+    screen, marker, _ = readme.partition(FIRST_SCREEN)
+    if not marker:
+        raise SageError(f"README.md has no line {FIRST_SCREEN}: put one where its first screen ends")
+    read_on = READ_ON.format(**{name: site_results.notebook(name) for name in ("verdict", "sft")})
     written = sorted(path.stem for path in DOCS.glob("*.md") if path.stem != "api")
     contents = {
         "Using it": [*FIRST, *(name for name in written if name not in FIRST)],
@@ -85,7 +101,7 @@ def home(readme: str) -> str:
         TOCTREE.format(depth=1, caption=caption, pages="\n".join(pages))
         for caption, pages in contents.items()
     ]
-    return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", on_site(readme)) + "".join(trees)
+    return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", on_site(screen)) + read_on + "".join(trees)
 
 
 def notebook_page(notebook: dict[str, Any]) -> dict[str, Any]:
@@ -170,13 +186,13 @@ def assemble(source: Path) -> None:
         write_text(source / f"{name}.md", text)
 
 
-def main() -> None:
+def build(site: Path) -> None:
+    """Build the whole site into an empty or new folder; SystemExit where it cannot be built."""
     mathjax = importlib.util.find_spec(MATHJAX)
     if importlib.util.find_spec("sphinx") is None or mathjax is None or mathjax.origin is None:
         sys.exit('the site needs the extra "site": make site installs it')
-    source, site = paths.build("site-source"), paths.build("site")
+    source = paths.build("site-source")
     assemble(source)
-    shutil.rmtree(site, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going"]
     command += ["-c", str(DOCS), "-d", str(paths.build("site-doctrees")), str(source), str(site)]
     if subprocess.run(command).returncode:
@@ -187,6 +203,14 @@ def main() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if have.is_dir() else shutil.copy)(have, target)
     write_text(site / "_static" / "runs_data.js", site_results.run_script())
+
+
+def main() -> None:
+    site, made = paths.build("site"), paths.build("site-new")
+    shutil.rmtree(made, ignore_errors=True)
+    build(made)
+    shutil.rmtree(site, ignore_errors=True)
+    made.rename(site)
     print(f"open {site}/index.html")
 
 

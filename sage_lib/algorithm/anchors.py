@@ -94,14 +94,14 @@ class Anchor:
 
 
 class K3(Anchor):
-    """Eq. 38 per token, as the paper's code."""
+    """Eq. 38 per token, as the paper's code; TRL's KL with ``use_bias_correction_kl=False``."""
 
     name = "k3"
     works_at_scoring = True
 
 
 class K3Corrected(K3):
-    """Eq. 38 per token, multiplied by the importance ratio: TRL's own default.
+    """Eq. 38 per token, multiplied by the token's importance ratio: TRL's own default.
 
     A guide of the state alone cancels in expectation if tokens are drawn from the policy
     untruncated and weigh a constant (loss_type "dr_grpo"), not with weights by lengths.

@@ -37,6 +37,13 @@ def _refusals(t: Any) -> Iterator[str]:
         yield "trim_padding needs rotary positions that do not follow the longest row of a batch"
     if t.guide is not None and t.beta == 0:
         yield "a guide needs beta > 0: without a KL term there is no anchor to shape"
+    corrected = t.args.use_bias_correction_kl if t.anchor is None else t.anchor.bias_corrected
+    if t.beta != 0 and corrected and t.importance_sampling_level == "sequence":
+        yield (
+            "with importance_sampling_level sequence TRL multiplies the KL of every token by the "
+            "ratio of the whole completion, which is not the corrected KL: pass anchor='k3', or "
+            "set importance_sampling_level to token"
+        )
     if t.args.sync_ref_model and sharded and t.args.save_strategy != "no":
         yield "no checkpoint keeps a sharded reference that sync_ref_model moves: save none"
     copied = any(is_of_reference(name) for name, _ in t.model.named_parameters())

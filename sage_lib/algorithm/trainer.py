@@ -10,6 +10,7 @@ What this needs of TRL's and transformers' private members is checked in tests/t
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from sage_lib.algorithm.advantages import (
     TokenShaper,
     build_advantage,
 )
-from sage_lib.algorithm.anchors import Anchor, Shaped, Tokens, build_anchor
+from sage_lib.algorithm.anchors import K3, Anchor, K3Corrected, Shaped, Tokens, build_anchor
 from sage_lib.algorithm.checkpoints import Checkpoints, ReferenceReset
 from sage_lib.algorithm.forward_kl import HiddenStates, require_same
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
@@ -59,12 +60,13 @@ class _Pass:
 
 
 class SageTrainer(ShapedAtScoring, Checkpoints):
-    """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning.
+    """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning, and
+    docs/own_code.md says more of these:
 
-    Args (docs/own_code.md says more):
+    Args:
         guide: maps GuideInputs to q of shape (batch, time), a constant to the gradient (Section 4).
-        anchor: the KL term, a name of ``anchors.ANCHORS`` or an Anchor; None: what ``args`` say,
-            or with a guide "k3" (eq. 38).
+        anchor: the KL term with a guide and without, a name of ``anchors.ANCHORS`` or an Anchor;
+            "k3" is the paper's (eq. 38). None: the one of ``args.use_bias_correction_kl``.
         advantage: a choice of ``advantages.ADVANTAGES`` or an AdvantageShaper; None: TRL's own.
         dynamic_sampling: how many fresh batches of prompts may replace groups of equal rewards.
         reference: the policy of the anchor, where it is not the one that training starts from.
@@ -73,9 +75,9 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             optimiser starts anew (ProRL); 0 is never.
         merge_adapter, trim_padding, share_prompts: the same up to rounding, in fewer operations.
 
-    With none of these it is stock GRPOTrainer bit for bit. So is q = 1 with the anchor that
-    ``args`` ask for by ``use_bias_correction_kl``. A guide without an anchor sets that to False,
-    and says so.
+    Without a guide, and with q = 1, ``anchor=None`` is stock GRPOTrainer bit for bit. So is "k3"
+    where ``args`` set ``use_bias_correction_kl`` to False. TRL's default is True: then a warning
+    says that k3 is trained in its place. The caller's ``args`` stay as they are.
 
     It logs besides: ``kl_ref``, the mean k3 to pi_ref itself, while ``kl`` is the divergence that
     the loss has; ``entropy/positive`` and ``negative`` (nats, tokens of completions above and below
@@ -91,7 +93,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         self,
         *args: Any,
         guide: Guide | None = None,
-        anchor: str | Anchor | None = None,
+        anchor: str | Anchor | None = "k3",
         dynamic_sampling: int = 0,
         other_reference: bool = False,
         reference: PreTrainedModel | None = None,
@@ -107,8 +109,11 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         chosen = None if anchor is None else build_anchor(anchor)
         self.advantage = None if advantage is None else build_advantage(advantage)
         super().__init__(*args, **kwargs)
+        self.args: Any = copy.copy(self.args)  # another trainer may be given the caller's
         self.guide = guide
-        self.anchor = anchors.K3() if chosen is None and guide is not None else chosen
+        if chosen is None and guide is not None:
+            chosen = (K3Corrected if self.args.use_bias_correction_kl else K3)()
+        self.anchor = chosen
         self.other_reference = other_reference or reference is not None
         self.merge_adapter, self.trim_padding = merge_adapter, trim_padding
         self.share_prompts = share_prompts
@@ -119,14 +124,14 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         checks.require_usable(self)
         if reference is not None:
             self._anchor_to(reference)
-        corrected = self.args.use_bias_correction_kl
-        if self.anchor is not None and corrected != self.anchor.bias_corrected:
-            self.args.use_bias_correction_kl = self.anchor.bias_corrected
-            if chosen is None:
+        if self.anchor is not None:
+            dropped = self.args.use_bias_correction_kl and not self.anchor.bias_corrected
+            if dropped and self.anchor.kl_is_trls and self.beta != 0:
                 logging.getLogger(__name__).warning(
-                    "use_bias_correction_kl is set to False: the anchor is k3, as in the paper's "
-                    "code; pass anchor='k3_corrected' for the other one"
+                    "use_bias_correction_kl is set to False: the anchor is k3, the paper's KL, "
+                    "with a guide and without; anchor=None keeps the KL that args ask for"
                 )
+            self.args.use_bias_correction_kl = self.anchor.bias_corrected
         self._passing: _Pass | None = None
         #: log q and the anchor's credit of each batch, which stay while it is optimised.
         self._fixed: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}

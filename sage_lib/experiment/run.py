@@ -23,7 +23,7 @@ from sage_lib.experiment import problems, records
 from sage_lib.experiment.checked import canonical, digest
 from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Rft
-from sage_lib.files import write_bytes, write_text
+from sage_lib.files import model_hash, write_bytes, write_text
 
 #: Settings of an evaluation that decide what is drawn. The batch size does not.
 _SAMPLING = ["samples", "sampled", "temperature", "top_p", "top_k", "min_p", "max_new_tokens"]
@@ -250,6 +250,8 @@ def _of_sft(profile: Profile) -> dict[str, Any]:
     if model.name != "tiny_qwen":
         model = dataclasses.replace(model, architecture=None)  # only estimates memory
     found = {"model": model, "sft": _learning(profile.sft)}
+    if any(Path(model.name).glob("*.safetensors")):  # a folder, whose weights may be others now
+        found["start"] = model_hash(Path(model.name))
     if not profile.sft:
         return found
     return {**found, **_trained_on(profile, profile.sft_data), "lora": profile.sft_lora}

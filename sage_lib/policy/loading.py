@@ -15,6 +15,7 @@ from transformers.masking_utils import eager_mask
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Model, Profile
 from sage_lib.files import read_json, write_json
+from sage_lib.files import weights_hash as weights_hash  # of a folder, as weights_mark of a model
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
 
@@ -143,14 +144,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
         prompts.messages(question), add_generation_prompt=True, return_dict=True
     )
     return list(encoded["input_ids"])
-
-
-def weights_hash(folder: Path) -> str:
-    """Hash (12 hex digits) of a saved model's weights, or of those of an adapter."""
-    found = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:12]
 
 
 def weights_mark(model: torch.nn.Module, kept: int = 1024) -> str:
