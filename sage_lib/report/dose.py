@@ -34,8 +34,8 @@ def dose(study: Study, methods: Iterable[str] | None = None) -> pd.DataFrame:
     """
     guides = {key: one.guide for key, one in study.settings.methods.items() if one.guide}
     chosen = [key for key in guides if methods is None or key in set(methods)]
-    steps = study.steps.reindex(columns=[*study.steps.columns.union(["guide/mean"], sort=False)])
-    steps = steps.dropna(subset="guide/mean")
+    columns = ["run", "method", "step", "guide/acting", "guide/mean"]
+    steps = study.steps.reindex(columns=columns).dropna(subset="guide/mean")
     share = steps["step"] / steps.groupby("run")["step"].transform("max")
     ends = {"first": steps["step"] == 1, "last": share > LAST}
     rows = []
