@@ -81,7 +81,7 @@ def test_the_trainer_of_the_readme_trains(tiny_model, tmp_path, monkeypatch):
 
 def test_the_script_of_the_page_trains(tmp_path):
     """As it stands, in a folder and a process of its own."""
-    (tmp_path / "mine.py").write_text(python_block("tiny_qwen"))
+    (tmp_path / "mine.py").write_text(python_block("__main__"))
     words = [sys.executable, "mine.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -40,3 +40,13 @@ def test_more_operators_are_new_words_behind_the_old_ones():
 def test_each_marker_and_the_system_prompt_are_one_token(tokenizer):
     for text in (*prompts.MARKERS, prompts.SYSTEM_PROMPT):
         assert len(tokenizer(text)["input_ids"]) == 1
+
+
+def test_the_example_is_a_model_and_problems_that_its_tokenizer_reads(tmp_path):
+    rows, tokenizer = tiny_qwen.example(tmp_path / "tiny")
+    for prompt, answer in zip(rows["prompt"][:20], rows["answer"][:20], strict=True):
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+        assert tokenizer.unk_token_id not in ids
+        assert prompt[-1]["content"].startswith(f"reach {answer} from")
+        assert prompt[-1]["content"] in tokenizer.decode(ids)
+    assert (tmp_path / "tiny" / "model.safetensors").is_file() and len(rows) > 100

@@ -164,7 +164,7 @@ def test_the_first_page_is_the_readmes_first_screen():
     first, *links = re.findall(r"^- \[.*\]\((\S+)\)$", page, re.MULTILINE)
     assert "Words." in page and "More." not in page
     assert first.startswith("notebooks/13_verdict") and len(links) == 3
-    with pytest.raises(SageError, match="README.md has no line <!-- first screen: end -->"):
+    with pytest.raises(SageError, match="has no line <!-- first screen: end -->"):
         build_site.home("# Title\n\nWords.\n")
 
 

@@ -37,31 +37,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ({"reference_reset": 2, "lora": False}, "set sync_ref_model"),
         ({"reference_reset": 2, "beta": 0.0}, "beta > 0"),
         ({"guide": BranchGuide}, "hand over an instance"),
-        *(
-            ({"importance_sampling_level": "sequence", **given}, "which is not the corrected KL")
-            for given in (
-                {"anchor": "k3_corrected"},
-                {"anchor": None, "use_bias_correction_kl": True},
-                {"anchor": None, "use_bias_correction_kl": True, "guide": BranchGuide()},
-            )
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_reason(make, settings, reason):
     with pytest.raises(SageError, match=reason):
         make(**{"guide": None} | settings)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"anchor": "k3", "use_bias_correction_kl": True},
-        {"anchor": None},
-        {"anchor": "k3_corrected", "beta": 0.0},
-    ],
-)
-def test_ratios_of_sequences_take_the_plain_kl(make, given):
-    trained(make(None, importance_sampling_level="sequence", max_steps=1, **given))
 
 
 @pytest.mark.parametrize("anchor", ["k3", "forward_kl"])

@@ -1,6 +1,6 @@
-"""Build the site into build/site: the README's first screen, docs, notebooks as they are stored, the
-API, figures, claims, runs and reported tables. Needs the extra "site", and no network. A site that
-cannot be built leaves the former one where it was.
+"""Build the site into build/site: the README's first screen, docs, notebooks as they are stored,
+the API, figures, claims, runs and reported tables. Needs the extra "site", and no network. A site
+that cannot be built leaves the former one where it was.
 
     make site
 """
@@ -88,7 +88,9 @@ def home(readme: str) -> str:
     """The README's first screen, four links, and the table of contents: the site's first page."""
     screen, marker, _ = readme.partition(FIRST_SCREEN)
     if not marker:
-        raise SageError(f"README.md has no line {FIRST_SCREEN}: put one where its first screen ends")
+        raise SageError(
+            f"README.md has no line {FIRST_SCREEN}: put one where its first screen ends"
+        )
     read_on = READ_ON.format(**{name: site_results.notebook(name) for name in ("verdict", "sft")})
     written = sorted(path.stem for path in DOCS.glob("*.md") if path.stem != "api")
     contents = {

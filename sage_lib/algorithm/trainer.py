@@ -60,7 +60,7 @@ class _Pass:
 
 
 class SageTrainer(ShapedAtScoring, Checkpoints):
-    """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning, and
+    """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning;
     docs/own_code.md says more of these:
 
     Args:

@@ -3,14 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Model
-from sage_lib.tasks.prompts import CHAT_TEMPLATE, MARKERS, SYSTEM_PROMPT
+from sage_lib.experiment.problems import rl_problems
+from sage_lib.experiment.profile import Model, load_profile
+from sage_lib.tasks.prompts import CHAT_TEMPLATE, MARKERS, SYSTEM_PROMPT, messages
 from sage_lib.tasks.puzzles import OPERATORS, WAYS
 
 NAME = "tiny_qwen"
@@ -69,3 +71,17 @@ def create(folder: Path, model: Model, more: Sequence[str] = ()) -> None:
     torch.manual_seed(model.seed)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     words.save_pretrained(folder)
+
+
+def example(folder: str | Path) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Something to try a trainer on: write a model with random weights (0.4 million) to ``folder``.
+
+    Returns problems of countdown as a ``datasets.Dataset`` with the columns prompt (a conversation)
+    and answer, and the model's tokenizer. Model and problems are those of the profile smoke.
+    """
+    from datasets import Dataset  # late: a model needs none
+
+    profile = load_profile("smoke")
+    create(Path(folder), profile.model)
+    rows = [{"prompt": messages(p.question), "answer": p.gold} for p in rl_problems(profile)]
+    return Dataset.from_list(rows), load_tokenizer(folder)
