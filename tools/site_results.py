@@ -16,7 +16,7 @@ from sage_lib.report import style, verdict
 #: The figures that matter, best first, each with the notebook that draws it. Ten are shown: the
 #: last ones stand in for those that are not drawn yet.
 FIGURES = {
-    "study/front": (
+    "study/tradeoff": (
         "verdict",
         "GRPO over beta, and the methods beside it. Further right, more first answers are right. "
         "Further up, more problems are solved in 256 tries.",
