@@ -72,7 +72,7 @@ class Page:
         path = paths.measured(self.name, self.published) / f"{name}.csv"
         if not _says(path, text):
             write_text(path, text)
-        self.table(frame if shown is None else shown, precision, **formats)
+        self.table(frame if shown is None else shown, precision, ROWS, **formats)
 
     def _labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
         if self.study is None:
