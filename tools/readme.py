@@ -24,10 +24,10 @@ SUMS = paths.ROOT / "data" / "SHA256SUMS"
 EVIDENCE = "study"
 #: The claims of its table, in plain words.
 SHOWN = {
-    "both rise": "Branch raises both, over GRPO",
-    "both rise, strong guide": "a stronger Branch raises both, over GRPO",
-    "P1, a schedule of beta": "the stronger Branch equals GRPO at a larger beta, 0.25",
-    "overfits without KL, answer rewarded": "without KL, rewarded for the answer alone, both fall",
+    "both rise": "The paper's: Branch raises both",
+    "both rise, strong guide": "Ours: a stronger Branch raises both",
+    "P1, a schedule of beta": "Ours: that equals beta 0.25",
+    "overfits without KL, answer rewarded": "The paper's: gamed without KL",
 }
 
 
@@ -62,8 +62,8 @@ def asked_for() -> pd.DataFrame:
 
 
 def result(claims: verdict.Claims, compared: pd.DataFrame) -> str:
-    """The table of the README: the claims of SHOWN, whose they are, the differences with the
-    intervals by which they are judged, and the outcomes."""
+    """The table of the README: the claims of SHOWN, the differences with the intervals by which
+    they are judged, and the outcomes."""
     judged = verdict.judge(claims, compared).set_index("claim")
     rows = []
     for claim, words in SHOWN.items():
@@ -72,9 +72,8 @@ def result(claims: verdict.Claims, compared: pd.DataFrame) -> str:
             f"{row.difference:+.3f} [{row.judged_low:+.3f}, {row.judged_high:+.3f}]"
             for row in of.loc[["pass@1", "pass@256"]].itertuples()
         ]
-        whose = {"paper": "the paper's", "ours": "ours"}[judged.loc[claim, "by"]]
-        rows.append((words, whose, *cells, judged.loc[claim, "outcome"]))
-    return markdown(pd.DataFrame(rows, columns=["claim", "whose", "pass@1", "pass@256", "outcome"]))
+        rows.append((words, *cells, judged.loc[claim, "outcome"]))
+    return markdown(pd.DataFrame(rows, columns=["claim", "pass@1", "pass@256", "outcome"]))
 
 
 def filled(text: str, name: str, part: str) -> str:
