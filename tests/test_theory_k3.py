@@ -103,25 +103,24 @@ def test_with_group_normalisation_success_falls_as_well(seed):
 
 
 def test_divided_by_unequal_lengths_the_same_guide_can_raise_success():
-    """The theorem's limit: 1/|o| pays a right answer by its length, and the short way is worse."""
-    long, short = ("long", "on"), ("short",)
-    tree = Tree(tuple((*way, end) for way in (long, short) for end in ("right", "wrong")))
-    chances = {((), "long"): 0.9, ((), "short"): 0.1, (long, "right"): 0.9, (long, "wrong"): 0.1}
-    chances |= {(short, "right"): 0.2, (short, "wrong"): 0.8}
+    """The theorem's limit: q > 1 then favours short completions; here the short one is right."""
+    end = ("long", "on")
+    tree = Tree((("short",), (*end, "right"), (*end, "wrong")))
+    chances = {((), "short"): 0.5, ((), "long"): 0.5, (end, "right"): 0.1, (end, "wrong"): 0.9}
     log_reference = tree.by_edge(chances, otherwise=1.0).log()
-    reward = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    log_q = tree.by_edge({((), "long"): LOG_1_4, ((), "short"): LOG_1_4})
+    reward = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    log_q = tree.by_edge({((), "short"): LOG_1_4, ((), "long"): LOG_1_4})
 
     def change(loss):
         plain, guided = (
-            estimators.fixed_point(tree, "k3", reward, log_reference, 0.2, guide, loss)
+            estimators.fixed_point(tree, "k3", reward, log_reference, 0.8, guide, loss)
             for guide in (None, log_q)
         )
         return success(tree, guided, reward) - success(tree, plain, reward)
 
-    assert change(Loss("dr_grpo", 8, scaled=False, longest=8)) < -1e-4
-    assert change(Loss()) == pytest.approx(-0.0011, abs=5e-5)
-    assert change(Loss("grpo")) == pytest.approx(0.0104, abs=5e-5)
+    assert change(Loss()) == pytest.approx(-0.0247, abs=5e-5)
+    assert change(Loss("dr_grpo", 8, scaled=False, longest=8)) < -0.01
+    assert change(Loss("sum", 8)) < -0.01 < 0.006 < change(Loss("grpo", 8))
 
 
 @settings(max_examples=25, deadline=None)
