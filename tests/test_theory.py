@@ -314,24 +314,16 @@ def test_the_table_of_gradients_says_which_divergence_each_estimator_descends():
     assert effect.loc["k3_corrected", "state"] < 1e-9 < effect.loc["k3", "state"]
 
 
-def test_distances_to_eq_4():
-    frame = objectives.distances([0.5], [1, 2], [1.0], [0], kind="state")
-    far = frame.set_index(["depth", "estimator"])["distance"]
-    assert far[1, "k3_corrected"] < 1e-8 < far[2, "k3_corrected"]
-    assert max(far[1, "sequence"], far[2, "sequence"]) < 1e-8
-
-
-def test_an_instance_without_a_fixed_point_is_left_out(monkeypatch):
-    fixed_point = estimators.fixed_point
-
-    def without_k3(tree, estimator, *given):
-        if estimator == "k3":
-            raise SageError("no fixed point")
-        return fixed_point(tree, estimator, *given)
-
-    monkeypatch.setattr(estimators, "fixed_point", without_k3)
-    frame = objectives.distances([0.5], [1], [1.0], [0])
-    assert frame["estimator"].tolist() == [n for n in estimators.OFFERED if n != "k3"]
+@pytest.mark.parametrize("depth", [1, 2])
+def test_bias_corrected_k3_rests_at_eq_4_if_there_is_one_token(depth):
+    tree, log_reference, reward = objectives.full_tree_instance(0, depth, 3, 1.0)
+    log_q = objectives.log_guide(tree, "token", log_reference)
+    reference = tree.completion_probabilities(log_reference)
+    eq_4 = solutions.tilted(reference, reward, 0.5, solutions.product_guide(tree, log_q))
+    for anchor, there in (("k3_corrected", depth == 1), ("sequence", True), ("k3", False)):
+        rest = estimators.fixed_point(tree, anchor, reward, log_reference, 0.5, log_q)
+        off = objectives.total_variation(tree.completion_probabilities(rest), eq_4)
+        assert (off < 1e-8) == there, anchor
 
 
 def test_the_branch_guide_moves_the_rare_completion_as_eq_4_says_or_the_other_way():

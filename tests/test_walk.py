@@ -8,13 +8,16 @@ from importlib.util import find_spec
 import nbformat
 import pandas as pd
 import pytest
+import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from sage_lib import paths
+from sage_lib.algorithm.guides import BranchGuide
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import stages
 from sage_lib.policy.loading import weights_hash
+from sage_lib.training import one_batch
 
 #: A few steps, as parameters of the notebooks and as changes of the profile walk.
 SFT = {"steps": 6, "batch": 8}
@@ -93,6 +96,18 @@ def test_stop_leaves_a_usable_kernel(walked):
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def test_the_gradient_of_one_batch_is_that_of_the_formula():
+    """d loss / d log pi by hand: -A + beta (1 - e^d) over |o|, a mean over completions."""
+    guide = BranchGuide(threshold=3.58, ratio=5.0)
+    batch = one_batch.loss_batch(guide, 0.5)
+    q = (1 + 5.0 * (batch.entropies - 3.58).clamp(min=0)).clamp(0.6, 1.4)
+    ratio = q * (batch.reference - batch.logps).exp()
+    of_token = (-batch.advantages[:, None] + 0.5 * (1 - ratio)) * batch.mask
+    by_hand = of_token / batch.mask.sum(1, keepdim=True) / len(of_token)
+    assert (q > 1).any() and batch.advantages.any()
+    assert torch.allclose(batch.gradient, by_hand, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The comparisons of notebook 03: each estimator's gradient and fixed point on small trees."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
 
 import numpy as np
@@ -177,36 +177,6 @@ def full_tree_instance(
     log_reference = tree.log_policy(torch.as_tensor(sharpness * rng.normal(size=len(tree.edges))))
     correct = rng.permutation(len(tree.completions)) % 2 == 0
     return tree, log_reference, torch.as_tensor(correct.astype(float))
-
-
-def distances(
-    betas: Sequence[float],
-    depths: Iterable[int],
-    sharpnesses: Sequence[float],
-    seeds: Sequence[int],
-    kind: str = "none",
-) -> pd.DataFrame:
-    """Total variation between where an anchor leads and eq. 4: a row per instance and anchor.
-
-    Columns: beta, depth, sharpness, seed, estimator, distance. ``kind``: of the guide. An instance
-    without a fixed point is left out.
-    """
-    rows = []
-    for depth, sharpness, seed in product(depths, sharpnesses, seeds):
-        tree, log_reference, reward = full_tree_instance(seed, depth, 3, sharpness)
-        log_q = log_guide(tree, kind, log_reference)
-        reference = tree.completion_probabilities(log_reference)
-        for beta, anchor in product(betas, estimators.OFFERED):
-            guide = solutions.product_guide(tree, log_q)
-            target = solutions.tilted(reference, reward, beta, guide)
-            try:
-                rest = estimators.fixed_point(tree, anchor, reward, log_reference, beta, log_q)
-            except SageError:
-                continue
-            distance = total_variation(tree.completion_probabilities(rest), target)
-            rows.append((beta, depth, sharpness, seed, anchor, distance))
-    columns = ["beta", "depth", "sharpness", "seed", "estimator", "distance"]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def fixed_points(

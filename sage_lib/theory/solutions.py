@@ -57,6 +57,40 @@ def forward_kl(reference: Tensor, reward: Tensor, beta: float) -> tuple[Tensor, 
     return torch.as_tensor(beta * ref / (gap + below)), float(top + gap)
 
 
+def k3_fixed_point(
+    tree: Tree, reward: Tensor, log_reference: Tensor, beta: float, log_q: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The policy at which per-token k3 as a loss (eq. 38), summed over tokens, comes to rest.
+
+    On-policy, the loss of a sampled token moves only that token's state. So each state rests at
+    eq. 27 with the values Q_a of the next states as rewards: with S = sum_a q_a pi_ref(a),
+
+        pi(a) = beta q_a pi_ref(a) / (lambda - Q_a),    value V = sum_a pi(a) Q_a = lambda - beta S.
+
+    Args:
+        tree: its completions.
+        reward: of each completion, shape (L,).
+        log_reference: log pi_ref of each edge, shape (E,).
+        beta: the KL coefficient.
+        log_q: log q_t of each edge, shape (E,), a constant to the gradient; None: no guide.
+
+    Returns:
+        log pi of each edge, shape (E,), and V, the expected reward from each state on, shape (S,).
+    """
+    tree.check_edges(log_reference, "log_reference")
+    anchor = log_reference.exp() if log_q is None else (log_reference + log_q).exp()
+    values = dict(zip(tree.completions, reward.tolist(), strict=True))
+    log_pi = torch.empty_like(anchor)
+    for number in sorted(range(len(tree.states)), key=lambda n: -len(tree.states[n])):
+        edges = (tree.state_of == number).nonzero().flatten()
+        following = [values[(*state, token)] for state, token in (tree.edges[e] for e in edges)]
+        mass = float(anchor[edges].sum())
+        next_values = torch.tensor(following, dtype=torch.float64)
+        policy, multiplier = forward_kl(anchor[edges] / mass, next_values, beta * mass)
+        log_pi[edges], values[tree.states[number]] = policy.log(), multiplier - beta * mass
+    return log_pi, torch.tensor([values[state] for state in tree.states], dtype=torch.float64)
+
+
 def pseudo_kl(policy: Tensor, anchor: Tensor) -> Tensor:
     """Eq. 5: sum_y pi(y) log(pi(y)/p(y)) for a positive p, normalised or not; can be negative.
 

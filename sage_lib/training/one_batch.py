@@ -1,4 +1,4 @@
-"""One batch of a SageTrainer on a tiny random model: what its loss is made of, and what it came to.
+"""One batch of a SageTrainer on a tiny random model: the terms of its loss, its value and gradient.
 
 For notebook 06; nothing is trained. A process of its own that sees no GPU makes it plain TRL's loss
 on every machine.
@@ -43,6 +43,7 @@ class LossBatch:
     entropies: torch.Tensor  # of pi before each token, nats (eq. 12)
     mask: torch.Tensor  # 1 on completion tokens, else 0
     advantages: torch.Tensor  # shape (batch,)
+    gradient: torch.Tensor  # of SageTrainer's loss in its log pi of the sampled tokens
     loss: float  # SageTrainer's
 
 
@@ -72,8 +73,24 @@ def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, np.ndarray]
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
         batch = trainer._prepare_inputs(rows)
-        loss = trainer._compute_loss(trainer.model, batch).item()
-        return _of_batch(trainer, batch), loss
+        live_logps = _record_logps(trainer)
+        loss = trainer._compute_loss(trainer.model, batch)
+        [gradient] = torch.autograd.grad(loss, live_logps)
+        return _of_batch(trainer, batch) | {"gradient": np.array(gradient)}, loss.item()
+
+
+def _record_logps(trainer: Any) -> list[torch.Tensor]:
+    """A list to which the trainer adds the log pi, shape (batch, time), that its loss reads."""
+    live, score = [], trainer._get_per_token_logps_and_entropies
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        scored = score(*args, **kwargs)
+        if scored[0].requires_grad:
+            live.append(scored[0])
+        return scored
+
+    trainer._get_per_token_logps_and_entropies = recording
+    return live
 
 
 def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> Any:
