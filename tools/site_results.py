@@ -1,6 +1,7 @@
 """The site's pages of results: the gallery, the map of claims, and the browser of runs."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -58,8 +59,8 @@ FIGURES = {
     ),
     "theory/fixed_points": (
         "what_the_trainer_optimises",
-        "Where each loss comes to rest, with each kind of guide. "
-        "The losses do not share one optimum.",
+        "Where each loss comes to rest, over the ratio of the branch guide: the rare completion "
+        "and success.",
     ),
     "study/exploration": (
         "exploration_metrics",
@@ -93,15 +94,17 @@ CLAIMS = {
 CLAIMS_PAGE = """\
 # Claims map
 
-Each row is a claim of a paper, or a prediction of ours. Those on SAGE were written down before the
-first run, and those of the exploration report before the first run of its methods.
+Claims on SAGE were written down before the first run, with the exceptions that
+[notebook 13](notebooks/13_verdict.ipynb) lists. Those of the exploration report were written down
+before the first run of its methods.
 
-A number is a difference between two methods, with its 95 % interval over seeds and problems. A
-claim agrees if all its comparisons agree. It disagrees if one of them does.
-[Notebook 13](notebooks/13_verdict.ipynb) explains the rule. Notebooks 14 and 15 judge the claims on
-entropies and tokens, which are not in the table.
+A number is a difference between two methods, with the interval by which it is judged. A claim has
+the worst outcome of its comparisons. Notebook 13 explains the rule. Notebooks 14 and 15 judge the
+claims on entropies and tokens, which are not in the tables.
 
 """
+#: Whose the claims of a table are: the heading above it.
+WHOSE = {"paper": "What the papers claim", "ours": "What we claimed"}
 
 #: What of a run is drawn, by the part of its data: the column, and its name above the plot.
 PANELS = [
@@ -178,41 +181,47 @@ def _figure(name: str, caption: str, link: str = "") -> str:
 
 
 def claims_map() -> str:
-    """Every claim with what was measured for it, from the published comparisons."""
-    names = ("paper", "statement", "tested here", "difference", "outcome", "notebook")
-    head = "\n".join(
-        f"<th>{name}</th>" for name in names
-    )  # words of neighbours stay apart in the search
-    rows = "\n".join(row for name in CLAIMS for row in _claim_rows(name))
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
-    return f'{CLAIMS_PAGE}<div class="wide claims">{table}</div>\n'
+    """Every claim with what was measured for it, from the published comparisons: the papers' and
+    ours, each with the number of every outcome."""
+    names = ("source", "statement", "tested here", "difference", "outcome", "notebook")
+    head = "\n".join(f"<th>{name}</th>" for name in names)  # the search takes lines apart
+    rows = [row for file in CLAIMS for row in _claim_rows(file)]
+    parts = [CLAIMS_PAGE]
+    for by, heading in WHOSE.items():
+        counts = Counter(outcome for whose, outcome, _ in rows if whose == by)
+        tally = ", ".join(f"{outcome} {number}" for outcome, number in counts.most_common())
+        body = "\n".join(row for whose, _, row in rows if whose == by)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+        parts += [f"## {heading}\n\n{counts.total()} claims: {tally}.\n\n"]
+        parts += [f'<div class="wide claims">{table}</div>\n\n']
+    return "".join(parts)
 
 
-def _claim_rows(file: str) -> Iterator[str]:
-    """The rows of a file's claims: one for each comparison, the rest over all of a claim's."""
-    study, chosen = results.load("study"), verdict.load(file)
+def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
+    """Whose each claim of a file is, its outcome, and its rows: one for each comparison."""
+    study, claims = results.load("study"), verdict.load(file)
     stored = paths.PUBLISHED / "study" / "comparisons.csv"
-    compared = pd.read_csv(stored) if file == "claims" else verdict.comparisons(chosen, study)
-    outcomes = verdict.judge(chosen, compared).set_index("claim")["outcome"]
+    compared = pd.read_csv(stored) if file == "claims" else verdict.comparisons(claims, study)
+    outcomes = verdict.judge(claims, compared).set_index("claim")["outcome"]
     numbers = verdict.shown(compared, study)["difference"]
     paper, notebooks = CLAIMS[file]
-    for claim in chosen.claims:
+    for claim in claims.claims:
         place = claim.source
         if place.startswith(("Table", "Figure", "Appendix")):
             place = f"{paper}, {place}"
         page = notebook(notebooks[claim.question])
         link = f'<a href="notebooks/{page}.html">{page[:2]}</a>'
-        own = compared[compared["claim"] == claim.claim]
         tested = [
             f'<td>{escape(_words(study, row))}</td>\n<td class="number">{numbers[row.Index]}</td>'
-            for row in own.itertuples()
+            for row in compared[compared["claim"] == claim.claim].itertuples()
         ] or ["<td>nothing</td>\n<td></td>"]
         span = f'<td rowspan="{len(tested)}">'
         cells = [text[0].upper() + text[1:] for text in (escape(place), escape(claim.statement))]
-        cells = [f"{span}{text}</td>" for text in (*cells, outcomes[claim.claim], link)]
+        outcome = str(outcomes[claim.claim])
+        cells = [f"{span}{text}</td>" for text in (*cells, outcome, link)]
         cells.insert(2, tested[0])
-        yield "<tr>{}</tr>".format("\n".join(cells))
-        yield from (f"<tr>{pair}</tr>" for pair in tested[1:])
+        first, *rest = ["\n".join(cells), *tested[1:]]
+        yield claim.by, outcome, "".join(f"<tr>{row}</tr>" for row in (first, *rest))
 
 
 def _words(study: results.Study, row: Any) -> str:

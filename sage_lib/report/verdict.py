@@ -287,9 +287,12 @@ def branching(study: Study) -> dict[str, Values]:
 
 
 def shown(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
-    """What readers see: claim, comparison, expected, difference, seeds, outcome."""
+    """What readers see: claim, comparison, expected, difference with the interval by which it is
+    judged, seeds, outcome."""
     table = compared[["claim", "seeds", "outcome"]].copy()
-    numbers = zip(*(compared[name] for name in ("difference", "low", "high")), strict=True)
+    numbers = zip(
+        *(compared[name] for name in ("difference", "judged_low", "judged_high")), strict=True
+    )
     pairs = zip(compared["method"], compared["against"], strict=True)
     of = [" - ".join(study.label(method) for method in pair) for pair in pairs]
     bounds = [
