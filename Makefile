@@ -92,7 +92,7 @@ site: $(VENV)/site # build the site into build/site, without a network
 	$(RUN) tools/build_site.py
 
 test-site: $(VENV)/site # every link and picture of the built site is there
-	$(RUN) -m pytest -m site -rs
+	$(RUN) -m pytest tests/test_site.py -m site -rs
 
 # A file of settings has what JupyterLab saves be what git has.
 lab: $(VENV)/installed # open JupyterLab on the notebooks
