@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from test_profile import stated_values
 
+from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.report import reported
 
@@ -82,7 +83,17 @@ def test_every_table_is_whole():
         0.063,
     ]
     assert (frame["std"].isna() == (frame.index.get_level_values("dataset") == "Avg")).all()
-    assert len(reported.items()) == 45 and reported.items()["state"].ne("").all()
+
+
+def test_every_item_names_the_notebooks_that_show_it_or_says_why_none_does():
+    items = reported.items().set_index(["paper", "item"])
+    notebooks = {path.name[:2] for path in (paths.ROOT / "notebooks").glob("*.ipynb")}
+    shown = items["notebooks"].str.split()
+    assert len(items) == 45 and set(shown.sum()) <= notebooks
+    told = ("measured here", "measured in part", "not testable here")
+    assert (shown.map(len) > 0).eq(items["state"].isin(told)).all()
+    assert set(items["state"]) == {*told, "reported only", "set in the profiles"}
+    assert items.loc[~items["state"].eq("measured here"), "why"].ne("").all()
 
 
 def test_rounding_explains_every_average():

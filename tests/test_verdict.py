@@ -131,8 +131,12 @@ def test_the_margin_is_a_share_of_grpos_own_range(planted):
     study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.80)})
     rows = verdict.comparisons(BOTH, study)
     assert rows["margin"].tolist() == pytest.approx([0.05 * 0.1] * 2, abs=2e-4)
+    floored = BOTH.model_copy(update={"floor": {"pass@1": 0.002, "pass@256": 0.02}})
+    rows = verdict.comparisons(floored, study)
+    assert rows["margin"].tolist() == pytest.approx([0.005, 0.02], abs=2e-4), "the larger one"
+    assert verdict.load().floor == {"pass@256": 0.01}
     study.planted.pop("front_beta0.02"), study.planted.pop("front_beta0.8")
-    rows = verdict.comparisons(BOTH, study)
+    rows = verdict.comparisons(floored, study)
     assert rows["margin"].isna().all(), "one beta has no range"
     assert set(rows["outcome"]) == {CANNOT_TELL}
 

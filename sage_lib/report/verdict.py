@@ -65,9 +65,10 @@ class Claim(BaseModel, extra="forbid"):
 
 class Claims(BaseModel, extra="forbid"):
     """Claims, and the smallest difference that matters: of each metric the share `margin` of the
-    range over which GRPO moves it, over its values of beta above 0."""
+    range over which GRPO moves it, over its values of beta above 0, but at least its `floor`."""
 
     margin: float
+    floor: dict[str, float] = {}
     claims: list[Claim]
 
 
@@ -98,7 +99,8 @@ def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
             row = {"claim": claim.claim, "by": claim.by, **one._asdict(), "outcome": NOT_RUN}
             row |= {"seeds": 0, "beta": front.beta_of(study.settings, one.against)}
             row["reported"] = _reported(study, claim.table, one)
-            row["margin"] = margin = chosen.margin * _range(study, sources[where], one.metric)
+            share = chosen.margin * _range(study, sources[where], one.metric)
+            row["margin"] = margin = max(share, chosen.floor.get(", ".join(filter(None, where)), 0))
             pair = _pair(sources[where], one)
             if pair is not None:
                 row |= _measured(*pair, one, margin)
