@@ -32,8 +32,9 @@ def note(profile, run, what):
     append_line(calls, {"what": what, **place, "time": time.time()})
 
 
-def work(profile, run):
+def work(inputs, run):
     """What every stage does here: steps that go on where they stopped, then what it makes."""
+    profile = run.profile
     record = Record(run.stage, profile.name, run.fingerprint, 0, {})
     done = len(read_lines(run.live_steps))
     note(profile, run, f"start at {done}")
@@ -48,8 +49,7 @@ def work(profile, run):
         os.kill(os.getpid(), signal.SIGKILL)
     if fate == "fail":
         raise SageError("the fake work was told to fail")
-    for name in run.makes:
-        (run.build / name).mkdir(exist_ok=True)
+    (run.build / run.makes).mkdir(exist_ok=True)
     more = {"collapsed": {"step": steps, "reason": "told to"}} if fate == "collapse" else {}
     run.finish(record, weights="w", **more)
     note(profile, run, "end")

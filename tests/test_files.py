@@ -60,7 +60,8 @@ def test_a_record_holds_what_made_the_result_and_no_path(tmp_path):
 
 def a_run(folder, fingerprint, stamp=None):
     """An evaluation whose hashes are given."""
-    run = runs.Run(load_profile("smoke"), "evaluate", "sft", folder / "sft", folder / "measured")
+    folders = folder / "sft", folder / "measured"
+    run = runs.Run(load_profile("smoke"), "evaluation", "sft", *folders, makes="samples.jsonl")
     hashes = {"fingerprint": fingerprint, "stamp": stamp or fingerprint, "recipe": ""}
     run.__dict__.update(hashes, made_from={})
     return run

@@ -54,7 +54,7 @@ compute: {parallel: 2, disk_gb: 0}
 RUNNER = """
 from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import stages
-stages.run(load_profile("killed.yaml"), "sft", "entropies", "rl", "evaluate")
+stages.run(load_profile("killed.yaml"), "sft", "entropies", "rl", "evaluation")
 """
 KILLS = 8
 

@@ -44,11 +44,13 @@ def test_listing_runs_hashes_nothing_and_generates_no_problem(name, tmp_path, mo
         monkeypatch.setattr(task, "problems", refuse)
     profile = load_profile(name)
     [first, *_], evaluated = runs.rl_runs(profile), runs.evaluations(profile)
-    every = [*runs.every_run(profile), *runs.exploration_runs(profile)]
+    every = runs.every_run(profile)
     assert first[2].build == tmp_path / f"build/{name}/rl/grpo-s3407"
     assert first[2].measured == tmp_path / f"measured/{name}/rl/grpo-s3407"
     assert (first[2].place, runs.sft_run(profile).place) == ("rl/grpo-s3407", "sft")
-    assert [run.policy for _, _, run, _ in evaluated] == [policy for *_, policy in evaluated]
+    methods = ("base", *profile.evaluated)
+    policies = [run for run in runs.policy_runs(profile) if run.method in methods]
+    assert [run.policy for run in evaluated] == policies
     assert len({run.build for run in every}) == len(every)
     assert all(run.weights == "" and not run.done() and not run.is_prepared() for run in every)
     paths = [path for run in every for path in (run.record, run.model, run.samples, run.live_steps)]
@@ -167,9 +169,8 @@ def stages_of(spec):
     samples, of_plain = runs.evaluation_run(profile, base), runs.evaluation_run(profile, plain)
     made = {"sft": base, "grpo": plain, "scores": samples, "grpo scores": of_plain}
     made |= {m: runs.rl_run(profile, f"grpo_{m}", 3407) for m in ("branch", "no_kl")}
-    made |= {run.stage: run for run in runs.exploration_runs(profile)[::-1]}
-    for make in (runs.entropy_run, runs.trace_run, runs.optimum_run, runs.effects_run):
-        made[make(profile).stage] = make(profile)
+    for stage in ("entropies", "trace", "optimum", "effects", "dynamics", "replay", "impact"):
+        made[stage] = runs.STAGES[stage].runs(profile)[0]
     stamps = {"samples": samples.stamp, "grpo samples": of_plain.stamp}
     return {name: run.fingerprint for name, run in made.items()} | stamps
 

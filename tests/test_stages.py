@@ -233,7 +233,7 @@ def test_a_failure_stops_its_like_and_a_kill_does_not(fake, tmp_path):
     spec = f"smoke+train=[{', '.join(methods)}]+seeds=[3407, 3408, 3409]+compute.parallel=1"
     profile = load_profile(spec)
     fake(seconds=0.05, **{"grpo-s3407": "fail", "grpo_no_kl-s3407": "crash"})
-    every = stages.tasks(profile, ["sft", "rl", "evaluate"])
+    every = stages.tasks(profile, ["sft", "rl", "evaluation"])
     outcomes = runner.run(every, 1)
     by_name = {task.run.name: outcomes[task.key] for task in every}
     assert by_name["grpo-s3408"].state == "not started"
@@ -267,7 +267,7 @@ def test_tasks_come_after_what_their_runs_start_from():
     guided = [task for task in every if task.stage.name == "rl"]
     assert all((profile.name, "entropies", "base", None) in task.needs for task in guided)
     assert len({task.label for task in every}) == len(every)
-    assert {"sft", "GRPO, seed 3407", "GRPO, seed 3407 (replay)", "Base Model (evaluate)"} < {
+    assert {"sft", "GRPO, seed 3407", "GRPO, seed 3407 (replay)", "Base Model (evaluation)"} < {
         task.label for task in every
     }
 

@@ -19,33 +19,17 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records
 from sage_lib.experiment.profile import BASE, Profile, load_profile
+from sage_lib.experiment.runs import STAGES
 from sage_lib.files import read_json, read_lines, write_bytes
 
-#: The stages that make runs of their own, in the order of their folders.
-STAGES = "sft entropies rl replay trace optimum effects dynamics impact evaluation"
-#: Frame -> the stages whose folders hold its file, and the file's name.
-FRAMES = {
-    "runs": (STAGES, "record.json"),
-    "steps": ("rl sft", "steps.jsonl"),
-    "exact": ("rl", "exact.jsonl"),
-    "rounds": ("rl", "rounds.csv"),
-    "counts": ("evaluation", "counts.csv"),
-    "support": ("evaluation", "support.csv"),
-    "scores": ("evaluation", "scores.csv"),
-    "samples": ("evaluation", "samples.jsonl"),
-    "prompts": ("dynamics", "prompts.csv"),
-    "tokens": ("dynamics", "tokens.csv"),
-    "moves": ("replay", "moves.csv"),
-    "impact": ("impact", "impact.csv"),
-    "optimum": ("optimum", "optimum.csv"),
-}
+_FILES = [(stage.name, file) for stage in STAGES.values() for file in stage.measures.split()]
 #: Document -> the stage and the file that hold it.
-DOCUMENTS = {
-    "entropy": ("entropies", "entropy.json"),
-    "effects": ("effects", "effects.json"),
-    "traces": ("trace", "traces.json"),
-    "signals": ("trace", "signals.json"),
-}
+DOCUMENTS = {Path(file).stem: (stage, file) for stage, file in _FILES if file.endswith(".json")}
+#: Frame -> the stages whose folders hold its file, and the file's name.
+FRAMES: dict[str, tuple[list[str], str]] = {"runs": (list(STAGES), "record.json")}
+for _stage, _file in _FILES:
+    if not _file.endswith(".json"):
+        FRAMES.setdefault(Path(_file).stem, ([], _file))[0].append(_stage)
 #: The first columns of every frame.
 RUN = ["run", "method", "seed"]
 #: What a row of `runs` takes from a run's record as it is.
@@ -101,7 +85,7 @@ class Study:
             path = self.folder / stage / file if self.own else self.folder / file
             value: Any = dict(read_json(path)) if path.is_file() else None
         elif name in FRAMES:
-            stage, value = FRAMES[name][0].split()[0], self.frame(name)
+            stage, value = FRAMES[name][0][-1], self.frame(name)
             value = _every_step(value) if name == "steps" else value
         else:
             raise AttributeError(name)
@@ -143,7 +127,7 @@ class Study:
     def _missing(self, name: str, stage: str) -> SageError:
         kind, remedy = "published", "set own_results = True to read what you trained"
         if self.own:
-            what = "reproduce" if name == "runs" else f"stage {_command(stage)}"
+            what = "reproduce" if name == "runs" else f"stage {stage}"
             made = f"sage-companion {what} --profile {self.settings.spec}"
             kind, remedy = "own", f"{made} makes them"
         return SageError(f"{name} is not among the {kind} results of {self.name}: {remedy}")
@@ -226,7 +210,7 @@ def _gathered(root: Path, name: str, settings: Profile) -> pd.DataFrame:
     """One frame from the folders of finished runs: those that hold a record."""
     stages, file = FRAMES[name]
     found = []
-    for stage in stages.split():
+    for stage in stages:
         folders = [root / stage, *sorted((root / stage).glob("*/"))]
         for folder in (one for one in folders if (one / "record.json").is_file()):
             path = folder / file if (folder / file).is_file() else folder / f"{file}.gz"
@@ -265,11 +249,6 @@ def _read(path: Path, name: str, settings: Profile) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
-def _command(stage: str) -> str:
-    """The stage as commands name it; folders and records call one of them by another word."""
-    return "evaluate" if stage == "evaluation" else stage
-
-
 def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
     """A row of `runs`: what was trained or measured, from what, where and in which time."""
     record = records.load(path)
@@ -298,7 +277,7 @@ def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
         "collapsed": f"step {collapsed['step']}: {collapsed['reason']}" if collapsed else "",
         "versions": json.dumps(record["versions"]),
         "made_from": json.dumps(record.get("made_from", {})),
-        "command": f"sage-companion stage {_command(record['stage'])} --profile {settings.spec}",
+        "command": f"sage-companion stage {record['stage']} --profile {settings.spec}",
     }
 
 

@@ -115,6 +115,15 @@ class Rft:
         return self.rounds * int(self.sft["max_steps"])
 
 
+@dataclass(frozen=True)
+class Training:
+    """One RL run of a profile, resolved by :meth:`Profile.training`."""
+
+    method: Method
+    rl: dict[str, Any]  # the section ``rl`` with the changes of the method, and the run's seed
+    lora: dict[str, Any] | None  # the section ``rl_lora``; None where all weights are trained
+
+
 @dataclass(frozen=True, config=STRICT)
 class Evaluation:
     """Sampling for pass@k, and how its results are read."""
@@ -284,6 +293,12 @@ class Profile:
     def rl_of(self, method: str) -> dict[str, Any]:
         """The section ``rl`` with a method's changes."""
         return {**self.rl, **self.methods[method].rl}
+
+    def training(self, method: str, seed: int | None) -> Training:
+        """One RL run, resolved: its method, and the sections that the method changes."""
+        resolved = self.methods[method]
+        rl = {**self.rl_of(method), "seed": seed}
+        return Training(resolved, rl, self.rl_lora if resolved.lora else None)
 
     def steps_of(self, method: str) -> int:
         """How many updates train a method: RL steps, or those of all its rounds."""

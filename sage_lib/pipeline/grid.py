@@ -26,13 +26,13 @@ def tasks(blocks: Sequence[Block], seeds: Sequence[int]) -> list[stages.RunTask]
     measured of that, after each run its evaluation."""
     found: dict[Any, stages.RunTask] = {}
     for block in blocks:
-        name, kinds = block.settings.name, ["sft", "entropies", "rl", "evaluate"]
+        name, kinds = block.settings.name, ["sft", "entropies", "rl", "evaluation"]
         every = {task.key: task for task in stages.tasks(block.settings, kinds)}
         pairs = [pair for pair in block.order() if not seeds or pair[1] in seeds]
-        keys = [(name, stage, *pair) for pair in pairs for stage in ("rl", "evaluate")]
+        keys = [(name, stage, *pair) for pair in pairs for stage in ("rl", "evaluation")]
         runs = [every[key] for key in keys if key in every]
         needed = {key for task in runs for key in task.needs}
-        needed |= {(name, stage, BASE, None) for stage in ("sft", "evaluate")}
+        needed |= {(name, stage, BASE, None) for stage in ("sft", "evaluation")}
         base = [task for key, task in every.items() if key in needed and task.run.seed is None]
         for task in [*base, *runs]:
             found.setdefault(task.key, task)

@@ -82,7 +82,7 @@ def do(options: argparse.Namespace) -> None:
     if options.samples:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.given_profile(options)
-    every = stages.tasks(profile, ("sft", "evaluate"))
+    every = stages.tasks(profile, ("sft", "evaluation"))
     base = [task for task in every if task.run.method == BASE]  # and no policy of RL
     pool = runner.Workers(profile.compute.threads)
     runner.require(base, runner.run(base, 1, pool), "; what was made is kept")

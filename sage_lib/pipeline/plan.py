@@ -62,7 +62,7 @@ def planned_runs(
     """The runs (or ``every`` of them) by stage and method: columns stage, method, runs, size (of
     one run); with ``assumptions`` also GPU hours of all of them: value, fast, slow."""
     if every is None:
-        every = [*runs.every_run(profile), *runs.exploration_runs(profile)]
+        every = runs.every_run(profile)
     rows = []
     for (stage, method), number in Counter((run.stage, run.method) for run in every).items():
         row: dict[str, Any] = {"stage": stage, "method": profile.label(method), "runs": number}
@@ -75,7 +75,7 @@ def planned_runs(
 
 def _size(profile: Profile, stage: str, method: str) -> str:
     evaluation, sft = profile.evaluation, profile.sft
-    if stage == "evaluate":
+    if stage == "evaluation":
         return f"{evaluation.asked} problems x {evaluation.samples} samples"
     if stage == "sft" and not sft:
         return "the model as it comes"
@@ -196,7 +196,7 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
     evaluation, tokens = profile.evaluation, numbers["tokens"]
     size, _ = parameters(profile.model.architecture or {}, None)
     whole = tokens + numbers["prompt"]
-    if stage == "evaluate":
+    if stage == "evaluation":
         rate = numbers["vllm" if evaluation.engine == "vllm" else "generation"]
         drawn = evaluation.asked * evaluation.samples * tokens / rate / 3600
         scored = 2 * evaluation.asked * evaluation.scored * whole  # by the policy and by the base

@@ -23,7 +23,7 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
             f"profile {profile.name} is a file of your own, which nobody else could load: put it "
             "into sage_lib/experiment/profiles, and its results can be published"
         )
-    every = [*runs.every_run(profile), *runs.exploration_runs(profile)]
+    every = runs.every_run(profile)
     rest = [run for run in every if not run.done()]
     if rest and not finished:
         raise SageError(

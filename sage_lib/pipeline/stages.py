@@ -10,14 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import BASE, Profile, load_profile
-from sage_lib.experiment.runs import Run
+from sage_lib.experiment.runs import STAGES, Run, Stage
 from sage_lib.files import FULL, disk_errors, is_full, is_locked, locked, require_space
 from sage_lib.pipeline import arguments, plan, processes, runner
 
@@ -25,63 +24,10 @@ from sage_lib.pipeline import arguments, plan, processes, runner
 TAKEN = "already there, taken and not trained"
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A kind of work. A run needs those of the stages ``after`` of its method and seed, or of the
-    base."""
-
-    name: str
-    about: str
-    work: str  # what does a run, below sage_lib
-    every: Callable[[Profile], Any]  # its run or runs
-    after: tuple[str, ...] = ()
-
-    def runs(self, profile: Profile) -> list[Run]:
-        """Its runs in a profile; without RL there is the base, and what samples it."""
-        if not profile.rl and self.name not in ("sft", "evaluate"):
-            return []
-        found = self.every(profile)
-        return [found] if isinstance(found, Run) else list(found)
-
-
-def _policies(profile: Profile) -> list[Run]:
-    return runs.policy_runs(profile)[1:]
-
-
-def _effects(profile: Profile) -> list[Run]:
-    return [runs.effects_run(profile)] if profile.exact else []
-
-
-def _optimum(profile: Profile) -> list[Run]:
-    return [runs.optimum_run(profile)] if profile.exact else []
-
-
-def _evaluations(profile: Profile) -> list[Run]:
-    return [run for _, _, run, _ in runs.evaluations(profile)]
-
-
-_GUIDED, _ALL = ("sft", "entropies"), ("sft", "entropies", "rl")
-_EVERY = (
-    Stage("sft", "the base policy", "training.sft.train", runs.sft_run),
-    Stage("entropies", "the base's", "evaluation.entropies.measure", runs.entropy_run, ("sft",)),
-    Stage("rl", "every method and seed", "training.rl.train", _policies, _GUIDED),
-    Stage("replay", "RL, token by token", "training.replay.measure", runs.replay_runs, _ALL),
-    Stage("trace", "guides on samples", "evaluation.guide_traces.measure", runs.trace_run, _ALL),
-    Stage("optimum", "of the base", "evaluation.optima.measure", _optimum, _GUIDED),
-    Stage("effects", "on anchors", "evaluation.expected_gradients.measure", _effects, _GUIDED),
-    Stage("dynamics", "base and policy", "evaluation.dynamics.measure", runs.dynamics_runs, _ALL),
-    Stage("impact", "tokens replaced", "evaluation.token_impact.measure", runs.impact_runs, _ALL),
-    Stage("evaluate", "samples of all", "evaluation.evaluate.evaluate", _evaluations, _ALL),
-)
-#: By name, in the order in which they are made; of those that do not build on each other, the one
-#: with the longest run comes first.
-STAGES = {stage.name: stage for stage in _EVERY}
-
-
-def work_of(stage: str) -> Callable[[Profile, Run], Any]:
-    """What does a run of a stage. No other module is imported: that of sft imports Unsloth, which
-    on a GPU replaces TRL's classes."""
-    module, _, name = STAGES[stage].work.rpartition(".")
+def work_of(stage: str) -> Callable[[Any, Run], Any]:
+    """Return the function that does a run of a stage. No other module is imported: that of sft
+    imports Unsloth, which on a GPU replaces TRL's classes."""
+    module, _, name = STAGES[stage].function.rpartition(".")
     return getattr(importlib.import_module(f"sage_lib.{module}"), name)
 
 
@@ -97,7 +43,7 @@ class RunTask(runner.Task):
             self.steps = profile.steps_of(run.method)
         elif run.stage == "sft":
             self.steps = profile.sft.get("max_steps", 0)
-        elif run.stage == "evaluate":
+        elif run.stage == "evaluation":
             self.steps = profile.evaluation.asked * profile.evaluation.samples
 
     def renew(self) -> None:
@@ -127,7 +73,9 @@ def tasks(profile: Profile, names: Collection[str]) -> list[RunTask]:
     for stage in [stage for stage in STAGES.values() if stage.name in names]:
         for run in stage.runs(profile):
             own = {(run.method, run.seed), (BASE, None)}
-            needs: set[Any] = {(profile.name, name, *of) for name in stage.after for of in own}
+            needs: set[Any] = {
+                (profile.name, name, *of) for name in stage.needs.split() for of in own
+            }
             task = RunTask(profile, stage, run, frozenset(needs & found.keys()))
             found[task.key] = task
     return list(found.values())
@@ -141,7 +89,7 @@ def run(profile: Profile, *names: str) -> None:
 
 
 def label_of(profile: Profile, run: Run) -> str:
-    """A run in lines of progress: "GRPO, seed 3407 (evaluate)"."""
+    """A run in lines of progress: "GRPO, seed 3407 (evaluation)"."""
     if run.name == run.stage:
         return run.name if "+" not in profile.name else f"{run.name} of {profile.name}"
     method = profile.label(run.method)
@@ -217,7 +165,7 @@ def _work(profile: Profile, run: Run) -> None:
     torch.set_num_threads(profile.compute.threads)
     try:
         with disk_errors():
-            work_of(run.stage)(profile, run)
+            work_of(run.stage)(STAGES[run.stage].gets(run), run)
     except SageError:
         raise
     except Exception as error:  # libraries say in many ways that they could not write or read
@@ -232,9 +180,17 @@ def _work(profile: Profile, run: Run) -> None:
         raise
 
 
+def _renamed(stage: str) -> str:
+    """The name of a stage; ``evaluate`` is taken for one more release."""
+    if stage != "evaluate":
+        return stage
+    print("the stage evaluate is now called evaluation", file=sys.stderr)
+    return "evaluation"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "; ".join(f"{stage.name}: {stage.about}" for stage in STAGES.values())
-    parser.add_argument("stage", choices=STAGES, help=about)
+    parser.add_argument("stage", choices=STAGES, type=_renamed, help=about)
     arguments.add_profile(parser)
     parser.add_argument("--run", help="do this run alone, in this process, such as grpo-s3407")
     arguments.add_yes(parser)
