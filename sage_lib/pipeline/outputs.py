@@ -21,7 +21,7 @@ import nbformat
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.files import notebook_text, write_text
-from sage_lib.pipeline import notebooks, runner
+from sage_lib.pipeline import jobs, notebooks
 
 WIDGET, PICTURE = "application/vnd.jupyter.widget-view+json", "image/png"
 #: A notebook with its outputs is at most this large, and a picture of it, bytes.
@@ -157,19 +157,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do(options: argparse.Namespace) -> None:
-    """Every chosen notebook, a line each; SageError where one failed or says something else."""
-    chosen, folder = notebooks.select(options.only), paths.build("outputs")
-    tasks = notebooks.tasks(chosen, folder, {})
-    outcomes = runner.run(tasks, parallel=2)
+    """Execute the notebooks and print a line for each; raise SageError where one failed or says
+    something else."""
+    selected, folder = notebooks.select(options.only), paths.build("outputs")
+    planned = notebooks.jobs_of(selected, folder, {})
+    outcomes = jobs.run(planned, parallel=2)
     failed = False
-    for one in [one for one in chosen if outcomes[one.name].ok]:
-        stored, ran = (nbformat.read(p, 4) for p in (one.path, folder / one.path.name))
+    for book in [book for book in selected if outcomes[book.name].ok]:
+        stored, ran = (nbformat.read(p, 4) for p in (book.path, folder / book.path.name))
         new = with_outputs(stored, ran)
         wrong = faults(new) + (differences(stored, new) if options.check else [])
         if not options.check and not wrong:
-            write_text(one.path, notebook_text(new))
-        print(f"{one.name}: {'; '.join(wrong) or ('as stored' if options.check else 'stored')}")
+            write_text(book.path, notebook_text(new))
+        print(f"{book.name}: {'; '.join(wrong) or ('as stored' if options.check else 'stored')}")
         failed |= bool(wrong)
-    runner.require(tasks, outcomes)
+    jobs.require(planned, outcomes)
     if failed:
         raise SageError("the notebooks say something else than what is stored, as shown above")

@@ -1,6 +1,6 @@
 """The stages of a profile: what is trained and measured, in which order, and one run of each.
 
-A whole stage is done by :mod:`sage_lib.pipeline.runner`, one run in this process. A run that is
+A whole stage is done by :mod:`sage_lib.pipeline.jobs`, one run in this process. A run that is
 finished from the same settings is kept, and one that was ended goes on from its checkpoint.
 """
 
@@ -18,7 +18,7 @@ from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.runs import STAGES, Run, Stage
 from sage_lib.files import FULL, disk_errors, is_full, is_locked, locked, require_space
-from sage_lib.pipeline import arguments, plan, processes, runner
+from sage_lib.pipeline import arguments, jobs, plan
 
 #: What is said of a model that another profile made from the same settings.
 TAKEN = "already there, taken and not trained"
@@ -31,13 +31,14 @@ def work_of(stage: str) -> Callable[[Any, Run], Any]:
     return getattr(importlib.import_module(f"sage_lib.{module}"), name)
 
 
-class RunTask(runner.Task):
-    """A run as the runner has it."""
+class RunJob(jobs.Job):
+    """A run as a job."""
 
     def __init__(self, profile: Profile, stage: Stage, run: Run, needs: Any = frozenset()) -> None:
         key = (profile.name, stage.name, run.method, run.seed)
-        words = ["run", stage.name, run.name, profile.spec]
-        super().__init__(key, label_of(profile, run), words, run.log, needs, key[:3])
+        arguments = (stage.name, run.name, profile.spec)
+        label = label_of(profile, run)
+        super().__init__(key, label, make_unless_taken, arguments, run.log, needs, key[:3])
         self.profile, self.stage, self.run, self.live = profile, stage, run, run.live_steps
         if run.stage in ("rl", "replay"):
             self.steps = profile.steps_of(run.method)
@@ -49,43 +50,34 @@ class RunTask(runner.Task):
     def renew(self) -> None:
         self.run = _named(self.profile, self.stage, self.run.name)
 
-    def is_taken(self) -> bool:
-        return is_locked(self.run.lock)
-
     def is_done(self) -> bool:
         return self.run.done()
 
-    def lacks(self) -> str:
-        policy = self.run.policy
-        if policy is None or policy.done():
-            return ""
-        made = runs.command(self.profile, policy)
-        return f"it starts from {policy.name}, which is not there: {made} makes it"
+    def is_taken(self) -> bool:
+        return is_locked(self.run.lock)
 
     def remark(self) -> str:
-        taken = TAKEN in runner.last_words(self.log)
+        taken = TAKEN in jobs.last_words(self.log)
         return records.collapse(self.run.record) or TAKEN * taken
 
 
-def tasks(profile: Profile, names: Collection[str]) -> list[RunTask]:
-    """The runs of some stages in the order in which they are made."""
-    found: dict[Any, RunTask] = {}
+def jobs_of(profile: Profile, names: Collection[str]) -> list[RunJob]:
+    """Return the runs of some stages in the order in which they are made."""
+    by_key: dict[Any, RunJob] = {}
     for stage in [stage for stage in STAGES.values() if stage.name in names]:
         for run in stage.runs(profile):
-            own = {(run.method, run.seed), (BASE, None)}
-            needs: set[Any] = {
-                (profile.name, name, *of) for name in stage.needs.split() for of in own
-            }
-            task = RunTask(profile, stage, run, frozenset(needs & found.keys()))
-            found[task.key] = task
-    return list(found.values())
+            pairs = {(run.method, run.seed), (BASE, None)}
+            needs = {(profile.name, name, *pair) for name in stage.needs.split() for pair in pairs}
+            job = RunJob(profile, stage, run, frozenset(needs & by_key.keys()))
+            by_key[job.key] = job
+    return list(by_key.values())
 
 
 def run(profile: Profile, *names: str) -> None:
-    """Do what is not done of some stages, ``compute.parallel`` runs at a time; SageError names what
-    failed once all others are done."""
-    every, compute = tasks(profile, names), profile.compute
-    runner.require(every, runner.run(every, compute.parallel, runner.Workers(compute.threads)))
+    """Do what is not done of some stages, ``compute.parallel`` runs at a time; raise SageError that
+    names what failed once all others are done."""
+    planned, compute = jobs_of(profile, names), profile.compute
+    jobs.require(planned, jobs.run(planned, compute.parallel, compute.threads))
 
 
 def label_of(profile: Profile, run: Run) -> str:
@@ -110,23 +102,23 @@ def check_machine(profile: Profile) -> None:
     require_space(paths.build(profile.name), plan.disk_gb(profile), f"profile {profile.name}")
 
 
-def in_worker(stage: str, name: str, spec: str) -> int:
-    """Do a run in a worker; its status, BUSY where another process makes it or just made it."""
+def make_unless_taken(stage: str, name: str, spec: str) -> int:
+    """Do a run in a worker; return BUSY where another process makes it or just made it."""
     profile = load_profile(spec)
-    one = _named(profile, STAGES[stage], name)
-    with locked(one.lock) as mine:
-        if not mine or one.done():
-            return processes.BUSY
-        make(profile, one)
+    run = _named(profile, STAGES[stage], name)
+    with locked(run.lock) as mine:
+        if not mine or run.done():
+            return jobs.BUSY
+        make(profile, run)
     return 0
 
 
 def _named(profile: Profile, stage: Stage, name: str) -> Run:
-    every = stage.runs(profile)
-    for one in every:
-        if name in (one.name, one.place):
-            return one
-    known = ", ".join(one.name for one in every) or "(it has none)"
+    stage_runs = stage.runs(profile)
+    for run in stage_runs:
+        if name in (run.name, run.place):
+            return run
+    known = ", ".join(run.name for run in stage_runs) or "(it has none)"
     where = f"the stage {stage.name} of profile {profile.name}"
     raise SageError(f"{where} has no run {name!r}: choose one of {known}")
 
@@ -137,6 +129,8 @@ def make(profile: Profile, run: Run) -> None:
     if run.done():
         print(f"{label_of(profile, run)}: already made from the same settings, kept")
         return
+    if run.policy is not None:
+        runs.finished(profile, run.policy)
     run.prepare()
     made = runs.made_below(profile, run) if run.stage in ("sft", "rl") else None
     if made:
@@ -201,26 +195,26 @@ def do(options: argparse.Namespace) -> None:
     profile, stage = arguments.given_profile(options), STAGES[options.stage]
     plan.check_settings(profile)
     check_machine(profile)
-    one = None if options.run is None else _named(profile, stage, options.run)
+    alone = None if options.run is None else _named(profile, stage, options.run)
     rank = int(os.environ.get("RANK", 0))
     if rank == 0:
-        plan.before(profile, stage.runs(profile) if one is None else [one], options.yes)
-    if one is None:
+        plan.before(profile, stage.runs(profile) if alone is None else [alone], options.yes)
+    if alone is None:
         run(profile, stage.name)
         return
     if rank > 0:  # the first of several processes locks and prepares
-        while not one.done():
-            if one.is_prepared():
-                return _work(profile, one)
+        while not alone.done():
+            if alone.is_prepared():
+                return _work(profile, alone)
             time.sleep(0.1)
         return
-    with locked(one.lock) as mine:
+    with locked(alone.lock) as mine:
         if mine:
-            return make(profile, one)
+            return make(profile, alone)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise SageError(f"another process makes {one.name}: wait for its end, or end it")
-    print(f"{label_of(profile, one)}: another process makes it, waiting", flush=True)
-    with locked(one.lock, wait=True):
+        raise SageError(f"another process makes {alone.name}: wait for its end, or end it")
+    print(f"{label_of(profile, alone)}: another process makes it, waiting", flush=True)
+    with locked(alone.lock, wait=True):
         make(profile, _named(profile, stage, options.run))
 
 
