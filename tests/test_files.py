@@ -62,7 +62,7 @@ def a_run(folder, fingerprint, stamp=None):
     """An evaluation whose hashes are given."""
     folders = folder / "sft", folder / "measured"
     run = runs.Run(load_profile("smoke"), "evaluation", "sft", *folders, makes="samples.jsonl")
-    hashes = {"fingerprint": fingerprint, "stamp": stamp or fingerprint, "recipe": ""}
+    hashes = {"fingerprint": fingerprint, "stamp": stamp or fingerprint}
     run.__dict__.update(hashes, made_from={})
     return run
 

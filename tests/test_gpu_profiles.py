@@ -47,15 +47,15 @@ def test_the_profiles_are_the_papers_tables():
 
 
 def test_what_a_profile_takes_from_paper_is_what_it_would_make_itself():
-    """By their settings alone, since no base is here: the same recipes, under other names too."""
-    paper = {run.recipe for run in runs.policy_runs(load_profile("paper"))}
+    """By their settings alone, since no base is here; under other names too."""
+    paper = {run.fingerprint for run in runs.policy_runs(load_profile("paper"))}
     for name in ("paper_ood", "paper_patterns", "paper_perplexity"):
-        assert {run.recipe for run in runs.policy_runs(load_profile(name))} <= paper, name
+        assert {run.fingerprint for run in runs.policy_runs(load_profile(name))} <= paper, name
     grid = runs.policy_runs(load_profile("paper_grid"))
-    shared = [run.method for run in grid if run.recipe in paper]
+    shared = [run.method for run in grid if run.fingerprint in paper]
     assert shared == ["base", *["setting_threshold1.2_ratio0.3"] * 3]
     losses = runs.policy_runs(load_profile("paper_losses"))
-    assert [run.method for run in losses if run.recipe in paper] == ["base"]
+    assert [run.method for run in losses if run.fingerprint in paper] == ["base"]
 
 
 def test_the_two_problems_of_appendix_j_are_taken_by_their_ids(monkeypatch):

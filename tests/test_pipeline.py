@@ -101,7 +101,7 @@ def test_a_variant_takes_the_base_that_its_change_does_not_touch(tiny, base):
     longer = load_profile(f"{tiny.spec}+rl.temperature=0.9+sft.max_steps=3")
     unmade = load_profile(f"{longer.spec}+rl.beta=0.5")
     for other in (longer, tiny, unmade):
-        assert runs.made_below(other, runs.sft_run(other)) is None
+        assert runs.sft_run(other).made_below() is None
 
 
 def test_a_killed_run_ends_at_the_very_same_weights(tiny, base, tmp_path):

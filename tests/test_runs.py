@@ -241,9 +241,14 @@ def test_a_profile_takes_the_base_of_the_one_that_it_extends(tmp_path):
     base.model.mkdir()
     (tmp_path / "mine.yaml").write_text("name: mine\nextends: smoke\nevaluation: {top_p: 0.7}\n")
     mine = load_profile(tmp_path / "mine.yaml")
-    assert runs.made_below(mine, runs.sft_run(mine)) is None, "not done"
+    assert runs.sft_run(mine).made_below() is None, "not done"
     base.finish(records.Record("sft", "smoke", base.fingerprint, 1, {}), weights="w")
-    whose, found = runs.made_below(mine, runs.sft_run(mine))
-    assert whose.name == "smoke" and found == base
+    made = runs.sft_run(mine).made_below()
+    assert (made.build, made.measured) == (base.build, base.measured)
+    [policy, *_], [theirs, *_] = (
+        runs.policy_runs(mine)[1:],
+        runs.policy_runs(load_profile("smoke"))[1:],
+    )
+    assert policy.fingerprint == theirs.fingerprint, "also before the base is taken"
     longer = load_profile(f"{mine.spec}+sft.max_steps=3")
-    assert runs.made_below(longer, runs.sft_run(longer)) is None
+    assert runs.sft_run(longer).made_below() is None

@@ -132,8 +132,10 @@ def demonstrated(profile: Profile, rft: Rft) -> Profile:
 
 
 def _policy(run: Run) -> dict[str, Any]:
+    """The policy that a run starts from or measures, also where it is still to be taken."""
     assert run.policy is not None
-    return {"policy": (run.policy.fingerprint, run.policy.weights)}
+    made = run.policy if run.policy.weights else run.policy.made_below()
+    return {"policy": (run.policy.fingerprint, made.weights if made else "")}
 
 
 def _rollouts(run: Run) -> dict[str, Any]:

@@ -65,6 +65,18 @@ def load_profile(spec: str | Path) -> Profile:
     return dataclasses.replace(profile, name=name, sources=sources, settings=settings, spec=again)
 
 
+def names_below(profile: Profile) -> Iterator[str]:
+    """Yield the names of the profiles that a variant changes or that a file extends."""
+    base, *changes = split_spec(profile.spec)
+    path: Path | None = find(base, Path.cwd())
+    while path is not None:
+        for number in reversed(range(len(changes) + 1)):
+            name = "+".join([path.stem, *map(_folder_name, changes[:number])])
+            if name != profile.name:
+                yield name
+        path = extended(path)
+
+
 def _folder_name(change: str) -> str:
     """A change as a part of a folder's name; what has to be replaced is told apart by a hash."""
     plain = change.replace(" ", "")

@@ -6,6 +6,7 @@ to read a path, nothing is hashed and no problem is generated.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -15,13 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sage_lib import paths
 from sage_lib.experiment import records
 from sage_lib.experiment.checked import canonical, digest
-from sage_lib.experiment.settings import BASE, Profile
+from sage_lib.experiment.profile import BASE, Profile, names_below
 from sage_lib.files import write_bytes, write_text
-
-#: What a run is made from that earlier runs made; the rest is settings.
-_MADE_BEFORE = {"policy", "entropies", "base"}
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,6 @@ class Run:
     def stamp(self) -> str:
         """Hash of what the work in ``build`` is made from; how samples are read is no part."""
         return digest(self.made_from.get("sampled", self.made_from))
-
-    @functools.cached_property
-    def recipe(self) -> str:
-        """Hash of the settings alone, whichever weights another machine made by them."""
-        return digest([self.policy.recipe if self.policy else "", _settings(self.made_from)])
 
     @property
     def base(self) -> Run:
@@ -117,7 +111,7 @@ class Run:
         """Write the record, and last of all the mark that makes the stage done."""
         kept = [path for path in sorted(self.measured.iterdir()) if path != self.record]
         sizes = {path.name: path.stat().st_size for path in kept if path.is_file()}
-        more = {"recipe": self.recipe, "made_from": canonical(self.made_from), **extra}
+        more = {"made_from": canonical(self.made_from), **extra}
         written = record.finish(self.record, **more, sizes=sizes)
         write_text(self.build / "done", self.fingerprint)
         return written
@@ -139,28 +133,32 @@ class Run:
         self.measured.mkdir(parents=True, exist_ok=True)
         write_text(self.build / "fingerprint", self.stamp)
 
+    def made_below(self) -> Run | None:
+        """Return the same base or policy as a profile below made it: one that a variant changes
+        (smoke, of "smoke+rl.beta=0.2"), or that a file extends (paper, of paper_losses)."""
+        for name in names_below(self.profile):
+            build, measured = paths.build(name), paths.measured(name)
+            for mark in sorted(build.glob("rl/*/done" if self.policy else "sft/done")):
+                if mark.read_text() == self.fingerprint:
+                    place = mark.parent.relative_to(build)
+                    run = dataclasses.replace(self, build=mark.parent, measured=measured / place)
+                    if run.done():
+                        return run
+        return None
+
     def take(self, made: Run) -> None:
-        """Be what another folder's run of the same fingerprint made: its files, linked where the
-        disk can. Last of all the mark."""
-        shutil.copytree(made.model, self.model, copy_function=_link, dirs_exist_ok=True)
+        """Copy the result of a finished run with the same fingerprint from another folder, by links
+        where the disk can. Last of all the mark."""
+        shutil.rmtree(self.model, ignore_errors=True)  # of an attempt that was ended
+        try:
+            shutil.copytree(made.model, self.model, copy_function=os.link)
+        except OSError:
+            shutil.copytree(made.model, self.model, dirs_exist_ok=True)
         shutil.copytree(made.measured, self.measured, dirs_exist_ok=True)
         write_text(self.build / "done", self.fingerprint)
-
-
-def _link(source: str, target: str) -> None:
-    Path(target).unlink(missing_ok=True)  # of an attempt that was ended
-    try:
-        os.link(source, target)
-    except OSError:  # another disk, or one without links
-        shutil.copy2(source, target)
 
 
 def put_aside(folder: Path) -> Path:
     """Rename a folder to the first free name.old1, name.old2, ...; returns the new place."""
     names = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
     return folder.rename(next(name for name in names if not name.exists()))
-
-
-def _settings(made_from: dict[str, Any]) -> dict[str, Any]:
-    chosen = {key: value for key, value in made_from.items() if key not in _MADE_BEFORE}
-    return {k: _settings(v) if k == "sampled" else v for k, v in chosen.items()}

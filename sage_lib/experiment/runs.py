@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import operator
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sage_lib import paths
@@ -16,7 +14,7 @@ from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
 from sage_lib.errors import SageError
 from sage_lib.experiment import made_from as parts
 from sage_lib.experiment.made_from import TRACED
-from sage_lib.experiment.profile import BASE, Profile, extended, find, load_profile, split_spec
+from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.run import Run, put_aside
 from sage_lib.files import read_json
 
@@ -188,32 +186,6 @@ def require_entropies(profile: Profile, guide: Mapping[str, Any] | None) -> None
             "the base's entropies, from which the guide takes its threshold, were not measured "
             f"with the settings of profile {profile.name}: {command(profile, run)} does it"
         )
-
-
-def made_below(
-    profile: Profile, run: Run, settings_alone: bool = False
-) -> tuple[Profile, Run] | None:
-    """The profile that a variant changes (smoke, of "smoke+rl.beta=0.2"), or that a file extends
-    (paper, of paper_losses), and its base or policy that is the same as ``run`` and done.
-
-    ``settings_alone``: whichever weights it starts from, which may not be here yet.
-    """
-    mark = "recipe" if settings_alone else "fingerprint"
-    name, *changes = split_spec(profile.spec)
-    path: Path | None = find(name, Path.cwd())
-    while path is not None:
-        base = path.stem if path.parent == paths.PROFILES else str(path)
-        for number in reversed(range(len(changes) + 1)):
-            spec = "+".join([base, *changes[:number]])
-            with contextlib.suppress(SageError):  # a change of what it does not have
-                whose = load_profile(spec)
-                if whose.name == profile.name or not (paths.build(whose.name) / run.stage).is_dir():
-                    continue
-                for one in policy_runs(whose) if run.stage == "rl" else [sft_run(whose)]:
-                    if getattr(one, mark) == getattr(run, mark) and one.done():
-                        return whose, one
-        path = extended(path)
-    return None
 
 
 def finished(profile: Profile, policy: Run | None) -> Run:

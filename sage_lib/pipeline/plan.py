@@ -286,7 +286,7 @@ def before(profile: Profile, every: Sequence[Run], yes: bool, afresh: bool = Fal
     left = [run for run in every if afresh or not run.done()]
     check(profile, {run.stage for run in left})
     trained = [run for run in left if run.stage in ("sft", "rl")]
-    left = [run for run in left if run not in trained or not runs.made_below(profile, run, True)]
+    left = [run for run in left if run not in trained or not run.made_below()]
     if not left:
         return
     value, fast, slow = planned_runs(profile, left, assumed(profile))[_ENDS].sum()

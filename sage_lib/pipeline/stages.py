@@ -20,9 +20,6 @@ from sage_lib.experiment.runs import STAGES, Run, Stage
 from sage_lib.files import FULL, disk_errors, is_full, is_locked, locked, require_space
 from sage_lib.pipeline import arguments, jobs, plan
 
-#: What is said of a model that another profile made from the same settings.
-TAKEN = "already there, taken and not trained"
-
 
 def work_of(stage: str) -> Callable[[Any, Run], Any]:
     """Return the function that does a run of a stage. No other module is imported: that of sft
@@ -57,8 +54,7 @@ class RunJob(jobs.Job):
         return is_locked(self.run.lock)
 
     def remark(self) -> str:
-        taken = TAKEN in jobs.last_words(self.log)
-        return records.collapse(self.run.record) or TAKEN * taken
+        return records.collapse(self.run.record)
 
 
 def jobs_of(profile: Profile, names: Collection[str]) -> list[RunJob]:
@@ -132,10 +128,9 @@ def make(profile: Profile, run: Run) -> None:
     if run.policy is not None:
         runs.finished(profile, run.policy)
     run.prepare()
-    made = runs.made_below(profile, run) if run.stage in ("sft", "rl") else None
-    if made:
-        run.take(made[1])
-        print(f"{run.name}: made from the same settings by {made[0].name}, {TAKEN}")
+    if run.stage in ("sft", "rl") and (made := run.made_below()):
+        run.take(made)
+        print(f"{run.name}: made from the same settings in {made.build}, taken and not trained")
     else:
         _work(profile, run)
 
