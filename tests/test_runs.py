@@ -83,7 +83,7 @@ def fingerprints(spec):
 
 def test_what_is_evaluated_retrains_nothing(variant):
     """What the audit found: an out-of-distribution set, or a default retrained SFT and RL."""
-    whole = load_profile("smoke").settings["evaluation"]["data"]
+    whole = load_profile("smoke").raw["evaluation"]["data"]
     puzzles = {"name": "knights_knaves", "rows": 2, "people": 2, "ood": True}
     three = {**whole[3], "seed": 7}
     more = [{**whole[0], "revision": None}, *whole[1:], puzzles, three]
@@ -97,7 +97,7 @@ def test_what_is_evaluated_retrains_nothing(variant):
 @pytest.mark.parametrize("ood", [False, True])
 def test_a_run_evaluated_as_it_trains_depends_on_what_it_is_evaluated_on(variant, ood):
     """On one set more, whose words no training has: nothing of it has to be held out."""
-    data = load_profile("smoke").settings["evaluation"]["data"]
+    data = load_profile("smoke").raw["evaluation"]["data"]
     more = [*data, {**data[3], "seed": 7, "ood": ood}]
     sft, rl, _ = fingerprints("smoke")
     other = fingerprints(variant(more))
@@ -124,7 +124,7 @@ def test_a_file_of_ones_own_retrains_nothing_unless_training_meets_its_questions
 
 
 def test_a_held_out_problem_that_training_could_draw_retrains(variant):
-    whole = load_profile("smoke").settings["evaluation"]["data"]
+    whole = load_profile("smoke").raw["evaluation"]["data"]
     more = [*whole, {**whole[0], "seed": 99}]
     assert fingerprints(variant(more))[0] != fingerprints("smoke")[0]
 

@@ -20,12 +20,12 @@ T = TypeVar("T")
 MANY = 30
 
 
-def make(cls: type[T], given: Any, where: str) -> T:
-    """``cls(**given)``; SageError of one sentence that begins with the place ``where``."""
-    if not isinstance(given, dict):
-        raise SageError(f"{where} must be a section of named settings, not {given!r}")
+def make(cls: type[T], section: Any, where: str) -> T:
+    """Return ``cls(**section)``, or raise SageError that begins with the place ``where``."""
+    if not isinstance(section, dict):
+        raise SageError(f"{where} must be a section of named settings, not {section!r}")
     try:
-        return cls(**given)
+        return cls(**section)
     except ValidationError as error:
         raise _said(error, where, cls) from None
 
@@ -45,25 +45,24 @@ def below(where: str, key: str) -> str:
 
 
 def unknown(
-    where: str, key: str, known: Iterable[str], given: Mapping[str, Any] | None = None, of: str = ""
+    where: str, key: str, known: Iterable[str], raw: Mapping[str, Any] | None = None, of: str = ""
 ) -> SageError:
-    """The error for a key that is not ``known``, with the one that is spelt most alike, or with the
-    sections of ``given`` that have it. ``of``: what has the known keys, where they are many."""
+    """Return the error for a key that is not ``known``. It names the known key that is spelt most
+    alike, or the sections of ``raw`` that have the key.
+
+    ``of``: what has the known keys, where they are many.
+    """
     alike = difflib.get_close_matches(key, known := list(known), 1)
-    found = [below(where, one).split(": ")[-1] for one in alike]
-    sections = (given or {}).items()
-    found = found or [f"{name}.{key}" for name, one in sections if key in _keys(one)]
-    if found:
-        advice = f"did you mean {' or '.join(found)}?"
+    guesses = [below(where, name).split(": ")[-1] for name in alike]
+    sections = {name: value for name, value in (raw or {}).items() if isinstance(value, dict)}
+    guesses = guesses or [f"{name}.{key}" for name, section in sections.items() if key in section]
+    if guesses:
+        advice = f"did you mean {' or '.join(guesses)}?"
     elif of and len(known) > MANY:
         advice = f"{of} has no setting of this name"
     else:
         advice = f"choose one of {', '.join(known)}"
     return SageError(f"{below(where, key)} is unknown; {advice}")
-
-
-def _keys(section: Any) -> Iterable[str]:
-    return section if isinstance(section, dict) else ()
 
 
 @functools.cache
@@ -75,11 +74,11 @@ def _adapter(hint: Any) -> TypeAdapter | None:
     return TypeAdapter(hint) if plain <= {int, float, str, bool, dict, list, NoneType} else None
 
 
-def check_section(cls: type, given: Mapping[str, Any], where: str) -> None:
+def check_section(cls: type, section: Mapping[str, Any], where: str) -> None:
     """SageError for a setting that ``cls`` (SFTConfig, say) does not have, or of another type: TRL
     and PEFT take any value, and fail at their first use of it."""
     hints, known = typing.get_type_hints(cls), [f.name for f in dataclasses.fields(cls) if f.init]
-    for key, value in given.items():
+    for key, value in section.items():
         if key not in known:
             raise unknown(where, key, known, of=cls.__name__)
         adapter = _adapter(hints[key])

@@ -109,8 +109,8 @@ class Run:
 
     def finish(self, record: records.Record, **extra: Any) -> dict[str, Any]:
         """Write the record, and last of all the mark that makes the stage done."""
-        kept = [path for path in sorted(self.measured.iterdir()) if path != self.record]
-        sizes = {path.name: path.stat().st_size for path in kept if path.is_file()}
+        files = [path for path in sorted(self.measured.iterdir()) if path != self.record]
+        sizes = {path.name: path.stat().st_size for path in files if path.is_file()}
         more = {"made_from": canonical(self.made_from), **extra}
         written = record.finish(self.record, **more, sizes=sizes)
         write_text(self.build / "done", self.fingerprint)

@@ -155,8 +155,8 @@ class Evaluation:
             raise ValueError(f"pass@{self.ks[-1]} needs as many samples a problem or more")
 
     @property
-    def asked(self) -> int:
-        """How many problems are sampled, over all data sets."""
+    def problems(self) -> int:
+        """The number of problems that are sampled, over all data sets."""
         return sum(min(data.rows, self.sampled or data.rows) for data in self.data)
 
 
@@ -213,12 +213,12 @@ class Rl:
     learning_rate: NonNegativeFloat = 0.0
 
 
-def guide_choice(given: Any, defaults: Sections) -> Any:
+def guide_choice(choice: Any, defaults: Sections) -> Any:
     """The choice of a guide, a name or a section, over the ``defaults`` of its name."""
-    chosen = {"name": given} if isinstance(given, str) else given
-    if not isinstance(chosen, dict):
-        return chosen  # for check_choice to refuse
-    merged = {**defaults.get(str(chosen.get("name")), {}), **chosen}
+    section = {"name": choice} if isinstance(choice, str) else choice
+    if not isinstance(section, dict):
+        return section  # for check_choice to refuse
+    merged = {**defaults.get(str(section.get("name")), {}), **section}
     if isinstance(merged.get("inner"), (str, dict)):
         merged["inner"] = guide_choice(merged["inner"], defaults)
     return {key: value for key, value in merged.items() if value is not None}
@@ -249,15 +249,15 @@ class Profile:
     compute: Compute = Compute()
     #: Dotted key ("rl.beta") -> the comment beside its value.
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    settings: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    raw: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     #: What load_profile reads it from again.
     spec: str = field(default="", compare=False, repr=False)
 
     @property
     def evaluated(self) -> tuple[str, ...]:
         """Keys of the trained methods that are evaluated, the base apart."""
-        chosen = self.evaluation.methods
-        return tuple(m for m in self.methods if chosen is None or m in chosen)
+        limited = self.evaluation.methods
+        return tuple(m for m in self.methods if limited is None or m in limited)
 
     @property
     def reference(self) -> str:
@@ -272,9 +272,9 @@ class Profile:
     def data_sets(self, ood: bool | None = None) -> list[Data]:
         """What is evaluated: with `ood` the data sets marked so, with False the others (or all,
         where every one is marked), with None all."""
-        every = list(self.evaluation.data)
-        found = [data for data in every if ood is None or data.ood == ood]
-        return found or (every if ood is False else [])
+        all_sets = list(self.evaluation.data)
+        selected = [data for data in all_sets if ood is None or data.ood == ood]
+        return selected or (all_sets if ood is False else [])
 
     @property
     def exact(self) -> bool:
@@ -283,8 +283,8 @@ class Profile:
 
     def seeds_of(self, method: str) -> tuple[int, ...]:
         """The training seeds of a method."""
-        own = self.methods[method].seeds
-        return self.seeds if own is None else own
+        seeds = self.methods[method].seeds
+        return self.seeds if seeds is None else seeds
 
     def label(self, method: str) -> str:
         """The paper's name for a method key; "base" is the SFT model."""
@@ -306,18 +306,18 @@ class Profile:
             return self.rft_of(method).steps
         return int(self.rl_of(method)["max_steps"])
 
-    def prompt_limit(self, settings: Mapping[str, Any] | None = None) -> int:
-        """Tokens that a prompt of RL may have beside a completion, by ``settings`` or ``rl``."""
-        return self.model.max_seq_length - int((settings or self.rl)["max_completion_length"])
+    def prompt_limit(self, rl: Mapping[str, Any] | None = None) -> int:
+        """Return the tokens that a prompt of RL may have next to a completion."""
+        return self.model.max_seq_length - int((rl or self.rl)["max_completion_length"])
 
     def rft_of(self, method: str) -> Rft:
         """The rounds of a method that is trained by them: its changes over the profile's."""
-        own, where = self.methods[method].rft or {}, f"{self.name}: methods.{method}.rft"
-        sections = [self.sft, self.rft.get("sft", {}), own.get("sft", {})]
+        changes, where = self.methods[method].rft or {}, f"{self.name}: methods.{method}.rft"
+        sections = [self.sft, self.rft.get("sft", {}), changes.get("sft", {})]
         if not all(isinstance(section, dict) for section in sections):
             raise SageError(f"{where}.sft must be a section of named settings")
         sft = {key: value for section in sections for key, value in section.items()}
-        return make(Rft, {**self.rft, **own, "sft": sft}, where)
+        return make(Rft, {**self.rft, **changes, "sft": sft}, where)
 
     def configured(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """(configuration, place, settings) of all that TRL's and PEFT's are made from."""
@@ -329,11 +329,11 @@ class Profile:
             if method.rft:
                 yield "SFTConfig", "rft.sft", self.rft_of(key).sft
 
-    def guide_choice(self, given: Any) -> Any:
+    def guide_choice(self, choice: Any) -> Any:
         """A guide's choice, a name or a section, over the profile's parameters for its name."""
-        return guide_choice(given, self.guide_defaults)
+        return guide_choice(choice, self.guide_defaults)
 
     def flat(self, methods: bool = True) -> dict[str, Any]:
         """Dotted key -> value of every setting in the profile's files, in their order."""
-        kept = {key: value for key, value in self.settings.items() if methods or key != "methods"}
-        return dict(flatten(kept))
+        shown = {key: value for key, value in self.raw.items() if methods or key != "methods"}
+        return dict(flatten(shown))

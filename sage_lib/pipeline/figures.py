@@ -37,5 +37,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="NN", help="these notebooks alone")
 
 
-def do(options: argparse.Namespace) -> None:
+def run_figures(options: argparse.Namespace) -> None:
     draw(options.only, options.profile)

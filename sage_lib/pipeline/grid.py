@@ -25,8 +25,8 @@ def jobs_of(blocks: Sequence[Block], seeds: Sequence[int]) -> list[stages.RunJob
     what is measured of that, after each run its evaluation."""
     planned: dict[Any, stages.RunJob] = {}
     for block in blocks:
-        name, kinds = block.settings.name, ["sft", "entropies", "rl", "evaluation"]
-        by_key = {job.key: job for job in stages.jobs_of(block.settings, kinds)}
+        name, kinds = block.loaded.name, ["sft", "entropies", "rl", "evaluation"]
+        by_key = {job.key: job for job in stages.jobs_of(block.loaded, kinds)}
         pairs = [pair for pair in block.order() if not seeds or pair[1] in seeds]
         keys = [(name, stage, *pair) for pair in pairs for stage in ("rl", "evaluation")]
         runs = [by_key[key] for key in keys if key in by_key]
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hours", type=float, default=4.0, help="slurm, local: a job's time")
 
 
-def do(options: argparse.Namespace) -> None:
+def run_grid(options: argparse.Namespace) -> None:
     """List a grid's runs, or do them."""
     blocks = {block.name: block for block in load_grid(options.grid)}
     if unknown := [name for name in options.only if name not in blocks]:

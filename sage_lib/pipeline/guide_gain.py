@@ -67,7 +67,7 @@ def of_model(options: argparse.Namespace) -> Path:
     return path
 
 
-def do(options: argparse.Namespace) -> None:
+def run_guide_gain(options: argparse.Namespace) -> None:
     """Draw what is not drawn, then print and write the table."""
     if options.beta is not None and not options.beta > 0:
         raise SageError(gain.NO_OPTIMUM.format(options.beta))

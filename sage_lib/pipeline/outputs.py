@@ -75,8 +75,8 @@ def _add_object(cell: Any, output: Any) -> None:
     for kind in [kind for kind in data if kind.startswith("text/")]:
         data[kind] = _without_root(data[kind])
         for place, name in enumerate(dict.fromkeys(_TABLE.findall(data[kind]))):
-            own = f"T_{cell['id']}-{len(cell.outputs)}-{place}"
-            data[kind] = data[kind].replace(name, own)
+            stable = f"T_{cell['id']}-{len(cell.outputs)}-{place}"
+            data[kind] = data[kind].replace(name, stable)
     cell.outputs.append(output)
 
 
@@ -85,10 +85,10 @@ def smaller(picture: str) -> str:
     picture's: by their frequency, a few dots would take another method's colour."""
     from PIL import Image
 
-    shown, kept = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB"), io.BytesIO()
+    shown, reduced = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB"), io.BytesIO()
     few = shown.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few.save(kept, "png", optimize=True)
-    return base64.b64encode(kept.getvalue()).decode()
+    few.save(reduced, "png", optimize=True)
+    return base64.b64encode(reduced.getvalue()).decode()
 
 
 def _without_root(text: str) -> str:
@@ -97,18 +97,18 @@ def _without_root(text: str) -> str:
 
 def faults(notebook: Any) -> list[str]:
     """What in stored outputs would not be the same elsewhere, or is too large: sentences."""
-    found = []
+    sentences = []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if len(data.get(PICTURE, "")) * 3 // 4 > LARGEST_PICTURE:
-                found.append(f"cell {number} has a picture of over {LARGEST_PICTURE:,} bytes")
+                sentences.append(f"cell {number} has a picture of over {LARGEST_PICTURE:,} bytes")
             text = "\n".join([output.get("text", ""), *data.values()])
             shown = [name for name, pattern in _UNWANTED.items() if pattern.search(text)]
-            found += [f"cell {number} shows {name}" for name in shown]
+            sentences += [f"cell {number} shows {name}" for name in shown]
     if (size := len(notebook_text(notebook).encode())) > LARGEST:
-        found.append(f"it has {size:,} bytes with its outputs, more than {LARGEST:,}")
-    return found
+        sentences.append(f"it has {size:,} bytes with its outputs, more than {LARGEST:,}")
+    return sentences
 
 
 def words(cell: Any) -> Iterator[str]:
@@ -129,25 +129,25 @@ def agree(stored: str, new: str) -> bool:
     if _NUMBER.split(stored) != _NUMBER.split(new):
         return False
     for pair in zip(_NUMBER.findall(stored), _NUMBER.findall(new), strict=True):
-        one, other = (Decimal(text.replace(",", "")) for text in pair)
-        unit = Decimal(10) ** max(int(number.as_tuple().exponent) for number in (one, other))
+        left, right = (Decimal(text.replace(",", "")) for text in pair)
+        unit = Decimal(10) ** max(int(number.as_tuple().exponent) for number in (left, right))
         fractions = all("." in text or "e" in text for text in pair)
         # Below 1e-9 both are rounding errors of float64: another processor has others.
-        near = abs(one - other) <= unit or max(abs(one), abs(other)) < 1e-9
-        if one != other and not (fractions and near):
+        near = abs(left - right) <= unit or max(abs(left), abs(right)) < 1e-9
+        if left != right and not (fractions and near):
             return False
     return True
 
 
 def differences(stored: Any, new: Any) -> list[str]:
     """Where two executed copies of a notebook say different things: sentences."""
-    found = []
+    sentences = []
     for number, (old, ran) in enumerate(zip(stored.cells, new.cells, strict=True)):
         if old.cell_type == "code" and "trained" not in old.metadata.get("tags", []):
             lines = zip_longest(words(old), words(ran), fillvalue="")
             if wrong := next((pair for pair in lines if not agree(*pair)), None):
-                found.append(f"cell {number}: stored {wrong[0][:80]!r}, now {wrong[1][:80]!r}")
-    return found
+                sentences.append(f"cell {number}: stored {wrong[0][:80]!r}, now {wrong[1][:80]!r}")
+    return sentences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help=about)
 
 
-def do(options: argparse.Namespace) -> None:
+def run_notebooks(options: argparse.Namespace) -> None:
     """Execute the notebooks and print a line for each; raise SageError where one failed or says
     something else."""
     selected, folder = notebooks.select(options.only), paths.build("outputs")

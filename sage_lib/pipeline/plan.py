@@ -57,14 +57,14 @@ def settings_table(profile: Profile) -> pd.DataFrame:
 
 
 def planned_runs(
-    profile: Profile, every: Sequence[Run] | None = None, assumptions: pd.DataFrame | None = None
+    profile: Profile, planned: Sequence[Run] | None = None, assumptions: pd.DataFrame | None = None
 ) -> pd.DataFrame:
     """The runs (or ``every`` of them) by stage and method: columns stage, method, runs, size (of
     one run); with ``assumptions`` also GPU hours of all of them: value, fast, slow."""
-    if every is None:
-        every = runs.every_run(profile)
+    if planned is None:
+        planned = runs.every_run(profile)
     rows = []
-    for (stage, method), number in Counter((run.stage, run.method) for run in every).items():
+    for (stage, method), number in Counter((run.stage, run.method) for run in planned).items():
         row: dict[str, Any] = {"stage": stage, "method": profile.label(method), "runs": number}
         row["size"] = _size(profile, stage, method)
         if assumptions is not None:
@@ -76,7 +76,7 @@ def planned_runs(
 def _size(profile: Profile, stage: str, method: str) -> str:
     evaluation, sft = profile.evaluation, profile.sft
     if stage == "evaluation":
-        return f"{evaluation.asked} problems x {evaluation.samples} samples"
+        return f"{evaluation.problems} problems x {evaluation.samples} samples"
     if stage == "sft" and not sft:
         return "the model as it comes"
     if stage == "sft":
@@ -132,13 +132,13 @@ def needs(profile: Profile) -> pd.DataFrame:
     # Bytes of one number for each layer and token of a batch.
     batch = rl["per_device_train_batch_size"] * length * shape["num_hidden_layers"] * width
     anchored = not adapter and any(profile.rl_of(m)["beta"] > 0 for m in profile.methods)
-    kept, largest = 0, 0
+    policies, largest = 0, 0
     for method, _, _ in runs.rl_runs(profile):
         lora = adapter if profile.methods[method].lora else 0
-        kept += lora * 4 if lora and profile.compute.keeps_adapter else total * width
+        policies += lora * 4 if lora and profile.compute.keeps_adapter else total * width
         largest = max(largest, lora * (4 + state) if lora else total * (width + state))
     limit = rl["save_total_limit"] + 1  # the last ones stay while the next is written
-    tokens = evaluation.asked * evaluation.samples * evaluation.max_new_tokens / 2
+    tokens = evaluation.problems * evaluation.samples * evaluation.max_new_tokens / 2
     parts = {
         ("memory", "weights"): total * (0.55 if profile.model.load_in_4bit else width),
         ("memory", "reference, where there is no adapter"): anchored * total * width,
@@ -149,7 +149,7 @@ def needs(profile: Profile) -> pd.DataFrame:
         ("memory", "logits in chunks of 1,024 tokens"): 1024 * _vocabulary(shape) * 4 * 3,
         ("disk", "the model as it comes, in the hub's cache"): total * 2,
         ("disk", "the base"): total * width,
-        ("disk", "policies"): kept,
+        ("disk", "policies"): policies,
         ("disk", "checkpoints of what runs"): profile.compute.parallel * limit * largest,
         ("disk", "samples"): len(runs.evaluations(profile)) * tokens * OF_TOKEN,
     }
@@ -158,15 +158,16 @@ def needs(profile: Profile) -> pd.DataFrame:
 
 def disk_gb(profile: Profile) -> float:
     """What ``compute.disk_gb`` says, or where it is null the estimate."""
-    given = profile.compute.disk_gb
-    return float(needs(profile).groupby("what")["GB"].sum()["disk"]) if given is None else given
+    if profile.compute.disk_gb is not None:
+        return profile.compute.disk_gb
+    return float(needs(profile).groupby("what")["GB"].sum()["disk"])
 
 
 def assumed(profile: Profile, changes: Sequence[str] = ()) -> pd.DataFrame:
     """:data:`ASSUMED` with the profile's own, and then ``changes`` (KEY=VALUE), in their place: a
     row each, columns value, fast, slow, source."""
-    found, own = dict(ASSUMED), profile.compute.assume
-    for name, said in [*own.items(), *(one.partition("=")[::2] for one in changes)]:
+    assumptions, of_profile = dict(ASSUMED), profile.compute.assume
+    for name, said in [*of_profile.items(), *(change.partition("=")[::2] for change in changes)]:
         try:
             value, fast, slow = map(float, said if isinstance(said, list) else [said] * 3)
             if not all(0 < end < 1e12 for end in (value, fast, slow)) or name not in ASSUMED:
@@ -176,8 +177,8 @@ def assumed(profile: Profile, changes: Sequence[str] = ()) -> pd.DataFrame:
                 f"assumption {name}={said}: a number above 0, or in a profile [value, fast end, "
                 f"slow end], of one of {', '.join(ASSUMED)}"
             ) from None
-        found[name] = (value, fast, slow, "set for this profile, or on the command line")
-    return pd.DataFrame.from_dict(found, "index", columns=[*_ENDS, "source"])
+        assumptions[name] = (value, fast, slow, "set for this profile, or on the command line")
+    return pd.DataFrame.from_dict(assumptions, "index", columns=[*_ENDS, "source"])
 
 
 def _passes(tokens: float, operations: int, size: int, numbers: Mapping[str, float]) -> float:
@@ -198,8 +199,10 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
     whole = tokens + numbers["prompt"]
     if stage == "evaluation":
         rate = numbers["vllm" if evaluation.engine == "vllm" else "generation"]
-        drawn = evaluation.asked * evaluation.samples * tokens / rate / 3600
-        scored = 2 * evaluation.asked * evaluation.scored * whole  # by the policy and by the base
+        drawn = evaluation.problems * evaluation.samples * tokens / rate / 3600
+        scored = (
+            2 * evaluation.problems * evaluation.scored * whole
+        )  # by the policy and by the base
         return drawn + _passes(scored, 2, size, numbers)
     if stage == "sft" and profile.sft and profile.sft_data is not None:
         seen = _batch(profile.sft) * profile.sft.get("max_steps", 0)
@@ -209,20 +212,20 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
         return _passes(seen * profile.model.max_seq_length / 2, each, size, numbers)
     if stage not in ("rl", "replay"):
         return 0.0
-    chosen, own = profile.methods[method], profile.rl_of(method)
-    completions = _batch(own) * own["max_steps"]
-    rounds = min(numbers["rounds"], 1 + chosen.dynamic_sampling)
+    resolved, rl = profile.methods[method], profile.rl_of(method)
+    completions = _batch(rl) * rl["max_steps"]
+    rounds = min(numbers["rounds"], 1 + resolved.dynamic_sampling)
     drawn = completions * tokens * rounds / numbers["generation"] / 3600
-    each = operations(profile.rl_lora is not None and chosen.lora, own["gradient_checkpointing"])
+    each = operations(profile.rl_lora is not None and resolved.lora, rl["gradient_checkpointing"])
     # Passes without a gradient: of the reference, and under Unsloth one for a guide's entropies.
-    apart = profile.compute.backend == "unsloth" and chosen.guide is not None
-    each += 2 * ((own["beta"] > 0) + apart)
+    apart = profile.compute.backend == "unsloth" and resolved.guide is not None
+    each += 2 * ((rl["beta"] > 0) + apart)
     return drawn + _passes(completions * whole, each, size, numbers)
 
 
 def text(frame: pd.DataFrame) -> str:
     """A table as left-aligned text, columns two spaces apart."""
-    shown = frame.map(lambda one: f"{one:.3g}" if isinstance(one, float) else str(one))
+    shown = frame.map(lambda value: f"{value:.3g}" if isinstance(value, float) else str(value))
     cells = [list(map(str, frame)), *shown.to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
@@ -242,15 +245,15 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         parts["MEMORY OF RL AND DISK, estimated"] = needs(profile)
     if missing := _missing(profile):
         parts["MISSING"] = pd.DataFrame({"there is no data file": missing})
-    told = [f"{title}\n{text(table)}" for title, table in parts.items()]
-    return "\n\n".join([f"profile {profile.name}: {profile.description}", *told])
+    sections = [f"{title}\n{text(table)}" for title, table in parts.items()]
+    return "\n\n".join([f"profile {profile.name}: {profile.description}", *sections])
 
 
 def _missing(profile: Profile) -> list[str]:
     """The data files of a user's own that are not there."""
     used = [profile.sft_data, profile.rl_data, *profile.evaluation.data]
     files = [getattr(data.settings, "file", None) for data in used if data is not None]
-    return list(dict.fromkeys(str(one) for one in files if one and not one.is_file()))
+    return list(dict.fromkeys(str(file) for file in files if file and not file.is_file()))
 
 
 def check_settings(profile: Profile) -> None:
@@ -278,12 +281,12 @@ def _check_settings(profile: Profile) -> None:
         check_section(getattr(whose, name), section, f"{profile.name}: {place}")
 
 
-def before(profile: Profile, every: Sequence[Run], yes: bool, afresh: bool = False) -> None:
+def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = False) -> None:
     """Of a profile that needs a GPU: refuse what could not be done, and ask whether the runs that
     are not done (all of them ``afresh``) are to be, unless ``yes``."""
     if not profile.compute.requires_gpu:
         return
-    left = [run for run in every if afresh or not run.done()]
+    left = [run for run in planned if afresh or not run.done()]
     check(profile, {run.stage for run in left})
     trained = [run for run in left if run.stage in ("sft", "rl")]
     left = [run for run in left if run not in trained or not run.made_below()]
@@ -319,12 +322,12 @@ def check(profile: Profile, names: Collection[str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What :func:`do` reads from a command line."""
+    """What :func:`run_dry_run` reads from a command line."""
     arguments.add_profile(parser)
     about = "what the GPU hours rest on, as in --assume generation=3000 (tokens a second)"
     parser.add_argument("--assume", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
-def do(options: argparse.Namespace) -> None:
+def run_dry_run(options: argparse.Namespace) -> None:
     """Print the dry run."""
     print(describe(arguments.given_profile(options), options.assume))

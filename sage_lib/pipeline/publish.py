@@ -23,12 +23,12 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
             f"profile {profile.name} is a file of your own, which nobody else could load: put it "
             "into sage_lib/experiment/profiles, and its results can be published"
         )
-    every = runs.every_run(profile)
-    rest = [run for run in every if not run.done()]
+    planned = runs.every_run(profile)
+    rest = [run for run in planned if not run.done()]
     if rest and not finished:
         raise SageError(
-            f"{len(rest)} of {len(every)} runs of {profile.name} are not finished, {rest[0].name} "
-            f"first: {runs.command(profile, rest[0])} does it"
+            f"{len(rest)} of {len(planned)} runs of {profile.name} are not finished, "
+            f"{rest[0].name} first: {runs.command(profile, rest[0])} does it"
         )
     target = paths.measured(profile.name, published=True)
     new, old = (target.with_name(f".{profile.name}.{end}") for end in ("new", "old"))
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def do(options: argparse.Namespace) -> None:
+def run_publish(options: argparse.Namespace) -> None:
     """Publish, and draw figures and tables from what was published."""
     profile = arguments.given_profile(options)
     sizes = publish(profile, options.finished)

@@ -74,5 +74,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_yes(parser)
 
 
-def do(options: argparse.Namespace) -> None:
+def run_reproduce(options: argparse.Namespace) -> None:
     reproduce(arguments.given_profile(options), options.only, options.resume, options.yes)

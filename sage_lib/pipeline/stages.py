@@ -42,7 +42,7 @@ class RunJob(jobs.Job):
         elif run.stage == "sft":
             self.steps = profile.sft.get("max_steps", 0)
         elif run.stage == "evaluation":
-            self.steps = profile.evaluation.asked * profile.evaluation.samples
+            self.steps = profile.evaluation.problems * profile.evaluation.samples
 
     def renew(self) -> None:
         self.run = _named(self.profile, self.stage, self.run.name)
@@ -185,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_yes(parser)
 
 
-def do(options: argparse.Namespace) -> None:
+def run_stage(options: argparse.Namespace) -> None:
     """A whole stage in workers, or with ``--run`` one run in this process."""
     profile, stage = arguments.given_profile(options), STAGES[options.stage]
     plan.check_settings(profile)
