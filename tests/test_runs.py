@@ -78,7 +78,7 @@ def fingerprints(spec):
     base = runs.sft_run(profile)
     rl = {method: run.fingerprint for method, _, run in runs.rl_runs(profile)}
     evaluation = runs.evaluation_run(profile, base)
-    return base.fingerprint, rl, (evaluation.stamp, evaluation.fingerprint)
+    return base.fingerprint, rl, (evaluation.build_fingerprint, evaluation.fingerprint)
 
 
 def test_what_is_evaluated_retrains_nothing(variant):
@@ -171,8 +171,8 @@ def stages_of(spec):
     made |= {m: runs.rl_run(profile, f"grpo_{m}", 3407) for m in ("branch", "no_kl")}
     for stage in ("entropies", "trace", "optimum", "effects", "dynamics", "replay", "impact"):
         made[stage] = runs.STAGES[stage].runs(profile)[0]
-    stamps = {"samples": samples.stamp, "grpo samples": of_plain.stamp}
-    return {name: run.fingerprint for name, run in made.items()} | stamps
+    drawn = {"samples": samples.build_fingerprint, "grpo samples": of_plain.build_fingerprint}
+    return {name: run.fingerprint for name, run in made.items()} | drawn
 
 
 OF_GRPO = {"grpo", "trace", "grpo samples", "grpo scores", "dynamics", "replay", "impact"}

@@ -40,7 +40,7 @@ def _said(error: ValidationError, where: str, cls: Any = None) -> SageError:
 
 
 def below(where: str, key: str) -> str:
-    """The place of a key: "smoke: rl.beta" below "smoke: rl"."""
+    """Return the place of a key: "smoke: rl.beta" below "smoke: rl"."""
     return f"{where}.{key}" if ": " in where else f"{where}: {key}"
 
 
@@ -67,7 +67,7 @@ def unknown(
 
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter | None:
-    """What checks values of a type that YAML can write; None for any other."""
+    """Return a checker for values of a type that YAML can write; None for any other type."""
     union = typing.get_origin(hint) in (typing.Union, UnionType)
     options = typing.get_args(hint) if union else (hint,)
     plain = {typing.get_origin(option) or option for option in options}
@@ -75,8 +75,8 @@ def _adapter(hint: Any) -> TypeAdapter | None:
 
 
 def check_section(cls: type, section: Mapping[str, Any], where: str) -> None:
-    """SageError for a setting that ``cls`` (SFTConfig, say) does not have, or of another type: TRL
-    and PEFT take any value, and fail at their first use of it."""
+    """Raise SageError for a setting that ``cls`` (SFTConfig, say) does not have, or of another
+    type: TRL and PEFT take any value, and fail at their first use of it."""
     hints, known = typing.get_type_hints(cls), [f.name for f in dataclasses.fields(cls) if f.init]
     for key, value in section.items():
         if key not in known:
@@ -90,14 +90,14 @@ def check_section(cls: type, section: Mapping[str, Any], where: str) -> None:
 
 
 def digest(value: Any) -> str:
-    """Hash (12 hex digits) of settings. Neither the order of keys, nor 0 against 0.0, nor a
-    dataclass's field at its default makes a difference."""
+    """Return a hash (12 hex digits) of settings. Neither the order of keys, nor 0 against 0.0, nor
+    a dataclass's field at its default makes a difference."""
     text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def canonical(value: Any) -> Any:
-    """Settings as JSON has them, the same for all ways to write them down."""
+    """Return settings as JSON has them, the same for all ways to write them down."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             f.name: canonical(getattr(value, f.name))
@@ -114,12 +114,12 @@ def canonical(value: Any) -> Any:
 
 
 def default_of(f: dataclasses.Field) -> Any:
-    """A field's default, dataclasses.MISSING where it has none."""
+    """Return a field's default, dataclasses.MISSING where it has none."""
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested sections, in their order."""
+    """Yield (dotted key, value) of nested sections, in their order."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}{key}.")

@@ -32,7 +32,7 @@ class Block(BaseModel):
         return load_profile(self.profile)
 
     def order(self) -> list[tuple[str, int]]:
-        """(method, seed), seed by seed: a seed's runs are compared with each other."""
+        """Return (method, seed) pairs, seed by seed: a seed's runs are compared with each other."""
         methods = self.loaded.methods.items()
         named = [*self.methods, *(key for key, row in methods if row.family in self.families)]
         seeds_of = {key: self.loaded.seeds_of(key) for key in named}
@@ -46,8 +46,8 @@ class _Grid(BaseModel):
 
 
 def load_grid(name: str | Path) -> list[Block]:
-    """The blocks of a grid, the most important one first: of one that comes with the companion by
-    its name, or of a user's own .yaml file. SageError for what is not there or not known."""
+    """Load the blocks of a grid, the most important first, by the grid's name or from a user's
+    .yaml file. Raises SageError for an unknown grid, profile or method."""
     is_file = str(name).endswith(_YAML)
     path = Path(name).expanduser().resolve() if is_file else GRIDS / f"{name}.yaml"
     if not path.is_file():

@@ -132,7 +132,7 @@ def demonstrated(profile: Profile, rft: Rft) -> Profile:
 
 
 def _policy(run: Run) -> dict[str, Any]:
-    """The policy that a run starts from or measures, also where it is still to be taken."""
+    """Return the policy that a run starts from or measures, also before it is taken."""
     assert run.policy is not None
     made = run.policy if run.policy.weights else run.policy.made_below()
     return {"policy": (run.policy.fingerprint, made.weights if made else "")}
@@ -143,12 +143,12 @@ def _rollouts(run: Run) -> dict[str, Any]:
 
 
 def _held_out_data(profile: Profile) -> dict[str, Any]:
-    """The held-out data sets with their labels, from which a sample's random stream follows."""
+    """Return the held-out data sets with their labels, which decide a sample's random stream."""
     return {"data": [(data.label, _content(data)) for data in profile.evaluation.data]}
 
 
 def _content(data: Data | None) -> dict[str, Any] | None:
-    """What a data set is; not how its results are shown."""
+    """Return what decides a data set; not how its results are shown."""
     if data is None:
         return None
     fields = {"rows": data.rows, "seed": data.seed, "revision": data.revision}
@@ -160,12 +160,12 @@ def _learning(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _training_set(profile: Profile, data: Data | None) -> dict[str, Any]:
-    """A training set, and the held-out questions that are left out of it."""
+    """Return a training set, and a hash of the held-out questions that are left out of it."""
     return {"data": _content(data), "held out": digest(sorted(problems.met(profile, data)))}
 
 
 def _entropy_digest(profile: Profile, guide: Mapping[str, Any] | None) -> str:
-    """Hash of the entropies that a guide is made from; "" where it needs none."""
+    """Return a hash of the entropies that a guide is made from; "" where it needs none."""
     if guide is None or not needs_entropies(guide):
         return ""
     path = paths.measured(profile.name) / "entropies" / "entropy.json"

@@ -17,7 +17,7 @@ _DRAWABLE: dict[str, frozenset[str]] = {}
 def evaluation_problems(
     profile: Profile, ood: bool | None = None, limit: int | None = None
 ) -> list[Problem]:
-    """The held-out problems, data set after data set.
+    """Return the held-out problems, data set after data set.
 
     ``ood``: of which data sets, as in :meth:`Profile.data_sets`. ``limit``: so many of each.
     """
@@ -32,26 +32,26 @@ def evaluation_problems(
 
 
 def sampled_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:
-    """The held-out problems that are sampled: of each data set the first ``evaluation.sampled``."""
+    """Return the held-out problems that are sampled: of each data set ``evaluation.sampled``."""
     return evaluation_problems(profile, ood, profile.evaluation.sampled)
 
 
 def listed_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:
-    """The held-out problems all of whose valid completions can be listed."""
+    """Return the held-out problems whose valid completions can all be listed."""
     problems = evaluation_problems(profile, ood)
     return [problem for problem in problems if task_of(problem.task).completions(problem)]
 
 
 def rl_problems(profile: Profile) -> list[Problem]:
-    """The prompts of RL, none of which is a held-out problem of the same task."""
+    """Return the prompts of RL, without the held-out problems of the same task."""
     if profile.rl_data is None:
         raise SageError(f"profile {profile.name} has no section rl_data: name what RL trains on")
     return load(profile.rl_data, held_out(profile, profile.rl_data))
 
 
 def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[str, Any]]:
-    """Rows {"prompt", "completion"} of chat messages for SFTTrainer, none of them longer than half
-    of the model's length by ``count_tokens`` (Appendix E.2)."""
+    """Return rows {"prompt", "completion"} of chat messages for SFTTrainer. By ``count_tokens``
+    none is longer than half of the model's length (Appendix E.2)."""
     data = profile.sft_data
     if data is None:
         raise SageError(f"profile {profile.name} has no section sft_data: name what SFT trains on")
@@ -65,14 +65,14 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[
 
 
 def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
-    """The problems of one data set, none of whose questions is in ``exclude``."""
+    """Return the problems of a data set, without those whose questions are in ``exclude``."""
     request = (data.settings, data.rows, data.seed, exclude, data.revision)
     return task_of(data.name).problems(*request)
 
 
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
-    """Questions of the evaluation that the training set ``data`` could otherwise draw: of sets of
-    its name and of files, or of all where training is on a file."""
+    """Return the evaluation's questions that the training set ``data`` could otherwise draw: of
+    sets of its name and of files, or of all sets where training is on a file."""
     if data is None:
         return frozenset()
     sets = profile.evaluation.data
@@ -81,7 +81,7 @@ def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
 
 
 def _drawable(data: Data, sets: list[Data]) -> frozenset[str]:
-    """The questions of ``sets`` that ``data`` could draw; every stage asks for them."""
+    """Return the questions of ``sets`` that ``data`` could draw; every stage needs them."""
     key = digest([{**vars(test), "settings": test.settings.identity()} for test in (data, *sets)])
     if key not in _DRAWABLE:
         could_draw = task_of(data.name).could_draw
@@ -91,10 +91,11 @@ def _drawable(data: Data, sets: list[Data]) -> frozenset[str]:
 
 
 def met(profile: Profile, data: Data | None) -> frozenset[str]:
-    """The held-out questions that the training set ``data`` would meet: what it is made from.
+    """Return the held-out questions that the training set ``data`` would meet, on which its content
+    depends.
 
-    Of a file of one's own only those count that stand in the training stream, far enough ahead for
-    every one of them to have been replaced.
+    Questions of a user's file count only where they stand in the training stream. The stream is
+    read far enough ahead to replace all of them.
     """
     excluded = held_out(profile, data)
     if data is None or data.name == "file":

@@ -38,7 +38,7 @@ LONGEST = 60
 
 
 def split_spec(spec: str | Path) -> list[str]:
-    """What a spec names, and its changes: ["smoke", "rl.beta=0.2"] of "smoke+rl.beta=0.2"."""
+    """Split a spec: "smoke+rl.beta=0.2" into its name and changes, ["smoke", "rl.beta=0.2"]."""
     return re.split(rf"\+(?={CHANGE})", str(spec))
 
 
@@ -78,14 +78,14 @@ def names_below(profile: Profile) -> Iterator[str]:
 
 
 def _folder_name(change: str) -> str:
-    """A change as a part of a folder's name; what has to be replaced is told apart by a hash."""
+    """Write a change as a part of a folder's name; a hash tells apart what had to be replaced."""
     plain = change.replace(" ", "")
     name = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
     return name if name == plain else f"{name}~{digest(plain)[:4]}"
 
 
 def build_profile(raw: dict[str, Any], path: Path) -> Profile:
-    """The dataclasses of merged settings, checked. ``path``: of the profile's file."""
+    """Check merged settings and make the dataclasses. ``path``: of the profile's file."""
     name, folder = path.stem, path.parent
     fields = dataclasses.fields(Profile)
     known = ["extends", "train", *(f.name for f in fields if f.repr)]
@@ -132,7 +132,7 @@ _KINDS: dict[str, type] = {
 
 
 def _sections(sections: Any, where: str, known: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """A section of sections, of names that are ``known``; null is none."""
+    """Return a section of sections, whose names must be ``known``; null is none."""
     if not isinstance(sections, dict):
         raise SageError(f"{where} must be a section of named sections, not {sections!r}")
     for name, value in sections.items():
@@ -144,7 +144,7 @@ def _sections(sections: Any, where: str, known: Collection[str] = ()) -> dict[st
 
 
 def _data(section: Any, tasks: dict[str, dict], where: str, folder: Path) -> Data:
-    """One data set: the keys of Data, and all others as settings of its task."""
+    """Make a data set: the keys of Data, and all others as settings of its task."""
     if not isinstance(section, dict) or not isinstance(section.get("name"), str):
         raise SageError(f"{where}: a data set is a section with a name, not {section!r}")
     common = {f.name for f in dataclasses.fields(Data)} - {"settings"}
@@ -158,7 +158,7 @@ def _data(section: Any, tasks: dict[str, dict], where: str, folder: Path) -> Dat
 
 
 def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]:
-    """The methods. One with a section ``vary`` (setting -> list of values) becomes one for each
+    """Make the methods. A section ``vary`` (setting -> list of values) makes a method for each
     combination, whose key and label name the values: grpo with ``vary: {rl.beta: [0, 0.2]}``
     becomes grpo_beta0 ("GRPO, beta 0") and grpo_beta0.2."""
     methods: dict[str, Method] = {}
@@ -194,7 +194,7 @@ def _method(fields: dict[str, Any], guides: dict[str, dict], where: str) -> Meth
 
 
 def _faults(profile: Profile) -> Iterator[str]:
-    """What no run could do, or a library would misread: a sentence each."""
+    """Yield a sentence for each thing that no run could do, or a library would misread."""
     model = profile.model
     if profile.sft and profile.sft_data is None:
         yield "sft needs the section sft_data"
@@ -246,12 +246,12 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
 
 
 def profile_names() -> list[str]:
-    """The profiles that come with the companion."""
+    """Return the names of the profiles that come with the companion."""
     return sorted(p.stem for p in PROFILES.glob("*.yaml"))
 
 
 def find(name: str, folder: Path) -> Path:
-    """The file of a profile by its name, or by its path below ``folder``."""
+    """Return the file of a profile by its name, or by its path below ``folder``."""
     is_file = name.endswith((".yaml", ".yml"))
     path = (folder / Path(name).expanduser()).resolve() if is_file else PROFILES / f"{name}.yaml"
     if len(path.name) > 255 or not path.is_file():  # more than a file's name can have
@@ -265,14 +265,14 @@ def find(name: str, folder: Path) -> Path:
 
 
 def extended(path: Path) -> Path | None:
-    """The file that a profile's file extends, None where it extends none."""
+    """Return the file that a profile's file extends, or None."""
     below = _parsed(path.name, path.read_text())[0].get("extends")
     return None if below is None else find(str(below), path.parent)
 
 
 def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file merged over what it extends: settings, and source by dotted key. ``above``: the files
-    that extend it."""
+    """Read a file and merge it over what it extends. Returns settings, and their sources by dotted
+    key. ``above``: the files that extend it."""
     if path in above:
         raise SageError(f"{path.name} extends itself: {' -> '.join(p.stem for p in above)}")
     try:
@@ -296,7 +296,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict
 
 @functools.lru_cache(maxsize=64)
 def _parsed(name: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file's own settings and their sources, read once: comments make it slow."""
+    """Parse a file's settings and their sources, once: comments make it slow."""
     plain, commented = YAML(typ="safe").load(text), YAML(typ="rt").load(text)
     if not isinstance(plain, dict):
         raise SageError(f"{name} must hold named sections, as profiles/smoke.yaml does")
@@ -304,8 +304,8 @@ def _parsed(name: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _merge(base: dict, over: dict, sources: dict[str, str], prefix: str) -> dict:
-    """``over`` on top of ``base``, key by key. An empty section empties the one below, and one with
-    another ``name`` replaces it. A replaced value loses the source it had."""
+    """Merge ``over`` into ``base``, key by key. An empty section empties the section below, and a
+    section with another ``name`` replaces it. A replaced value loses its source."""
     merged = dict(base)
     for key, value in over.items():
         place, old = f"{prefix}{key}", merged.get(key)
@@ -347,7 +347,7 @@ def change(raw: dict, sources: dict[str, str], assignment: str, where: str) -> N
 
 
 def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, comment at the end of its line) for every commented value."""
+    """Yield (dotted key, comment at the end of its line) for every commented value."""
     for key, value in section.items():
         tokens = section.ca.items.get(key)
         if tokens and tokens[2] and tokens[2].value.startswith("#"):  # below the line: of the next

@@ -75,7 +75,7 @@ class Study:
         return "grpo_branch" if "grpo_branch" in guided else next(iter(guided), None)
 
     def label(self, method: str) -> str:
-        """A method's name in tables; a key that the profile does not have stays."""
+        """Return a method's name in tables; a key that the profile does not have stays."""
         known = method == BASE or method in self.settings.methods
         return self.settings.label(method) if known else method
 
@@ -95,7 +95,7 @@ class Study:
         return value
 
     def require(self, *families: str) -> None:
-        """SageError where the profile has no methods of one of these families."""
+        """Raise SageError where the profile has no methods of one of these families."""
         there = {method.family for method in self.settings.methods.values()}
         lacking = [family for family in families if family not in there]
         if lacking:
@@ -105,7 +105,7 @@ class Study:
             )
 
     def frame(self, name: str) -> pd.DataFrame:
-        """A frame as it is stored, with the rows of the profile's methods and seeds; may be empty.
+        """Return a frame with the rows of the profile's methods and seeds; it may be empty.
 
         They stand in the profile's order of methods, then by seed.
         """
@@ -118,7 +118,7 @@ class Study:
         return pd.concat(there, ignore_index=True) if there else pd.DataFrame()
 
     def stored(self, name: str) -> pd.DataFrame:
-        """A frame as it lies in the folder of this profile alone; may be empty."""
+        """Return a frame as it lies in the folder of this profile alone; it may be empty."""
         path = self.folder / f"{name}.parquet"
         if self.own:
             return _gathered(self.folder, name, self.settings)
@@ -134,7 +134,7 @@ class Study:
 
 
 def load(profile: str | Path, own: bool = False) -> Study:
-    """The results of a profile: the published ones, or with `own` those of your own runs.
+    """Load the results of a profile: the published ones, or with `own` those of your own runs.
 
     Raises SageError for a profile that does not exist, or of which nothing is published.
     """
@@ -148,12 +148,12 @@ def load(profile: str | Path, own: bool = False) -> Study:
 
 
 def published() -> list[str]:
-    """Names of the profiles with published results."""
+    """Return the names of the profiles with published results."""
     return sorted(path.parent.name for path in paths.PUBLISHED.glob("*/runs.parquet"))
 
 
 def _ordered(rows: pd.DataFrame, profile: Profile) -> pd.DataFrame:
-    """The rows of a profile's methods and seeds, in the order of its methods, then by seed."""
+    """Order the rows of a profile's methods and seeds by its methods, then by seed."""
     if rows.empty:
         return rows
     rows = rows[[*RUN, *rows.columns.drop(RUN)]].astype({"seed": "Int64"})
@@ -170,7 +170,7 @@ def _ordered(rows: pd.DataFrame, profile: Profile) -> pd.DataFrame:
 
 
 def collect(profile: Profile) -> dict[str, pd.DataFrame]:
-    """Every frame of a user's own results as it is published: what :func:`write` writes."""
+    """Return every frame of a user's results as it is published, for :func:`write`."""
     study = Study(profile, own=True)
     frames = {name: _ordered(study.stored(name), profile) for name in FRAMES}
     filled = {name: frame for name, frame in frames.items() if len(frame)}
@@ -178,7 +178,7 @@ def collect(profile: Profile) -> dict[str, pd.DataFrame]:
 
 
 def joined(frames: dict[str, pd.DataFrame], published: Study) -> dict[str, pd.DataFrame]:
-    """`frames` with the published rows of runs that they do not have, in the profile's order.
+    """Add the published rows of runs that `frames` do not have, in the profile's order.
 
     A run is known by its stage in `runs`, and by its name in the frames of one stage.
     """
@@ -207,7 +207,7 @@ def write(frames: dict[str, pd.DataFrame], profile: Profile, folder: Path) -> No
 
 
 def _gathered(root: Path, name: str, profile: Profile) -> pd.DataFrame:
-    """One frame from the folders of finished runs: those that hold a record."""
+    """Read a frame from the folders of finished runs: those that hold a record."""
     stages, file = FRAMES[name]
     parts = []
     for stage in stages:
@@ -230,7 +230,7 @@ def _gathered(root: Path, name: str, profile: Profile) -> pd.DataFrame:
 
 
 def _names(folder: Path) -> tuple[str, str, int | None]:
-    """Run, method and seed of a run's folder: ("grpo-s3407", "grpo", 3407)."""
+    """Return run, method and seed of a run's folder: ("grpo-s3407", "grpo", 3407)."""
     method, dash, seed = folder.name.rpartition("-s")
     return (folder.name, method, int(seed)) if dash else ("sft", BASE, None)
 
@@ -250,7 +250,7 @@ def _read(path: Path, name: str, profile: Profile) -> pd.DataFrame:
 
 
 def _run_row(path: Path, profile: Profile) -> dict[str, Any]:
-    """A row of `runs`: what was trained or measured, from what, where and in which time."""
+    """Make a row of `runs`: what was trained or measured, from what, where and in which time."""
     record = records.load(path)
     _, key, _ = _names(path.parent)
     row = {"stage": record["stage"]}
@@ -285,10 +285,10 @@ def _run_row(path: Path, profile: Profile) -> dict[str, Any]:
 
 
 def thinned(steps: pd.DataFrame) -> pd.DataFrame:
-    """Step logs as they are published: step 1, and means over blocks that end at 10, 20, ...
+    """Thin step logs as they are published: step 1, and means over blocks that end at 10, 20, ...
 
     `steps` says of how many steps a row holds the means. Values have 6 significant digits. A log of
-    at most WHOLE_LOG rows stays as it is, and so does one of SFT, which is not of every step.
+    at most WHOLE_LOG rows stays as it is, and so does a log of SFT, which is not of every step.
     """
     frames = []
     for _, log in steps.groupby(RUN, sort=False, dropna=False):
@@ -306,7 +306,7 @@ def thinned(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _every_step(log: pd.DataFrame) -> pd.DataFrame:
-    """Step logs with a row per step: the blocks of thinned ones repeated."""
+    """Repeat the blocks of thinned step logs, so that each step has a row."""
     if "steps" not in log:
         return log
     whole = log.loc[log.index.repeat(log["steps"].fillna(1).astype(int))].reset_index(drop=True)

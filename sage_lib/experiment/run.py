@@ -54,7 +54,7 @@ class Run:
         return digest(self.made_from)
 
     @functools.cached_property
-    def stamp(self) -> str:
+    def build_fingerprint(self) -> str:
         """Hash of what the work in ``build`` is made from; how samples are read is no part."""
         return digest(self.made_from.get("sampled", self.made_from))
 
@@ -100,8 +100,8 @@ class Run:
         return str(records.load(self.record)["weights"]) if made else ""
 
     def done(self) -> bool:
-        """Finished from the same settings and weights, with what it made still on disk. The record
-        alone is not enough: it may come from another machine."""
+        """Return whether the run is finished from the same settings and weights, and what it made
+        is still on disk. The record alone is not enough: it may come from another machine."""
         mark = self.build / "done"
         if not mark.is_file() or mark.read_text() != self.fingerprint:
             return False
@@ -122,8 +122,8 @@ class Run:
 
     def is_prepared(self) -> bool:
         """True once the folder holds work of these very settings."""
-        stamp = self.build / "fingerprint"
-        return stamp.is_file() and stamp.read_text() == self.stamp
+        file = self.build / "fingerprint"
+        return file.is_file() and file.read_text() == self.build_fingerprint
 
     def prepare(self) -> None:
         """Make the folders; put aside what other settings left there, so that nothing is lost."""
@@ -131,7 +131,7 @@ class Run:
             put_aside(self.build)
         self.build.mkdir(parents=True, exist_ok=True)
         self.measured.mkdir(parents=True, exist_ok=True)
-        write_text(self.build / "fingerprint", self.stamp)
+        write_text(self.build / "fingerprint", self.build_fingerprint)
 
     def made_below(self) -> Run | None:
         """Return the same base or policy as a profile below made it: one that a variant changes

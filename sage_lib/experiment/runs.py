@@ -28,14 +28,14 @@ NOT_WATCHED = (
 
 
 def _new_run(profile: Profile, stage: str, place: str, name: str, **more: Any) -> Run:
-    """A run of a stage; ``place``: its folder below the profile's."""
+    """Return a run of a stage; ``place``: its folder below the profile's."""
     build, measured = paths.build(profile.name) / place, paths.measured(profile.name) / place
     row = STAGES[stage]
     return Run(profile, stage, name, build, measured, reads=row.reads, makes=row.makes, **more)
 
 
 def _on(policy: Run, stage: str, alone: bool = False) -> Run:
-    """The run of a stage that measures the model of ``policy``, ``alone`` where there is one."""
+    """Return the run of a stage that measures a policy, ``alone`` where the stage has one run."""
     short = "eval" if stage == "evaluation" else stage
     place, name = (stage, stage) if alone else (f"{stage}/{policy.name}", f"{short}-{policy.name}")
     more = {"method": policy.method, "seed": policy.seed, "policy": policy}
@@ -111,24 +111,25 @@ def _base(stage: str, profile: Profile) -> list[Run]:
 
 
 def _exact(stage: str, profile: Profile) -> list[Run]:
-    """Of the base, where all valid completions can be listed."""
+    """Return the run on the base, where all valid completions can be listed."""
     return _base(stage, profile) if profile.exact else []
 
 
 def _first(stage: str, profile: Profile) -> list[Run]:
-    """Of the first policy of the first method."""
+    """Return the run on the first policy of the first method."""
     return [_on(policy_runs(profile)[:2][-1], stage, alone=True)]
 
 
 def _baseline(stage: str, profile: Profile, methods: Iterable[str] = ()) -> list[Run]:
-    """Of the first ``exploration.seeds`` seeds of the first method, or of these methods."""
+    """Return the runs on the first ``exploration.seeds`` seeds of the first method, or of
+    ``methods``."""
     names = [name for name in methods or (profile.reference,) if name in profile.methods]
     seeds = {name: profile.seeds_of(name)[: profile.exploration.seeds] for name in names}
     return [_on(rl_run(profile, name, seed), stage) for name in names for seed in seeds[name]]
 
 
 def _explored(stage: str, profile: Profile) -> list[Run]:
-    """Of the methods that ``exploration`` names."""
+    """Return the runs on the methods that ``exploration`` names."""
     return _baseline(stage, profile, profile.exploration.methods or ())
 
 
@@ -168,18 +169,18 @@ STAGES = {stage.name: stage for stage in _ROWS}
 
 
 def entropies(profile: Profile) -> dict[str, Any]:
-    """What the stage entropies measured: tokens, mean, quantiles (nats), histogram."""
+    """Read the measured entropies: tokens, mean, quantiles (nats), histogram."""
     return dict(read_json(entropy_run(profile).measured / "entropy.json"))
 
 
 def guide_of(profile: Profile, choice: Mapping[str, Any]) -> Guide:
-    """The guide of a choice, made from the base's entropies where it asks for them."""
+    """Build the guide of a choice, from the base's entropies where it needs them."""
     return build_guide(choice, entropies(profile)["quantiles"] if needs_entropies(choice) else None)
 
 
 def require_entropies(profile: Profile, guide: Mapping[str, Any] | None) -> None:
-    """SageError where a guide needs entropies that were not measured with the profile's settings,
-    or not yet: an old threshold must not be taken without a word."""
+    """Raise SageError where a guide needs entropies that were not measured with the profile's
+    settings: an old threshold must not be taken without a word."""
     run = entropy_run(profile)
     if guide is not None and needs_entropies(guide) and not run.done():
         raise SageError(
@@ -189,7 +190,7 @@ def require_entropies(profile: Profile, guide: Mapping[str, Any] | None) -> None
 
 
 def finished(profile: Profile, policy: Run | None) -> Run:
-    """``policy``, the run whose model is read; SageError where that is not there."""
+    """Return ``policy``, the run whose model is read; raise SageError where there is no model."""
     if policy is None or not policy.done():
         raise SageError(
             f"there is no finished model of {policy.name if policy else 'a policy'} in profile "
@@ -199,7 +200,7 @@ def finished(profile: Profile, policy: Run | None) -> Run:
 
 
 def command(profile: Profile, run: Run | None = None) -> str:
-    """What to type to make a run of a profile, or without one everything, again."""
+    """Return the command that makes a run of a profile, or all of its runs, again."""
     spec = shlex.quote(profile.spec)
     if run is None:
         return f"sage-companion reproduce --profile {spec}"

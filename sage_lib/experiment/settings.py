@@ -214,7 +214,7 @@ class Rl:
 
 
 def guide_choice(choice: Any, defaults: Sections) -> Any:
-    """The choice of a guide, a name or a section, over the ``defaults`` of its name."""
+    """Merge the choice of a guide, a name or a section, over the ``defaults`` of its name."""
     section = {"name": choice} if isinstance(choice, str) else choice
     if not isinstance(section, dict):
         return section  # for check_choice to refuse
@@ -270,8 +270,8 @@ class Profile:
         return frozenset(data.name for data in self.evaluation.data)
 
     def data_sets(self, ood: bool | None = None) -> list[Data]:
-        """What is evaluated: with `ood` the data sets marked so, with False the others (or all,
-        where every one is marked), with None all."""
+        """Return the data sets that are evaluated: with `ood` those marked so, with False the
+        others (or all, where every one is marked), with None all."""
         all_sets = list(self.evaluation.data)
         selected = [data for data in all_sets if ood is None or data.ood == ood]
         return selected or (all_sets if ood is False else [])
@@ -282,26 +282,26 @@ class Profile:
         return any("valid" in task_of(name).LOGGED for name in self.tasks)
 
     def seeds_of(self, method: str) -> tuple[int, ...]:
-        """The training seeds of a method."""
+        """Return the training seeds of a method."""
         seeds = self.methods[method].seeds
         return self.seeds if seeds is None else seeds
 
     def label(self, method: str) -> str:
-        """The paper's name for a method key; "base" is the SFT model."""
+        """Return the paper's name for a method key; "base" is the SFT model."""
         return BASE_LABEL if method == BASE else self.methods[method].label
 
     def rl_of(self, method: str) -> dict[str, Any]:
-        """The section ``rl`` with a method's changes."""
+        """Return the section ``rl`` with a method's changes."""
         return {**self.rl, **self.methods[method].rl}
 
     def training(self, method: str, seed: int | None) -> Training:
-        """One RL run, resolved: its method, and the sections that the method changes."""
+        """Resolve an RL run: its method, and the sections that the method changes."""
         resolved = self.methods[method]
         rl = {**self.rl_of(method), "seed": seed}
         return Training(resolved, rl, self.rl_lora if resolved.lora else None)
 
     def steps_of(self, method: str) -> int:
-        """How many updates train a method: RL steps, or those of all its rounds."""
+        """Return how many updates train a method, in RL or in all its rounds."""
         if self.methods[method].rft is not None:
             return self.rft_of(method).steps
         return int(self.rl_of(method)["max_steps"])
@@ -311,7 +311,7 @@ class Profile:
         return self.model.max_seq_length - int((rl or self.rl)["max_completion_length"])
 
     def rft_of(self, method: str) -> Rft:
-        """The rounds of a method that is trained by them: its changes over the profile's."""
+        """Merge a method's rounds over the profile's section ``rft``."""
         changes, where = self.methods[method].rft or {}, f"{self.name}: methods.{method}.rft"
         sections = [self.sft, self.rft.get("sft", {}), changes.get("sft", {})]
         if not all(isinstance(section, dict) for section in sections):
@@ -320,7 +320,7 @@ class Profile:
         return make(Rft, {**self.rft, **changes, "sft": sft}, where)
 
     def configured(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """(configuration, place, settings) of all that TRL's and PEFT's are made from."""
+        """Yield (configuration, place, settings) of all sections that TRL and PEFT read."""
         yield "SFTConfig", "sft", self.sft
         for place, section in (("sft_lora", self.sft_lora), ("rl_lora", self.rl_lora)):
             yield "LoraConfig", place, section or {}
@@ -330,10 +330,10 @@ class Profile:
                 yield "SFTConfig", "rft.sft", self.rft_of(key).sft
 
     def guide_choice(self, choice: Any) -> Any:
-        """A guide's choice, a name or a section, over the profile's parameters for its name."""
+        """Merge the choice of a guide over the profile's parameters for its name."""
         return guide_choice(choice, self.guide_defaults)
 
     def flat(self, methods: bool = True) -> dict[str, Any]:
-        """Dotted key -> value of every setting in the profile's files, in their order."""
+        """Return every setting in the profile's files by dotted key, in their order."""
         shown = {key: value for key, value in self.raw.items() if methods or key != "methods"}
         return dict(flatten(shown))

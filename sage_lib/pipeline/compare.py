@@ -15,8 +15,11 @@ from sage_lib.pipeline import arguments, plan
 
 
 def compare(profile: Profile) -> pd.DataFrame:
-    """Columns result, verdict and detail: a row for the weights, for pass@k, and for each published
-    table that there is of one's own. SageError where nothing is published, or nothing one's own."""
+    """Compare a user's results with the published ones: weights, pass@k, and each table.
+
+    Returns columns result, verdict and detail. Raises SageError where nothing is published, or the
+    user has no results.
+    """
     if profile.name not in results.published():
         listed = ", ".join(results.published())
         raise SageError(f"nothing is published for {profile.name}, only for {listed}")
@@ -32,7 +35,7 @@ def compare(profile: Profile) -> pd.DataFrame:
 
 
 def compare_weights(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str]:
-    """Of how many trained models the weights are bit for bit the published ones."""
+    """Count the trained models whose weights are bit for bit the published ones."""
     trained = [frame[frame["stage"].isin(["sft", "rl"])] for frame in (local, published)]
     pairs = trained[0].merge(trained[1], on="run", suffixes=("", " published"))
     same = int((pairs["weights"] == pairs["weights published"]).sum())
@@ -43,7 +46,7 @@ def compare_weights(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, 
 
 
 def compare_counts(local: pd.DataFrame, published: pd.DataFrame, k: int) -> tuple[str, str]:
-    """How many values of pass@k, one of each policy and data set, lie in the published ones' 95 %
+    """Count the values of pass@k, one for each policy and data set, that lie in the published 95 %
     intervals over problems."""
     by = ["run", "dataset"]
     mine, within, same = dict(list(local.groupby(by))), [], True
@@ -59,8 +62,8 @@ def compare_counts(local: pd.DataFrame, published: pd.DataFrame, k: int) -> tupl
 
 
 def compare_tables(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str]:
-    """Whether two tables are the same but for seconds, which are a machine's own; if not, where
-    pandas sees the first difference."""
+    """Compare two tables, apart from seconds, which depend on the machine. The detail is the first
+    difference that pandas sees."""
     both = (table.loc[:, ~table.columns.str.contains("seconds")] for table in (local, published))
     try:
         pd.testing.assert_frame_equal(*both, check_dtype=False, rtol=SAME, atol=1e-12)
@@ -80,4 +83,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> None:
-    show(arguments.given_profile(options))
+    show(arguments.named_profile(options))

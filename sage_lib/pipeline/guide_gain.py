@@ -81,7 +81,7 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     ]
     if options.samples:
         options.set.append("evaluation.ks=[1]")
-    profile = arguments.given_profile(options)
+    profile = arguments.named_profile(options)
     planned = stages.jobs_of(profile, ("sft", "evaluation"))
     base = [job for job in planned if job.run.method == BASE]  # and no policy of RL
     jobs.require(base, jobs.run(base, 1, profile.compute.threads), "; what was made is kept")

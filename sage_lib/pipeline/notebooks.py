@@ -21,7 +21,7 @@ WALK = ("04", "05", "06", "07")
 
 
 def _betas(profile: Profile) -> set[float]:
-    """The anchor's weights with which the profile trains GRPO without a guide."""
+    """Return the values of beta with which the profile trains GRPO without a guide."""
     plain = [m for m in profile.methods.values() if not (m.guide or m.rft or m.advantage)]
     return {{**profile.rl, **method.rl}["beta"] for method in plain}
 
@@ -53,7 +53,7 @@ class Notebook:
         return self.name[:2]
 
     def lacks(self, profile: Profile) -> str | None:
-        """What the notebook needs and this profile does not have; None where it has all."""
+        """Return what the notebook needs and the profile does not have, or None."""
         families = {method.family for method in profile.methods.values()}
         met = {need for need, test in NEEDS.items() if test(profile)} | (families - NEEDS.keys())
         return next((need for need in self.needs if need not in met), None)
@@ -66,7 +66,7 @@ def _read(path: Path) -> Any:
 
 
 def select(only: Sequence[str] | None = None) -> list[Notebook]:
-    """The notebooks of these numbers, without any all; SageError for a number that there is not."""
+    """Return the notebooks of these numbers, or all; raise SageError for an unknown number."""
     known = {path.name[:2]: path for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))}
     only = [number.partition("_")[0].zfill(2) for number in only or ()]
     for number in only:
@@ -78,7 +78,7 @@ def select(only: Sequence[str] | None = None) -> list[Notebook]:
 
 
 def parameters(path: Path) -> set[str]:
-    """Names assigned in the cell tagged ``parameters``, which must be the first code cell."""
+    """Return the names assigned in the cell tagged ``parameters``, the first code cell."""
     code = [cell for cell in _read(path).cells if cell.cell_type == "code"]
     if not code or "parameters" not in code[0].metadata.get("tags", []):
         raise SageError(f"notebook {path.stem}: its first code cell must carry the tag parameters")

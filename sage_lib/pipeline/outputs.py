@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def with_outputs(notebook: Any, ran: Any) -> Any:
-    """A notebook (nbformat) with the outputs of its executed copy, clean; nothing else changed."""
+    """Return a notebook (nbformat) with the clean outputs of its executed copy."""
     stored = copy.deepcopy(notebook)
     outputs = {cell["id"]: cell.outputs for cell in ran.cells if cell.cell_type == "code"}
     code = [cell for cell in stored.cells if cell.cell_type == "code"]
@@ -81,7 +81,7 @@ def _add_object(cell: Any, output: Any) -> None:
 
 
 def smaller(picture: str) -> str:
-    """A picture (PNG in base64) in 128 colours, a third of the size. They cover all of the
+    """Reduce a picture (PNG in base64) to 128 colours, a third of the size. They cover all of the
     picture's: by their frequency, a few dots would take another method's colour."""
     from PIL import Image
 
@@ -96,7 +96,7 @@ def _without_root(text: str) -> str:
 
 
 def faults(notebook: Any) -> list[str]:
-    """What in stored outputs would not be the same elsewhere, or is too large: sentences."""
+    """Return sentences on stored outputs that would differ elsewhere, or are too large."""
     sentences = []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):
@@ -112,8 +112,8 @@ def faults(notebook: Any) -> list[str]:
 
 
 def words(cell: Any) -> Iterator[str]:
-    """What a code cell's outputs say, line by line and table cell by table cell; a picture counts
-    as the word ``image/png``."""
+    """Yield a code cell's outputs, line by line and table cell by table cell; a picture counts as
+    the word ``image/png``."""
     for output in cell.outputs:
         data = output.get("data", {"text/plain": output.get("text", "")})
         text = PICTURE if PICTURE in data else data.get("text/plain", "")
@@ -140,7 +140,7 @@ def agree(stored: str, new: str) -> bool:
 
 
 def differences(stored: Any, new: Any) -> list[str]:
-    """Where two executed copies of a notebook say different things: sentences."""
+    """Return sentences on where two executed copies of a notebook say different things."""
     sentences = []
     for number, (old, ran) in enumerate(zip(stored.cells, new.cells, strict=True)):
         if old.cell_type == "code" and "trained" not in old.metadata.get("tags", []):

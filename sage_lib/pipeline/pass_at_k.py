@@ -38,7 +38,7 @@ class Policy:
     unreadable: list[tuple[str, int, str]]
 
     def values(self, ks: Sequence[int], problems: Sequence[str] | None = None) -> Values:
-        """pass@k, shape (seeds, problems, ks), of these problems, or of all."""
+        """Return pass@k, shape (seeds, problems, ks), of these problems, or of all."""
         rows = list(self.n.index if problems is None else problems)
         n, c = self.n.loc[rows], self.c.loc[rows]
         curves = np.stack([metrics.pass_at_k_curve(n[seed], c[seed], ks) for seed in n])
@@ -46,7 +46,8 @@ class Policy:
         return Values(self.label, curves, [f"pass@{k}" for k in ks], ["all"] * len(rows), seeds)
 
     def noise(self, ks: Sequence[int], problems: Sequence[str], seeds: Sequence[Any]) -> np.ndarray:
-        """Variance of the mean pass@k over these seeds that comes from drawing samples, (ks,)."""
+        """Return the variance, shape (ks,), that drawing samples gives the mean pass@k of these
+        seeds."""
         used = [seed for seed in self.n if self.n.columns.tolist() == [-1] or seed in seeds]
         n, c = (table.loc[problems, used].to_numpy().ravel() for table in (self.n, self.c))
         sums = [metrics.variance_of_pass_at_k(n, c, k).sum() for k in ks]
@@ -54,8 +55,8 @@ class Policy:
 
 
 def policy(text: str, metric: str | None = None, filter: str | None = None) -> Policy:
-    """What a word of the command line names: [LABEL=]FILE[:METHOD], where ``+`` joins files with
-    other samples of the same policy, and ``,`` those of another training seed."""
+    """Read a policy from an argument [LABEL=]FILE[:METHOD], where ``+`` joins files with other
+    samples of the same policy, and ``,`` files of another training seed."""
     label, equals, rest = text.partition("=")
     if Path(text).exists() or not equals or "/" in label:
         label, rest = "", text
@@ -95,12 +96,12 @@ def policy(text: str, metric: str | None = None, filter: str | None = None) -> P
 
 
 def _parts(text: str, between: str) -> list[str]:
-    """A list of files; a file whose name has that sign is one."""
+    """Split a list of files at a sign; a file whose name has that sign is not split."""
     return [text] if Path(text).exists() else text.split(between)
 
 
 def _place(text: str) -> tuple[Path, str | None]:
-    """FILE or FILE:METHOD."""
+    """Split FILE:METHOD; FILE alone has no method."""
     file, colon, method = text.rpartition(":")
     if colon and not Path(text).exists() and Path(file).is_file():
         return Path(file), method
@@ -108,16 +109,14 @@ def _place(text: str) -> tuple[Path, str | None]:
 
 
 def powers(policies: Sequence[Policy]) -> list[int]:
-    """1, 2, 4, ... up to the fewest samples that a problem has."""
+    """Return 1, 2, 4, ... up to the fewest samples that a problem has."""
     fewest = min(int(side.n.to_numpy().min()) for side in policies)
     return [2**i for i in range(fewest.bit_length())]
 
 
 def curve(side: Policy, ks: Sequence[int]) -> pd.DataFrame:
-    """pass@k with its 95 % interval: over problems, and over seeds where there are three or more.
-
-    Of one seed it is a bootstrap, which holds with few problems, too.
-    """
+    """Return pass@k with its 95 % interval: over problems, and with three or more seeds over seeds,
+    too. With one seed the interval is a bootstrap, which holds with few problems."""
     values = side.values(ks)
     if len(values.seeds) > 1:
         levels = passk.levels({side.label: values})
@@ -131,10 +130,10 @@ def curve(side: Policy, ks: Sequence[int]) -> pd.DataFrame:
 
 
 def difference(ours: Policy, theirs: Policy, ks: Sequence[int]) -> tuple[pd.DataFrame, str]:
-    """`ours` less `theirs` at each k, and where the curves cross, in rows of COLUMNS; and a
-    sentence about the crossing.
+    """Compare two policies on the problems that both have.
 
-    Only the problems that both have count. SageError for fewer than two of them.
+    Returns rows of COLUMNS: `ours` less `theirs` at each k, and where the curves cross; and a
+    sentence about the crossing. Raises SageError for fewer than two problems.
     """
     both = [problem for problem in ours.n.index if problem in theirs.n.index]
     pair = f"{ours.label} and {theirs.label}"
@@ -175,7 +174,7 @@ def _crossing(crossing: dict[str, float], up: str, down: str, ks: Sequence[int])
 
 
 def draw(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
-    """The curves with their intervals and, where there are any, the differences."""
+    """Draw the curves with their intervals and, where there are any, the differences."""
     kinds = ["pass@k", "difference"] if (table["what"] == "difference").any() else ["pass@k"]
     figure = Figure(figsize=(style.NARROW * len(kinds), 2.6))
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]
@@ -271,7 +270,7 @@ def run_pass_at_k(options: argparse.Namespace) -> None:
 
 
 def _shown(table: pd.DataFrame) -> str:
-    """A table with a dash for what is not known, and whole numbers as such."""
+    """Write a dash for what is not known, and whole numbers without a fraction."""
     whole = [name for name in table if name.endswith("_to_tell")]
     shown = table.astype(object)
     shown[whole] = table[whole].map(lambda number: "none" if np.isinf(number) else f"{number:.0f}")

@@ -46,7 +46,7 @@ _ENDS = ["value", "fast", "slow"]
 
 
 def settings_table(profile: Profile) -> pd.DataFrame:
-    """Every resolved setting: columns setting, value, source (the nearest comment)."""
+    """List every resolved setting: columns setting, value, source (the nearest comment)."""
     rows = []
     for key, value in profile.flat().items():
         place = key
@@ -59,8 +59,14 @@ def settings_table(profile: Profile) -> pd.DataFrame:
 def planned_runs(
     profile: Profile, planned: Sequence[Run] | None = None, assumptions: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """The runs (or ``every`` of them) by stage and method: columns stage, method, runs, size (of
-    one run); with ``assumptions`` also GPU hours of all of them: value, fast, slow."""
+    """Count runs by stage and method.
+
+    Args:
+        planned: the runs, or all of the profile.
+        assumptions: what GPU hours rest on, as :func:`assumed` returns it.
+    Returns columns stage, method, runs, size (of a single run) and, with ``assumptions``, the GPU
+    hours of all these runs: value, fast, slow.
+    """
     if planned is None:
         planned = runs.every_run(profile)
     rows = []
@@ -90,7 +96,7 @@ def _size(profile: Profile, stage: str, method: str) -> str:
 
 
 def _epochs(sft: Mapping[str, Any]) -> float:
-    """Of a section without ``max_steps``; TRL's default is 3."""
+    """Return the epochs of a section without ``max_steps``; TRL's default is 3."""
     return float(sft.get("num_train_epochs", 3))
 
 
@@ -99,8 +105,8 @@ def _batch(section: Mapping[str, Any]) -> int:
 
 
 def parameters(architecture: Mapping[str, Any], rank: int | None) -> tuple[int, int]:
-    """Parameters of a Qwen2 model, and of a LoRA adapter of ``rank`` on all its projections (0
-    without one)."""
+    """Return the number of parameters of a Qwen2 model, and of a LoRA adapter of ``rank`` on all
+    its projections (0 without a rank)."""
     hidden, inner = architecture["hidden_size"], architecture["intermediate_size"]
     keys = hidden // architecture["num_attention_heads"] * architecture["num_key_value_heads"]
     attention = [(hidden, hidden), (hidden, keys), (hidden, keys), (hidden, hidden)]
@@ -119,8 +125,8 @@ def _vocabulary(architecture: Mapping[str, Any]) -> int:
 
 
 def needs(profile: Profile) -> pd.DataFrame:
-    """Estimated GPU memory of RL at its peak, and disk: columns what ("memory", "disk"), part, GB.
-    An order of magnitude, no measurement."""
+    """Estimate GPU memory of RL at its peak, and disk, as orders of magnitude: columns what
+    ("memory", "disk"), part, GB."""
     shape, rl, evaluation = profile.model.architecture or {}, profile.rl, profile.evaluation
     rank = None if profile.rl_lora is None else profile.rl_lora.get("r", 8)  # PEFT's default
     total, adapter = parameters(shape, rank)
@@ -157,15 +163,15 @@ def needs(profile: Profile) -> pd.DataFrame:
 
 
 def disk_gb(profile: Profile) -> float:
-    """What ``compute.disk_gb`` says, or where it is null the estimate."""
+    """Return ``compute.disk_gb``, or the estimate where that is null."""
     if profile.compute.disk_gb is not None:
         return profile.compute.disk_gb
     return float(needs(profile).groupby("what")["GB"].sum()["disk"])
 
 
 def assumed(profile: Profile, changes: Sequence[str] = ()) -> pd.DataFrame:
-    """:data:`ASSUMED` with the profile's own, and then ``changes`` (KEY=VALUE), in their place: a
-    row each, columns value, fast, slow, source."""
+    """Replace values of :data:`ASSUMED` by the profile's, and then by ``changes`` (KEY=VALUE).
+    Returns a row each, columns value, fast, slow, source."""
     assumptions, of_profile = dict(ASSUMED), profile.compute.assume
     for name, said in [*of_profile.items(), *(change.partition("=")[::2] for change in changes)]:
         try:
@@ -182,18 +188,20 @@ def assumed(profile: Profile, changes: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def _passes(tokens: float, operations: int, size: int, numbers: Mapping[str, float]) -> float:
-    """Hours of passes over so many tokens, at so many operations a token and parameter."""
+    """Return the hours of passes over ``tokens`` tokens; ``operations`` count for each token and
+    parameter."""
     rate = numbers["teraflops"] * 1e12 * numbers["utilisation"]
     return tokens * operations * size / rate / 3600
 
 
 def operations(adapter: bool, again: bool) -> int:
-    """Of training, a token and parameter; ``again``: activations are recomputed."""
+    """Return the operations of training for each token and parameter; ``again``: activations are
+    recomputed."""
     return 2 + 2 + (0 if adapter else 2) + (2 if again else 0)
 
 
 def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, float]) -> float:
-    """GPU hours of one run; those that read a few problems count as nothing."""
+    """Return the GPU hours of a run; a run that reads a few problems counts as nothing."""
     evaluation, tokens = profile.evaluation, numbers["tokens"]
     size, _ = parameters(profile.model.architecture or {}, None)
     whole = tokens + numbers["prompt"]
@@ -224,7 +232,7 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
 
 
 def text(frame: pd.DataFrame) -> str:
-    """A table as left-aligned text, columns two spaces apart."""
+    """Write a table as left-aligned text, columns two spaces apart."""
     shown = frame.map(lambda value: f"{value:.3g}" if isinstance(value, float) else str(value))
     cells = [list(map(str, frame)), *shown.to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -232,7 +240,7 @@ def text(frame: pd.DataFrame) -> str:
 
 
 def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
-    """The dry run as text. ``changes``: what GPU hours are to rest on instead, as KEY=VALUE."""
+    """Write the dry run. ``changes`` (KEY=VALUE) replace assumptions behind the GPU hours."""
     assumptions = assumed(profile, changes)
     check_settings(profile)
     parts = {"SETTINGS": settings_table(profile), "RUNS": planned_runs(profile)}
@@ -250,15 +258,15 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
 
 
 def _missing(profile: Profile) -> list[str]:
-    """The data files of a user's own that are not there."""
+    """Return the user's data files that do not exist."""
     used = [profile.sft_data, profile.rl_data, *profile.evaluation.data]
     files = [getattr(data.settings, "file", None) for data in used if data is not None]
     return list(dict.fromkeys(str(file) for file in files if file and not file.is_file()))
 
 
 def check_settings(profile: Profile) -> None:
-    """SageError for a setting that TRL's or PEFT's configuration does not have. Asked in a process
-    of its own, unless torch is here already."""
+    """Raise SageError for a setting that TRL's or PEFT's configuration does not have. A process of
+    its own checks this, unless torch is here already."""
     if "torch" in sys.modules:
         return _check_settings(profile)
     spawn = multiprocessing.get_context("spawn")
@@ -267,7 +275,7 @@ def check_settings(profile: Profile) -> None:
 
 
 def _be_silent() -> None:
-    """What libraries say as they are loaded is no part of a command's answer."""
+    """Discard all output: what libraries print as they are loaded is no part of an answer."""
     with open(os.devnull, "w") as nowhere:
         for stream in (1, 2):
             os.dup2(nowhere.fileno(), stream)
@@ -282,8 +290,13 @@ def _check_settings(profile: Profile) -> None:
 
 
 def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = False) -> None:
-    """Of a profile that needs a GPU: refuse what could not be done, and ask whether the runs that
-    are not done (all of them ``afresh``) are to be, unless ``yes``."""
+    """Ask before a profile that needs a GPU starts, and refuse what could not be done.
+
+    Args:
+        planned: the runs, of which those that are done do not count.
+        yes: start without asking.
+        afresh: count the runs that are done, too.
+    """
     if not profile.compute.requires_gpu:
         return
     left = [run for run in planned if afresh or not run.done()]
@@ -308,7 +321,7 @@ def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = F
 
 
 def check(profile: Profile, names: Collection[str]) -> None:
-    """SageError for what stages of these names would refuse once they run."""
+    """Raise SageError for what stages of these names would refuse once they run."""
     by_vllm = profile.evaluation.engine == "vllm" or profile.rl.get("use_vllm")
     in_8bit = any("8bit" in str(section.get("optim")) for section in (profile.sft, profile.rl))
     for package, wanted, remedy in (
@@ -322,7 +335,7 @@ def check(profile: Profile, names: Collection[str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What :func:`run_dry_run` reads from a command line."""
+    """Add the arguments of :func:`run_dry_run`."""
     arguments.add_profile(parser)
     about = "what the GPU hours rest on, as in --assume generation=3000 (tokens a second)"
     parser.add_argument("--assume", action="append", default=[], metavar="KEY=VALUE", help=about)
@@ -330,4 +343,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_dry_run(options: argparse.Namespace) -> None:
     """Print the dry run."""
-    print(describe(arguments.given_profile(options), options.assume))
+    print(describe(arguments.named_profile(options), options.assume))

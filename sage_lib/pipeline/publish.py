@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_publish(options: argparse.Namespace) -> None:
     """Publish, and draw figures and tables from what was published."""
-    profile = arguments.given_profile(options)
+    profile = arguments.named_profile(options)
     sizes = publish(profile, options.finished)
     print(f"{sum(sizes.values()):,} bytes in data/published/{profile.name}:", *sizes, flush=True)
     figures.draw(None, [profile.spec])

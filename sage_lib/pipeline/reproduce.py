@@ -75,4 +75,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_reproduce(options: argparse.Namespace) -> None:
-    reproduce(arguments.given_profile(options), options.only, options.resume, options.yes)
+    reproduce(arguments.named_profile(options), options.only, options.resume, options.yes)

@@ -77,7 +77,7 @@ def run(profile: Profile, *names: str) -> None:
 
 
 def label_of(profile: Profile, run: Run) -> str:
-    """A run in lines of progress: "GRPO, seed 3407 (evaluation)"."""
+    """Name a run in lines of progress: "GRPO, seed 3407 (evaluation)"."""
     if run.name == run.stage:
         return run.name if "+" not in profile.name else f"{run.name} of {profile.name}"
     method = profile.label(run.method)
@@ -86,7 +86,7 @@ def label_of(profile: Profile, run: Run) -> str:
 
 
 def check_machine(profile: Profile) -> None:
-    """SageError where the profile cannot run: no GPU, or no room for its checkpoints."""
+    """Raise SageError where the profile cannot run: no GPU, or no room for its checkpoints."""
     if profile.compute.requires_gpu:
         import torch
 
@@ -136,7 +136,7 @@ def make(profile: Profile, run: Run) -> None:
 
 
 def _import_unsloth(profile: Profile, run: Run) -> None:
-    """Unsloth comes before TRL, where a run trains with it."""
+    """Import Unsloth before TRL, where a run trains with it."""
     if run.stage in ("rl", "replay"):
         from sage_lib.algorithm import unsloth_first
 
@@ -170,7 +170,7 @@ def _work(profile: Profile, run: Run) -> None:
 
 
 def _renamed(stage: str) -> str:
-    """The name of a stage; ``evaluate`` is taken for one more release."""
+    """Return the name of a stage; ``evaluate`` is accepted for one more release."""
     if stage != "evaluate":
         return stage
     print("the stage evaluate is now called evaluation", file=sys.stderr)
@@ -186,8 +186,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_stage(options: argparse.Namespace) -> None:
-    """A whole stage in workers, or with ``--run`` one run in this process."""
-    profile, stage = arguments.given_profile(options), STAGES[options.stage]
+    """Do a whole stage in workers, or with ``--run`` a single run in this process."""
+    profile, stage = arguments.named_profile(options), STAGES[options.stage]
     plan.check_settings(profile)
     check_machine(profile)
     alone = None if options.run is None else _named(profile, stage, options.run)
