@@ -58,6 +58,10 @@ class Run:
         """Hash of what the work in ``build`` is made from; how samples are read is no part."""
         return digest(self.made_from.get("sampled", self.made_from))
 
+    def anew(self) -> Run:
+        """Return the run without its fingerprint, which earlier runs may have changed."""
+        return dataclasses.replace(self, policy=self.policy and self.policy.anew())
+
     @property
     def base(self) -> Run:
         """The run that made the base policy."""

@@ -100,8 +100,7 @@ def run_grid(options: argparse.Namespace) -> None:
         raise SageError(f"no run of these blocks has the seed {unused[0]}: correct --seeds")
     if options.dry_run:
         for job in planned:
-            done = (job.remark() or "done") if job.is_done() else ""
-            state = done or ("running" if job.is_taken() else "to do")
+            state = {"taken": "running", "": "to do"}.get(job.state()) or job.remark() or "done"
             print(f"{job.profile.name:<24} {job.run.place:<32} {state}")
         return
     for profile in {job.profile.name: job.profile for job in planned}.values():

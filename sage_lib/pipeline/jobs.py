@@ -56,15 +56,9 @@ class Job:
     live: Path | None = None  # the step log, while it runs
     steps: int = 0  # that it will log
 
-    def renew(self) -> None:
-        """Take in what the jobs before it have made."""
-
-    def is_done(self) -> bool:
-        return False
-
-    def is_taken(self) -> bool:
-        """Whether another process does it."""
-        return False
+    def state(self) -> str:
+        """Return "done", or "taken" where another process does it, or ""."""
+        return ""
 
     def remark(self) -> str:
         """Say what there is to say of it once it is done."""
@@ -90,19 +84,19 @@ class Outcome:
 def start_worker() -> None:
     """Make this process lead a session of its own, which an interrupt from the keyboard does not
     reach. It ends as a whole, with the process that started it, killed or not."""
-
-    def end(*signal_and_frame: Any) -> None:
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    def watch() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        end()
-
     os.setsid()
-    signal.signal(signal.SIGTERM, end)
-    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGTERM, _end_session)
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _end_session(*signal_and_frame: Any) -> None:
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _watch_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+    _end_session()
 
 
 def work(function: Callable[..., int | None], arguments: Sequence[Any], log: Path) -> int:
@@ -196,7 +190,7 @@ class Runner:
         keys = {job.key for job in self.jobs}
         for job in self.jobs:
             job.needs &= keys
-            if job.is_done():
+            if job.state() == "done":
                 self.outcomes[job.key] = Outcome("kept")
                 if remark := job.remark():
                     _say(job, "already made from the same settings, kept", remark)
@@ -224,19 +218,17 @@ class Runner:
             self._end(job, Outcome("not started", reason=f"it needs {label}"))
         elif job.needs - over.keys() or len(self.running) >= self.parallel:
             return
-        elif job.is_taken():
+        elif (state := job.state()) == "taken":
             if job.key not in self.elsewhere:
                 _say(job, "another process makes it, waiting")
             self.elsewhere.add(job.key)
+        elif state == "done":
+            _say(job, "made by another process, kept", job.remark())
+            self.outcomes[job.key] = Outcome("kept")
+        elif why := self.failures.get(job.group):
+            self._end(job, Outcome("not started", reason=why))
         else:
-            job.renew()
-            if job.is_done():
-                _say(job, "made by another process, kept", job.remark())
-                self.outcomes[job.key] = Outcome("kept")
-            elif why := self.failures.get(job.group):
-                self._end(job, Outcome("not started", reason=why))
-            else:
-                self.running[job.key] = job, self.pool.start(job), Progress(job)
+            self.running[job.key] = job, self.pool.start(job), Progress(job)
 
     def _look(self, key: Hashable) -> None:
         """Show how a running job goes on, or note that it has ended."""

@@ -31,7 +31,6 @@ def reproduce(
     plan.before(profile, [job.run for job in planned], yes, afresh)
     if afresh:
         _start_afresh(profile)
-        planned = stages.jobs_of(profile, STAGES)
     begun, folder = time.monotonic(), paths.build(profile.name) / "notebooks"
     lacking = {book.name: book.lacks(profile) for book in selected}
     shown = [book for book in selected if lacking[book.name] is None]

@@ -44,14 +44,11 @@ class RunJob(jobs.Job):
         elif run.stage == "evaluation":
             self.steps = profile.evaluation.problems * profile.evaluation.samples
 
-    def renew(self) -> None:
-        self.run = _named(self.profile, self.stage, self.run.name)
-
-    def is_done(self) -> bool:
-        return self.run.done()
-
-    def is_taken(self) -> bool:
-        return is_locked(self.run.lock)
+    def state(self) -> str:
+        if is_locked(self.run.lock):
+            return "taken"
+        self.run = self.run.anew()
+        return "done" if self.run.done() else ""
 
     def remark(self) -> str:
         return records.collapse(self.run.record)
