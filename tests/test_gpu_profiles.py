@@ -94,9 +94,9 @@ def test_a_profile_runs_to_its_end(name, folder):
     for stage in stages.STAGES.values():
         assert len(stage.runs(profile)) == len({(r.name, r.method) for r in stage.runs(profile)})
         assert all(run.done() for run in stage.runs(profile)), stage.name
-    for key, _, run in runs.rl_runs(profile):
+    for run in runs.rl_runs(profile):
         assert len(read_lines(run.measured / "steps.jsonl")) == 2
-        lora = real.methods[key].lora and real.rl_lora is not None
+        lora = real.methods[run.method].lora and real.rl_lora is not None
         assert (run.model / "adapter_config.json").is_file() == lora
         assert (run.model / "model.safetensors").is_file() != lora
         assert records.load(run.record)["prompts"] == 64

@@ -45,9 +45,9 @@ def test_listing_runs_hashes_nothing_and_generates_no_problem(name, tmp_path, mo
     profile = load_profile(name)
     [first, *_], evaluated = runs.rl_runs(profile), runs.evaluations(profile)
     every = runs.every_run(profile)
-    assert first[2].build == tmp_path / f"build/{name}/rl/grpo-s3407"
-    assert first[2].measured == tmp_path / f"measured/{name}/rl/grpo-s3407"
-    assert (first[2].place, runs.sft_run(profile).place) == ("rl/grpo-s3407", "sft")
+    assert first.build == tmp_path / f"build/{name}/rl/grpo-s3407"
+    assert first.measured == tmp_path / f"measured/{name}/rl/grpo-s3407"
+    assert (first.place, runs.sft_run(profile).place) == ("rl/grpo-s3407", "sft")
     methods = ("base", *profile.evaluated)
     policies = [run for run in runs.policy_runs(profile) if run.method in methods]
     assert [run.policy for run in evaluated] == policies
@@ -56,7 +56,7 @@ def test_listing_runs_hashes_nothing_and_generates_no_problem(name, tmp_path, mo
     paths = [path for run in every for path in (run.record, run.model, run.samples, run.live_steps)]
     assert not any(path.exists() for path in [*paths, *(run.lock for run in every)])
     with pytest.raises(AssertionError, match="needs no identity"):
-        _ = first[2].fingerprint
+        _ = first.fingerprint
 
 
 def test_a_profile_is_read_without_torch_or_trl():
@@ -76,7 +76,7 @@ def test_digests_do_not_see_spelling():
 def fingerprints(spec):
     profile = load_profile(spec)
     base = runs.sft_run(profile)
-    rl = {method: run.fingerprint for method, _, run in runs.rl_runs(profile)}
+    rl = {run.method: run.fingerprint for run in runs.rl_runs(profile)}
     evaluation = runs.evaluation_run(profile, base)
     return base.fingerprint, rl, (evaluation.build_fingerprint, evaluation.fingerprint)
 

@@ -58,16 +58,16 @@ def rl_run(profile: Profile, method: str, seed: int) -> Run:
     return _new_run(profile, "rl", f"rl/{name}", name, policy=sft_run(profile), **more)
 
 
-def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
-    """Return (method, seed, run) of every RL run of the profile, seed by seed."""
+def rl_runs(profile: Profile) -> list[Run]:
+    """Return every RL run of the profile, seed by seed."""
     seeds_of = {method: profile.seeds_of(method) for method in profile.methods}
     seeds = dict.fromkeys([*profile.seeds, *itertools.chain(*seeds_of.values())])
-    return [(m, s, rl_run(profile, m, s)) for s in seeds for m in seeds_of if s in seeds_of[m]]
+    return [rl_run(profile, m, s) for s in seeds for m in seeds_of if s in seeds_of[m]]
 
 
 def policy_runs(profile: Profile) -> list[Run]:
     """Return the run that makes the base, then every RL run."""
-    return [sft_run(profile), *(run for _, _, run in rl_runs(profile))]
+    return [sft_run(profile), *rl_runs(profile)]
 
 
 def evaluation_run(profile: Profile, policy: Run) -> Run:
@@ -136,13 +136,13 @@ def _explored(stage: str, profile: Profile) -> list[Run]:
 _TOKENS = parts.exploration("prompts", "completions")
 _REPLACED = parts.exploration("prompts", "completions", "replaced", "continuations")
 # fmt: off
-_ROWS = (
+_ROWS = (  # name, about, function, runs_in, needs, reads, measures
     Stage("sft", "the base policy", "training.sft.train", lambda _, profile: [sft_run(profile)],
           "", (parts.base_training,), "steps.jsonl", makes="model"),
     Stage("entropies", "the base's", "evaluation.entropies.measure", _base,
           "sft", (parts.completions, parts.entropy_prompts), "entropy.json"),
     Stage("rl", "every method and seed", "training.rl.train",
-          lambda _, profile: policy_runs(profile)[1:],
+          lambda _, profile: rl_runs(profile),
           "sft entropies", (parts.rl_training,), "steps.jsonl exact.jsonl rounds.csv",
           makes="model", gets=lambda run: run.profile.training(run.method, run.seed)),
     Stage("replay", "RL, token by token", "training.replay.measure", _baseline,

@@ -139,8 +139,8 @@ def needs(profile: Profile) -> pd.DataFrame:
     batch = rl["per_device_train_batch_size"] * length * shape["num_hidden_layers"] * width
     anchored = not adapter and any(profile.rl_of(m)["beta"] > 0 for m in profile.methods)
     policies, largest = 0, 0
-    for method, _, _ in runs.rl_runs(profile):
-        lora = adapter if profile.methods[method].lora else 0
+    for run in runs.rl_runs(profile):
+        lora = adapter if profile.methods[run.method].lora else 0
         policies += lora * 4 if lora and profile.compute.keeps_adapter else total * width
         largest = max(largest, lora * (4 + state) if lora else total * (width + state))
     limit = rl["save_total_limit"] + 1  # the last ones stay while the next is written
