@@ -9,10 +9,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Profile, load_profile
+from sage_lib.experiment.profile import YAML_ENDINGS, Profile, find, load_profile
 from sage_lib.paths import GRIDS
-
-_YAML = (".yaml", ".yml")
 
 
 class Block(BaseModel):
@@ -48,17 +46,13 @@ class _Grid(BaseModel):
 def load_grid(name: str | Path) -> list[Block]:
     """Load the blocks of a grid, the most important first, by the grid's name or from a user's
     .yaml file. Raises SageError for an unknown grid, profile or method."""
-    is_file = str(name).endswith(_YAML)
-    path = Path(name).expanduser().resolve() if is_file else GRIDS / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in GRIDS.glob("*.yaml")))
-        raise SageError(f"there is no grid {str(name)!r}: choose one of {known}, or give a file")
+    path = find(str(name), Path.cwd(), GRIDS, "grid")
     try:
         blocks = _Grid.model_validate(YAML(typ="safe").load(path.read_text())).blocks
     except (YAMLError, ValueError, RecursionError) as error:
         raise SageError(f"grid {path.name}: {' '.join(str(error).split())}") from None
     for block in blocks:
-        if block.profile.split("+")[0].endswith(_YAML):
+        if block.profile.split("+")[0].endswith(YAML_ENDINGS):
             block.profile = str(path.parent / block.profile)
         methods = block.loaded.methods
         families = {method.family for method in methods.values()}

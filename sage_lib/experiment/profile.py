@@ -33,6 +33,8 @@ __all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_
 
 #: How a changed setting begins, as in "rl.beta=0.2".
 CHANGE = r"[A-Za-z_][\w.-]*="
+#: How the path of a user's own profile or grid ends.
+YAML_ENDINGS = (".yaml", ".yml")
 #: Letters of a change in a folder's name; a file's name may have 255 on most disks.
 LONGEST = 60
 
@@ -250,16 +252,17 @@ def profile_names() -> list[str]:
     return sorted(p.stem for p in PROFILES.glob("*.yaml"))
 
 
-def find(name: str, folder: Path) -> Path:
-    """Return the file of a profile by its name, or by its path below ``folder``."""
-    is_file = name.endswith((".yaml", ".yml"))
-    path = (folder / Path(name).expanduser()).resolve() if is_file else PROFILES / f"{name}.yaml"
+def find(name: str, folder: Path, shipped: Path = PROFILES, kind: str = "profile") -> Path:
+    """Return the file of a profile, or of another ``kind``, by its name among the ``shipped`` files
+    or by its path below ``folder``."""
+    is_file = name.endswith(YAML_ENDINGS)
+    path = (folder / Path(name).expanduser()).resolve() if is_file else shipped / f"{name}.yaml"
     if len(path.name) > 255 or not path.is_file():  # more than a file's name can have
         if is_file:
-            raise SageError(f"there is no file {path}: correct the path of the profile")
+            raise SageError(f"there is no file {path}: correct the path of the {kind}")
+        known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
         raise SageError(
-            f"there is no profile {name!r}: choose one of {', '.join(profile_names())}, "
-            "or give the path of a .yaml file"
+            f"there is no {kind} {name!r}: choose one of {known}, or give the path of a .yaml file"
         )
     return path
 

@@ -6,7 +6,7 @@ import shutil
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import results, runs
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import YAML_ENDINGS, Profile
 from sage_lib.files import write_json
 from sage_lib.pipeline import arguments, figures
 
@@ -18,7 +18,7 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
     is not done from today's settings, and for a profile that is a user's own file. With `finished`
     only runs that are done are taken, and published ones that are not here stay.
     """
-    if profile.spec.split("+")[0].endswith((".yaml", ".yml")):
+    if profile.spec.split("+")[0].endswith(YAML_ENDINGS):
         raise SageError(
             f"profile {profile.name} is a file of your own, which nobody else could load: put it "
             "into sage_lib/experiment/profiles, and its results can be published"
