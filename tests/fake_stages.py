@@ -12,18 +12,11 @@ import sys
 import time
 import types
 
-# torch takes seconds to import, and fake work has no use for it.
-sys.modules["torch"] = types.SimpleNamespace(
-    set_num_threads=lambda threads: None,
-    cuda=types.SimpleNamespace(is_available=lambda: False),
-    accelerator=types.SimpleNamespace(is_available=lambda: False),
-)
-
-from sage_lib import paths  # noqa: E402
-from sage_lib.errors import SageError  # noqa: E402
-from sage_lib.experiment.records import Record  # noqa: E402
-from sage_lib.files import append_line, read_lines  # noqa: E402
-from sage_lib.pipeline import cli, plan, processes, stages, worker  # noqa: E402
+from sage_lib import paths
+from sage_lib.errors import SageError
+from sage_lib.experiment.records import Record
+from sage_lib.files import append_line, read_lines
+from sage_lib.pipeline import cli, jobs, plan, stages
 
 
 def note(profile, run, what):
@@ -32,8 +25,9 @@ def note(profile, run, what):
     append_line(calls, {"what": what, **place, "time": time.time()})
 
 
-def work(profile, run):
+def work(inputs, run):
     """What every stage does here: steps that go on where they stopped, then what it makes."""
+    profile = run.profile
     record = Record(run.stage, profile.name, run.fingerprint, 0, {})
     done = len(read_lines(run.live_steps))
     note(profile, run, f"start at {done}")
@@ -48,17 +42,29 @@ def work(profile, run):
         os.kill(os.getpid(), signal.SIGKILL)
     if fate == "fail":
         raise SageError("the fake work was told to fail")
-    for name in run.makes:
-        (run.build / name).mkdir(exist_ok=True)
+    (run.build / run.makes).mkdir(exist_ok=True)
     more = {"collapsed": {"step": steps, "reason": "told to"}} if fate == "collapse" else {}
     run.finish(record, weights="w", **more)
     note(profile, run, "end")
 
 
-if __name__ == "__main__":
+def fake():
+    """Have this process do fake work. It has no use for torch, which takes seconds to import."""
+    sys.modules["torch"] = types.SimpleNamespace(
+        set_num_threads=lambda threads: None,
+        cuda=types.SimpleNamespace(is_available=lambda: False),
+        accelerator=types.SimpleNamespace(is_available=lambda: False),
+    )
     stages.work_of = lambda name: work
     plan.check_settings = lambda profile: None  # which imports the true torch
-    if len(sys.argv) > 1:
-        cli.main(["stage", *sys.argv[1:]])
-    else:
-        processes.serve(worker.do)
+
+
+def start_worker():
+    """In the place of jobs.start_worker."""
+    fake()
+    jobs.start_worker()
+
+
+if __name__ == "__main__":
+    fake()
+    cli.main(["stage", *sys.argv[1:]])

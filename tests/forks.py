@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import runpy
 import signal
@@ -11,20 +12,24 @@ import tempfile
 import time
 from pathlib import Path
 
-from sage_lib.pipeline import processes, runner
+from pebble import ProcessPool
 
-_workers = []
+from sage_lib.pipeline import jobs
+
+#: Pools of one process that has nothing to do.
+_idle = []
 
 
 @atexit.register
 def _end():
-    for worker in _workers:
-        worker.end()
+    for pool in _idle:
+        pool.stop()
+        pool.join()
 
 
-def do(words):
+def do(folder, environment, *words):
     """``python -m`` of a module, or ``python`` of a file, in a folder and an environment."""
-    folder, environment, *sys.argv = words
+    sys.argv = list(words)
     os.chdir(folder)
     before = dict(os.environ)
     os.environ.clear()
@@ -49,7 +54,7 @@ def do(words):
 
 def environment():
     """That of every process, in which the modules of this folder are found, too."""
-    own = runner.environment()
+    own = jobs.environment()
     return own | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), own["PYTHONPATH"]])}
 
 
@@ -57,17 +62,18 @@ class Command:
     """A command that runs in a worker: of subprocess.Popen what tests use, with one output."""
 
     def __init__(self, words, given):
-        idle = [one for one in _workers if one.is_idle and one.process.poll() is None]
-        self.worker = idle[0] if idle else processes.Worker("forks", environment())
-        if not idle:
-            _workers.append(self.worker)
-        self.log, self.pid = Path(tempfile.mkdtemp()) / "command.log", self.worker.process.pid
-        self.returncode = None
-        self.worker.send([os.getcwd(), json.dumps(given), *words], self.log)
+        spawn = multiprocessing.get_context("spawn")
+        new = {"max_workers": 1, "initializer": jobs.start_worker, "context": spawn}
+        self.pool = _idle.pop() if _idle else ProcessPool(**new)
+        self.log, self.returncode = Path(tempfile.mkdtemp()) / "command.log", None
+        self.pid = self.pool.schedule(os.getpid).result()
+        arguments = [os.getcwd(), json.dumps(given), *words]
+        self.future = self.pool.schedule(jobs.work, [do, arguments, self.log])
 
     def poll(self):
-        if self.returncode is None:
-            self.returncode = self.worker.poll()
+        if self.returncode is None and self.future.done():
+            self.returncode = jobs.ended(self.future)
+            _idle.append(self.pool)
         return self.returncode
 
     def wait(self, timeout=300):
@@ -111,7 +117,3 @@ def finish(*words, timeout=300, **more):
     output = command.communicate(timeout)
     assert command.returncode == 0, output[-3000:]
     return output
-
-
-if __name__ == "__main__":
-    processes.serve(do)

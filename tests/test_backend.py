@@ -91,7 +91,7 @@ def test_unsloth_does_not_come_after_trl_on_a_gpu(monkeypatch):
         ("replay", "grpo", "unsloth", True, True),
         ("rl", "rft", "trl", True, True),  # fine-tuning, as SFT
         ("rl", "rft", "trl", False, False),
-        ("evaluate", "grpo", "unsloth", True, False),
+        ("evaluation", "grpo", "unsloth", True, False),
     ],
 )
 def test_a_stage_imports_unsloth_first_where_its_run_trains_with_it(
@@ -112,7 +112,7 @@ def test_rl_is_refused_in_a_process_with_the_other_backend(monkeypatch, tmp_path
     monkeypatch.setattr(rl, "REPLACED", True)
     profile = load_profile("smoke")
     with pytest.raises(SageError, match=r"train RL in a process of its own"):
-        rl.trainer_of(profile, runs.rl_run(profile, "grpo", 3407), tmp_path)
+        rl.trainer_of(profile.training("grpo", 3407), profile, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -58,10 +58,11 @@ def test_a_record_holds_what_made_the_result_and_no_path(tmp_path):
     assert str(tmp_path) not in json.dumps(record)
 
 
-def a_run(folder, fingerprint, stamp=None):
+def a_run(folder, fingerprint, drawn=None):
     """An evaluation whose hashes are given."""
-    run = runs.Run(load_profile("smoke"), "evaluate", "sft", folder / "sft", folder / "measured")
-    hashes = {"fingerprint": fingerprint, "stamp": stamp or fingerprint, "recipe": ""}
+    folders = folder / "sft", folder / "measured"
+    run = runs.Run(load_profile("smoke"), "evaluation", "sft", *folders, makes="samples.jsonl")
+    hashes = {"fingerprint": fingerprint, "build_fingerprint": drawn or fingerprint}
     run.__dict__.update(hashes, made_from={})
     return run
 
@@ -76,7 +77,7 @@ def test_other_settings_put_earlier_work_aside(tmp_path):
     assert (tmp_path / "sft.old1" / "steps.jsonl").read_text() == "kept"
 
 
-def test_work_of_the_same_stamp_is_kept_though_it_is_read_in_another_way(tmp_path):
+def test_work_of_the_same_samples_is_kept_though_it_is_read_in_another_way(tmp_path):
     a_run(tmp_path, "one", "drawn").prepare()
     (tmp_path / "sft" / "samples.jsonl").write_text("kept")
     a_run(tmp_path, "two", "drawn").prepare()

@@ -193,4 +193,4 @@ def test_options_that_cannot_work_are_refused_before_anything_is_drawn():
         ({"beta": None, "data": "mine.jsonl", "model": None}, "--data goes with --model"),
     ):
         with pytest.raises(SageError, match=words):
-            guide_gain.do(argparse.Namespace(**given))
+            guide_gain.run_guide_gain(argparse.Namespace(**given))

@@ -47,15 +47,15 @@ def test_the_profiles_are_the_papers_tables():
 
 
 def test_what_a_profile_takes_from_paper_is_what_it_would_make_itself():
-    """By their settings alone, since no base is here: the same recipes, under other names too."""
-    paper = {run.recipe for run in runs.policy_runs(load_profile("paper"))}
+    """By their settings alone, since no base is here; under other names too."""
+    paper = {run.fingerprint for run in runs.policy_runs(load_profile("paper"))}
     for name in ("paper_ood", "paper_patterns", "paper_perplexity"):
-        assert {run.recipe for run in runs.policy_runs(load_profile(name))} <= paper, name
+        assert {run.fingerprint for run in runs.policy_runs(load_profile(name))} <= paper, name
     grid = runs.policy_runs(load_profile("paper_grid"))
-    shared = [run.method for run in grid if run.recipe in paper]
+    shared = [run.method for run in grid if run.fingerprint in paper]
     assert shared == ["base", *["setting_threshold1.2_ratio0.3"] * 3]
     losses = runs.policy_runs(load_profile("paper_losses"))
-    assert [run.method for run in losses if run.recipe in paper] == ["base"]
+    assert [run.method for run in losses if run.fingerprint in paper] == ["base"]
 
 
 def test_the_two_problems_of_appendix_j_are_taken_by_their_ids(monkeypatch):
@@ -94,9 +94,9 @@ def test_a_profile_runs_to_its_end(name, folder):
     for stage in stages.STAGES.values():
         assert len(stage.runs(profile)) == len({(r.name, r.method) for r in stage.runs(profile)})
         assert all(run.done() for run in stage.runs(profile)), stage.name
-    for key, _, run in runs.rl_runs(profile):
+    for run in runs.rl_runs(profile):
         assert len(read_lines(run.measured / "steps.jsonl")) == 2
-        lora = real.methods[key].lora and real.rl_lora is not None
+        lora = real.methods[run.method].lora and real.rl_lora is not None
         assert (run.model / "adapter_config.json").is_file() == lora
         assert (run.model / "model.safetensors").is_file() != lora
         assert records.load(run.record)["prompts"] == 64

@@ -31,7 +31,7 @@ def tiny(tmp_path_factory):
 def test_what_is_exact_of_countdown_is_exact_of_graphs(tmp_path):
     from sage_lib.experiment.problems import held_out, listed_problems, rl_problems
     from sage_lib.experiment.profile import load_profile
-    from sage_lib.pipeline.stages import _optimum
+    from sage_lib.experiment.runs import STAGES
 
     graphs, others = (
         f"{{name: graph_color, rows: {rows}, seed: {seed}, fewest: 10, edge_probability: 0.6}}"
@@ -44,8 +44,14 @@ def test_what_is_exact_of_countdown_is_exact_of_graphs(tmp_path):
         path.write_text(f"{text}{data}]}}\n")
         found.append(load_profile(str(path)))
     exact, sampled = found
-    assert exact.exact and len(_optimum(exact)) == 1 and len(listed_problems(exact)) == 30
-    assert not sampled.exact and not _optimum(sampled) and not listed_problems(sampled)
+    assert (
+        exact.exact
+        and len(STAGES["optimum"].runs(exact)) == 1
+        and len(listed_problems(exact)) == 30
+    )
+    assert (
+        not sampled.exact and not STAGES["optimum"].runs(sampled) and not listed_problems(sampled)
+    )
     kept = held_out(exact, exact.rl_data)
     asked = {problem.question for problem in rl_problems(exact)}
     assert len(kept) == 30 and len(asked) == 60 and not kept & asked

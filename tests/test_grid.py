@@ -13,7 +13,7 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.grid import load_grid
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines
-from sage_lib.pipeline import cli, grid, runner
+from sage_lib.pipeline import cli, grid, jobs
 
 __all__ = ["fake"]  # the fixture
 
@@ -52,7 +52,7 @@ def done(tmp_path):
 
 def test_the_base_comes_before_the_runs_and_each_evaluation_after_its_run(trial):
     blocks = load_grid(trial)
-    names = [(task.profile.name, task.run.name) for task in grid.tasks(blocks, [])]
+    names = [(task.profile.name, task.run.name) for task in grid.jobs_of(blocks, [])]
     little = [name for profile, name in names if profile == "little"]
     assert little[:2] == ["sft", "entropies"] and little[2] == "eval-sft"
     assert little[3:] == [
@@ -61,7 +61,7 @@ def test_the_base_comes_before_the_runs_and_each_evaluation_after_its_run(trial)
         *("grpo_token-s1", "eval-grpo_token-s1", "grpo_token-s2", "eval-grpo_token-s2"),
     ]
     assert names[len(little) :] == [(OTHER, "sft"), (OTHER, "eval-sft")]
-    of_block = grid.tasks([blocks[1]], [2])
+    of_block = grid.jobs_of([blocks[1]], [2])
     trained = [task.run.name for task in of_block if task.stage.name == "rl"]
     assert trained == ["grpo-s2", "grpo_token-s2"]
 
@@ -117,7 +117,7 @@ def test_a_job_of_submitit_is_taken_up_again_when_it_is_to_stop(tmp_path, monkey
     words = ["grid", str(tmp_path / "own.yaml"), "--executor", "local", "--parallel", "1"]
     words = [sys.executable, "-m", "sage_lib.pipeline.cli", *words]
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(words, env=runner.environment(threads=1), **more)
+    process = subprocess.Popen(words, env=jobs.environment(threads=1), **more)
     build = tmp_path / "build" / "tiny" / "sft"
     wait_for(lambda: [*build.glob("checkpoints/checkpoint-*")] or process.poll() is not None)
     job = [p for p in psutil.Process(process.pid).children(True) if "submitit" in str(p.cmdline())]

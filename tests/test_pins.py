@@ -52,7 +52,7 @@ from sage_lib.experiment import runs
 profile = runs.load_profile(file)
 run = runs.sft_run(profile) if name == "sft" else runs.rl_run(profile, name, 3407)
 run.prepare()
-print("weights", train(profile, run)["weights"])
+print("weights", train(runs.STAGES[run.stage].gets(run), run)["weights"])
 """
 
 

@@ -101,7 +101,7 @@ def test_a_variant_takes_the_base_that_its_change_does_not_touch(tiny, base):
     longer = load_profile(f"{tiny.spec}+rl.temperature=0.9+sft.max_steps=3")
     unmade = load_profile(f"{longer.spec}+rl.beta=0.5")
     for other in (longer, tiny, unmade):
-        assert runs.made_below(other, runs.sft_run(other)) is None
+        assert runs.sft_run(other).made_below() is None
 
 
 def test_a_killed_run_ends_at_the_very_same_weights(tiny, base, tmp_path):
@@ -146,7 +146,7 @@ def test_a_run_of_equal_rewards_collapses_and_its_policy_is_evaluated(tiny, poli
     assert records.collapse(policy.record) == f"collapsed at step 50: {reason}"
     steps = [row["step"] for row in files.read_lines(policy.measured / "steps.jsonl")]
     assert steps == list(range(1, 51)) and tiny.steps_of("grpo") == 60
-    finish(tiny, "evaluate", f"eval-{policy.name}")
+    finish(tiny, "evaluation", f"eval-{policy.name}")
     assert runs.evaluation_run(tiny, policy).done()
 
 
@@ -161,7 +161,7 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
 
 def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, policy):
     finish(tiny, "trace", "trace")
-    run = runs.trace_run(tiny)
+    run = runs.STAGES["trace"].runs(tiny)[0]
     assert run.done()
     shown, measured = (
         json.loads((run.measured / f"{name}.json").read_text()) for name in ("traces", "signals")
@@ -179,7 +179,7 @@ def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, policy)
 
 
 def test_a_replay_ends_at_the_weights_of_its_run_and_watches_every_update(tiny, policy):
-    run = runs.replay_runs(tiny)[0]
+    [run] = runs.STAGES["replay"].runs(tiny)
     finish(tiny, "replay", run.name)
     assert records.load(run.record)["reproduced"] is True
     log, first = (pd.DataFrame(files.read_lines(r.live_steps)) for r in (run, policy))
@@ -199,7 +199,7 @@ def test_a_replay_ends_at_the_weights_of_its_run_and_watches_every_update(tiny, 
 
 
 def test_base_and_policy_are_read_on_the_same_tokens(tiny, policy):
-    [run] = runs.dynamics_runs(tiny)
+    [run] = runs.STAGES["dynamics"].runs(tiny)
     finish(tiny, "dynamics", run.name)
     table, prompts = (pd.read_csv(run.measured / f"{n}.csv") for n in ("tokens", "prompts"))
     totals = table.groupby(["source", "by"])["tokens"].sum().unstack()
@@ -212,7 +212,7 @@ def test_base_and_policy_are_read_on_the_same_tokens(tiny, policy):
 
 
 def test_replaced_tokens_are_kept_one_by_one_and_a_kill_loses_none(tiny, policy):
-    [run] = runs.impact_runs(tiny)
+    [run] = runs.STAGES["impact"].runs(tiny)
     finish(tiny, "impact", run.name)
     whole, lines = (run.measured / "impact.csv").read_text(), run.samples.read_text()
     rows = lines.splitlines(keepends=True)
@@ -228,7 +228,7 @@ def test_replaced_tokens_are_kept_one_by_one_and_a_kill_loses_none(tiny, policy)
 
 @pytest.fixture(scope="module")
 def evaluated(tiny, base):
-    finish(tiny, "evaluate", "eval-sft")
+    finish(tiny, "evaluation", "eval-sft")
     return runs.evaluation_run(tiny, base)
 
 
@@ -244,7 +244,7 @@ def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, evaluated
     # as a kill in the middle of a write leaves it
     run.samples.write_text("".join(lines[:19]) + lines[19][:40])
     run.record.unlink()
-    finish(tiny, "evaluate", "eval-sft")
+    finish(tiny, "evaluation", "eval-sft")
     assert run.samples.read_text() == whole
     assert (run.measured / "samples.jsonl.gz").read_bytes() == kept
 
@@ -260,7 +260,7 @@ def test_scoring_other_samples_draws_none_again(tiny, base, evaluated):
     again = runs.evaluation_run(other, runs.sft_run(other))
     shutil.copytree(run.build, again.build)
     assert not again.done()
-    finish(other, "evaluate", "eval-sft")
+    finish(other, "evaluation", "eval-sft")
     assert again.samples.read_text() == run.samples.read_text()
     assert not list(again.build.parent.glob("*.old*")), "the samples were kept"
     assert run.samples.stat().st_mtime_ns == before
@@ -276,7 +276,7 @@ def test_two_processes_evaluate_to_the_same_samples(tiny, base, evaluated, tmp_p
     copy_base(tiny, base, tmp_path)
     configuration = str(ROOT / "configs" / "accelerate" / "cpu_gloo.yaml")
     words = ["--config_file", configuration, "--main_process_port", "0"]
-    stage = ["-m", "sage_lib.pipeline.stages", "evaluate", "--run", "eval-sft"]
+    stage = ["-m", "sage_lib.pipeline.stages", "evaluation", "--run", "eval-sft"]
     words = ["-m", "accelerate.commands.launch", *words, *stage, "--profile", tiny.spec]
     own = {**os.environ, "SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)}
     more = {"capture_output": True, "text": True, "timeout": 300, "env": own}
@@ -320,9 +320,9 @@ def test_a_base_alone_is_evaluated_without_sft_on_a_data_set_of_ones_own(tmp_pat
     profile = load_profile(tmp_path / "own.yaml")
     assert (profile.reference, profile.evaluated) == ("base", ())
     finish(profile, "sft", "sft")
-    finish(profile, "evaluate", "eval-sft")
-    [(method, seed, run, _)] = runs.evaluations(profile)
-    assert (method, seed) == ("base", None) and run.done()
+    finish(profile, "evaluation", "eval-sft")
+    [run] = runs.evaluations(profile)
+    assert (run.method, run.seed) == ("base", None) and run.done()
     table = pd.read_csv(run.measured / "counts.csv")
     assert list(table.columns) == COLUMNS and table["n"].tolist() == [4, 4]
     assert not (run.measured / "support.csv").exists()

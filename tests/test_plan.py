@@ -74,10 +74,10 @@ def test_hours_are_those_worked_out_by_hand(paper):
         assert found.loc[key, "value"] == pytest.approx(expected), key
     # 60 + 40 + 134 + 272 + 7 x 20 problems; 256 samples drawn, 16 scored by two models.
     asked = 646 * (256 * 0.9 + 16 * 1000 * 2 * 2 * 1e9 / 1e12) / 3600
-    assert found.loc["evaluate"]["value"].to_numpy() == pytest.approx(asked)
+    assert found.loc["evaluation"]["value"].to_numpy() == pytest.approx(asked)
     faster = hours(load_profile("paper_all+evaluation.engine=vllm"))
     expected = asked - 646 * 256 * 0.45 / 3600
-    assert faster.loc[("evaluate", "GRPO"), "value"] == pytest.approx(expected)
+    assert faster.loc[("evaluation", "GRPO"), "value"] == pytest.approx(expected)
     assert found.loc[("rl", "GRPO"), "runs"] == 3 and found.loc[("sft", "Base Model"), "runs"] == 1
     assert (found["value"] == found["fast"]).all() and (found["value"] == found["slow"]).all()
 

@@ -30,14 +30,14 @@ def finish(profile, number, weights="aa", correct=3):
     """What a stage leaves behind of one run; runs depend on those before them."""
     run = runs.every_run(profile)[number]
     run.prepare()
-    for name in run.makes:
-        made = run.model / "model.safetensors" if name == "model" else run.build / name
-        files.write_text(made, weights)
+    if run.makes:
+        name = "model/model.safetensors" if run.makes == "model" else run.makes
+        files.write_text(run.build / name, weights)
     if run.stage == "entropies":
         files.write_json(run.measured / "entropy.json", {"quantiles": {"0.9": 0.3, "0.999": 2.0}})
     if run.stage == "rl":
         files.rewrite_lines(run.measured / "steps.jsonl", [{"step": 1, "reward": 0.5}])
-    if run.stage == "evaluate":
+    if run.stage == "evaluation":
         rows = "".join(f"both,p{n},64,{correct + n},0\n" for n in range(9))
         files.write_text(run.measured / "counts.csv", f"dataset,problem,n,c,truncated\n{rows}")
     run.finish(Record(run.stage, profile.name, run.fingerprint, 0, {}), weights=weights)

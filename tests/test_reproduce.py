@@ -151,6 +151,10 @@ def test_a_wrong_command_line_ends_with_one_sentence():
     for words, sentence in (
         (["dry-run", "--profile", "smoek"], "error: there is no profile 'smoek'"),
         (["stage", "rl", "--run", "x"], "error: the stage rl of profile smoke has no run 'x'"),
+        (
+            ["stage", "evaluate", "--run", "x"],
+            "error: the stage evaluation of profile smoke has no",
+        ),
         (["stage", "rl", "--set", "rl"], "a change is KEY=VALUE"),
         (["figures", "--only", "42"], "error: there is no notebook '42'"),
         (["figures", "--only", "25", "--profile", "smoke"], "error: none of these notebooks shows"),

@@ -68,11 +68,11 @@ def test_own_results_are_those_of_the_profiles_finished_runs(own):
     assert set(runs.index.get_level_values("run")) == {"sft", "grpo-s3407"}
     assert runs.loc[("rl", "grpo-s3407"), ["beta", "max_steps"]].tolist() == [0.2, 60]
     named = runs["command"].str.extract("sage-companion stage (.*) --profile smoke", expand=False)
-    assert set(named) == {"sft", "rl", "evaluate"} <= stages.STAGES.keys(), "argparse takes them"
+    assert set(named) == {"sft", "rl", "evaluation"} <= stages.STAGES.keys(), "argparse takes them"
     assert own.steps.groupby("run", sort=False).size().to_dict() == {"sft": 1, "grpo-s3407": STEPS}
     told = own.samples[["number", "completion", "tokens", "finished", "correct"]]
     assert told.to_numpy().tolist() == [[0, "x", 3, True, False], [1, "y", 4, False, True]]
-    with pytest.raises(SageError, match="own results of smoke: sage-companion stage evaluate"):
+    with pytest.raises(SageError, match="own results of smoke: sage-companion stage evaluation"):
         _ = own.counts
     place = own.folder / "rl/grpo-s3407"
     write_json(place / "record.json", {**RECORD, "stage": "rl", "sizes": {"steps.jsonl": 9}})

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from sage_lib.files import read_json, read_lines
-from sage_lib.pipeline import runner
+from sage_lib.pipeline import jobs
 
 #: The one method has all that a resumed run could lose: noise of a guide, coins for rewards, fresh
 #: prompts in the place of even groups, a log of exact evaluations; and checkpoints every few steps.
@@ -54,7 +54,7 @@ compute: {parallel: 2, disk_gb: 0}
 RUNNER = """
 from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import stages
-stages.run(load_profile("killed.yaml"), "sft", "entropies", "rl", "evaluate")
+stages.run(load_profile("killed.yaml"), "sft", "entropies", "rl", "evaluation")
 """
 KILLS = 8
 
@@ -65,7 +65,7 @@ def start(folder):
     own = {"SAGE_BUILD": str(folder / "build"), "SAGE_RESULTS": str(folder / "results")}
     with (folder / "output.txt").open("a") as output:
         more = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        more |= {"cwd": folder, "env": runner.environment(threads=1) | own}
+        more |= {"cwd": folder, "env": jobs.environment(threads=1) | own}
         return subprocess.Popen([sys.executable, "-c", RUNNER], start_new_session=True, **more)
 
 
@@ -119,7 +119,8 @@ def test_eight_kills_lose_nothing_and_leave_nothing(tmp_path):
         while process.poll() is None and progress(killed) < aim:
             time.sleep(0.01)
         time.sleep(rng.random() * 0.1)
-        workers = psutil.Process(process.pid).children() if process.poll() is None else []
+        children = psutil.Process(process.pid).children() if process.poll() is None else []
+        workers = [child for child in children if "resource_tracker" not in str(child.cmdline())]
         if number % 2 and workers:
             workers[0].send_signal(signal.SIGKILL)
             process.wait()  # the others go on, and what was killed is named

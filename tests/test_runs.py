@@ -44,17 +44,19 @@ def test_listing_runs_hashes_nothing_and_generates_no_problem(name, tmp_path, mo
         monkeypatch.setattr(task, "problems", refuse)
     profile = load_profile(name)
     [first, *_], evaluated = runs.rl_runs(profile), runs.evaluations(profile)
-    every = [*runs.every_run(profile), *runs.exploration_runs(profile)]
-    assert first[2].build == tmp_path / f"build/{name}/rl/grpo-s3407"
-    assert first[2].measured == tmp_path / f"measured/{name}/rl/grpo-s3407"
-    assert (first[2].place, runs.sft_run(profile).place) == ("rl/grpo-s3407", "sft")
-    assert [run.policy for _, _, run, _ in evaluated] == [policy for *_, policy in evaluated]
+    every = runs.every_run(profile)
+    assert first.build == tmp_path / f"build/{name}/rl/grpo-s3407"
+    assert first.measured == tmp_path / f"measured/{name}/rl/grpo-s3407"
+    assert (first.place, runs.sft_run(profile).place) == ("rl/grpo-s3407", "sft")
+    methods = ("base", *profile.evaluated)
+    policies = [run for run in runs.policy_runs(profile) if run.method in methods]
+    assert [run.policy for run in evaluated] == policies
     assert len({run.build for run in every}) == len(every)
     assert all(run.weights == "" and not run.done() and not run.is_prepared() for run in every)
     paths = [path for run in every for path in (run.record, run.model, run.samples, run.live_steps)]
     assert not any(path.exists() for path in [*paths, *(run.lock for run in every)])
     with pytest.raises(AssertionError, match="needs no identity"):
-        _ = first[2].fingerprint
+        _ = first.fingerprint
 
 
 def test_a_profile_is_read_without_torch_or_trl():
@@ -74,14 +76,14 @@ def test_digests_do_not_see_spelling():
 def fingerprints(spec):
     profile = load_profile(spec)
     base = runs.sft_run(profile)
-    rl = {method: run.fingerprint for method, _, run in runs.rl_runs(profile)}
+    rl = {run.method: run.fingerprint for run in runs.rl_runs(profile)}
     evaluation = runs.evaluation_run(profile, base)
-    return base.fingerprint, rl, (evaluation.stamp, evaluation.fingerprint)
+    return base.fingerprint, rl, (evaluation.build_fingerprint, evaluation.fingerprint)
 
 
 def test_what_is_evaluated_retrains_nothing(variant):
     """What the audit found: an out-of-distribution set, or a default retrained SFT and RL."""
-    whole = load_profile("smoke").settings["evaluation"]["data"]
+    whole = load_profile("smoke").raw["evaluation"]["data"]
     puzzles = {"name": "knights_knaves", "rows": 2, "people": 2, "ood": True}
     three = {**whole[3], "seed": 7}
     more = [{**whole[0], "revision": None}, *whole[1:], puzzles, three]
@@ -95,7 +97,7 @@ def test_what_is_evaluated_retrains_nothing(variant):
 @pytest.mark.parametrize("ood", [False, True])
 def test_a_run_evaluated_as_it_trains_depends_on_what_it_is_evaluated_on(variant, ood):
     """On one set more, whose words no training has: nothing of it has to be held out."""
-    data = load_profile("smoke").settings["evaluation"]["data"]
+    data = load_profile("smoke").raw["evaluation"]["data"]
     more = [*data, {**data[3], "seed": 7, "ood": ood}]
     sft, rl, _ = fingerprints("smoke")
     other = fingerprints(variant(more))
@@ -122,7 +124,7 @@ def test_a_file_of_ones_own_retrains_nothing_unless_training_meets_its_questions
 
 
 def test_a_held_out_problem_that_training_could_draw_retrains(variant):
-    whole = load_profile("smoke").settings["evaluation"]["data"]
+    whole = load_profile("smoke").raw["evaluation"]["data"]
     more = [*whole, {**whole[0], "seed": 99}]
     assert fingerprints(variant(more))[0] != fingerprints("smoke")[0]
 
@@ -167,11 +169,10 @@ def stages_of(spec):
     samples, of_plain = runs.evaluation_run(profile, base), runs.evaluation_run(profile, plain)
     made = {"sft": base, "grpo": plain, "scores": samples, "grpo scores": of_plain}
     made |= {m: runs.rl_run(profile, f"grpo_{m}", 3407) for m in ("branch", "no_kl")}
-    made |= {run.stage: run for run in runs.exploration_runs(profile)[::-1]}
-    for make in (runs.entropy_run, runs.trace_run, runs.optimum_run, runs.effects_run):
-        made[make(profile).stage] = make(profile)
-    stamps = {"samples": samples.stamp, "grpo samples": of_plain.stamp}
-    return {name: run.fingerprint for name, run in made.items()} | stamps
+    for stage in ("entropies", "trace", "optimum", "effects", "dynamics", "replay", "impact"):
+        made[stage] = runs.STAGES[stage].runs(profile)[0]
+    drawn = {"samples": samples.build_fingerprint, "grpo samples": of_plain.build_fingerprint}
+    return {name: run.fingerprint for name, run in made.items()} | drawn
 
 
 OF_GRPO = {"grpo", "trace", "grpo samples", "grpo scores", "dynamics", "replay", "impact"}
@@ -240,9 +241,14 @@ def test_a_profile_takes_the_base_of_the_one_that_it_extends(tmp_path):
     base.model.mkdir()
     (tmp_path / "mine.yaml").write_text("name: mine\nextends: smoke\nevaluation: {top_p: 0.7}\n")
     mine = load_profile(tmp_path / "mine.yaml")
-    assert runs.made_below(mine, runs.sft_run(mine)) is None, "not done"
+    assert runs.sft_run(mine).made_below() is None, "not done"
     base.finish(records.Record("sft", "smoke", base.fingerprint, 1, {}), weights="w")
-    whose, found = runs.made_below(mine, runs.sft_run(mine))
-    assert whose.name == "smoke" and found == base
+    made = runs.sft_run(mine).made_below()
+    assert (made.build, made.measured) == (base.build, base.measured)
+    [policy, *_], [theirs, *_] = (
+        runs.policy_runs(mine)[1:],
+        runs.policy_runs(load_profile("smoke"))[1:],
+    )
+    assert policy.fingerprint == theirs.fingerprint, "also before the base is taken"
     longer = load_profile(f"{mine.spec}+sft.max_steps=3")
-    assert runs.made_below(longer, runs.sft_run(longer)) is None
+    assert runs.sft_run(longer).made_below() is None

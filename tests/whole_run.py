@@ -39,7 +39,7 @@ def stand_in(name, folder):
     """The profile with :data:`MODEL` and countdown in the places of its model and data, two steps
     and a few samples long, of the first seed; written to ``folder`` as a file."""
     profile = load_profile(name)
-    settings = dict(profile.settings)
+    settings = dict(profile.raw)
     small = {"max_steps": 2, "optim": "adamw_torch", "save_steps": 2}
     if not torch.cuda.is_available():
         small |= {"bf16": False, "fp16": False}

@@ -20,12 +20,12 @@ T = TypeVar("T")
 MANY = 30
 
 
-def make(cls: type[T], given: Any, where: str) -> T:
-    """``cls(**given)``; SageError of one sentence that begins with the place ``where``."""
-    if not isinstance(given, dict):
-        raise SageError(f"{where} must be a section of named settings, not {given!r}")
+def make(cls: type[T], section: Any, where: str) -> T:
+    """Return ``cls(**section)``, or raise SageError that begins with the place ``where``."""
+    if not isinstance(section, dict):
+        raise SageError(f"{where} must be a section of named settings, not {section!r}")
     try:
-        return cls(**given)
+        return cls(**section)
     except ValidationError as error:
         raise _said(error, where, cls) from None
 
@@ -40,21 +40,24 @@ def _said(error: ValidationError, where: str, cls: Any = None) -> SageError:
 
 
 def below(where: str, key: str) -> str:
-    """The place of a key: "smoke: rl.beta" below "smoke: rl"."""
+    """Return the place of a key: "smoke: rl.beta" below "smoke: rl"."""
     return f"{where}.{key}" if ": " in where else f"{where}: {key}"
 
 
 def unknown(
-    where: str, key: str, known: Iterable[str], given: Mapping[str, Any] | None = None, of: str = ""
+    where: str, key: str, known: Iterable[str], raw: Mapping[str, Any] | None = None, of: str = ""
 ) -> SageError:
-    """The error for a key that is not ``known``, with the one that is spelt most alike, or with the
-    sections of ``given`` that have it. ``of``: what has the known keys, where they are many."""
+    """Return the error for a key that is not ``known``. It names the known key that is spelt most
+    alike, or the sections of ``raw`` that have the key.
+
+    ``of``: what has the known keys, where they are many.
+    """
     alike = difflib.get_close_matches(key, known := list(known), 1)
-    found = [below(where, one).split(": ")[-1] for one in alike]
-    sections = (given or {}).items()
-    found = found or [f"{name}.{key}" for name, one in sections if key in _keys(one)]
-    if found:
-        advice = f"did you mean {' or '.join(found)}?"
+    guesses = [below(where, name).split(": ")[-1] for name in alike]
+    sections = {name: value for name, value in (raw or {}).items() if isinstance(value, dict)}
+    guesses = guesses or [f"{name}.{key}" for name, section in sections.items() if key in section]
+    if guesses:
+        advice = f"did you mean {' or '.join(guesses)}?"
     elif of and len(known) > MANY:
         advice = f"{of} has no setting of this name"
     else:
@@ -62,24 +65,20 @@ def unknown(
     return SageError(f"{below(where, key)} is unknown; {advice}")
 
 
-def _keys(section: Any) -> Iterable[str]:
-    return section if isinstance(section, dict) else ()
-
-
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter | None:
-    """What checks values of a type that YAML can write; None for any other."""
+    """Return a checker for values of a type that YAML can write; None for any other type."""
     union = typing.get_origin(hint) in (typing.Union, UnionType)
     options = typing.get_args(hint) if union else (hint,)
     plain = {typing.get_origin(option) or option for option in options}
     return TypeAdapter(hint) if plain <= {int, float, str, bool, dict, list, NoneType} else None
 
 
-def check_section(cls: type, given: Mapping[str, Any], where: str) -> None:
-    """SageError for a setting that ``cls`` (SFTConfig, say) does not have, or of another type: TRL
-    and PEFT take any value, and fail at their first use of it."""
+def check_section(cls: type, section: Mapping[str, Any], where: str) -> None:
+    """Raise SageError for a setting that ``cls`` (SFTConfig, say) does not have, or of another
+    type: TRL and PEFT take any value, and fail at their first use of it."""
     hints, known = typing.get_type_hints(cls), [f.name for f in dataclasses.fields(cls) if f.init]
-    for key, value in given.items():
+    for key, value in section.items():
         if key not in known:
             raise unknown(where, key, known, of=cls.__name__)
         adapter = _adapter(hints[key])
@@ -91,14 +90,14 @@ def check_section(cls: type, given: Mapping[str, Any], where: str) -> None:
 
 
 def digest(value: Any) -> str:
-    """Hash (12 hex digits) of settings. Neither the order of keys, nor 0 against 0.0, nor a
-    dataclass's field at its default makes a difference."""
+    """Return a hash (12 hex digits) of settings. Neither the order of keys, nor 0 against 0.0, nor
+    a dataclass's field at its default makes a difference."""
     text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def canonical(value: Any) -> Any:
-    """Settings as JSON has them, the same for all ways to write them down."""
+    """Return settings as JSON has them, the same for all ways to write them down."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             f.name: canonical(getattr(value, f.name))
@@ -115,12 +114,12 @@ def canonical(value: Any) -> Any:
 
 
 def default_of(f: dataclasses.Field) -> Any:
-    """A field's default, dataclasses.MISSING where it has none."""
+    """Return a field's default, dataclasses.MISSING where it has none."""
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested sections, in their order."""
+    """Yield (dotted key, value) of nested sections, in their order."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}{key}.")

@@ -17,92 +17,93 @@ _DRAWABLE: dict[str, frozenset[str]] = {}
 def evaluation_problems(
     profile: Profile, ood: bool | None = None, limit: int | None = None
 ) -> list[Problem]:
-    """The held-out problems, data set after data set.
+    """Return the held-out problems, data set after data set.
 
     ``ood``: of which data sets, as in :meth:`Profile.data_sets`. ``limit``: so many of each.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for data in profile.data_sets(ood):
-        found += load(data)[:limit]
-    if len({(problem.dataset, problem.id) for problem in found}) < len(found):
+        problems += load(data)[:limit]
+    if len({(problem.dataset, problem.id) for problem in problems}) < len(problems):
         raise SageError(
             "the evaluation data hold a problem twice: give each data set its own seed or name"
         )
-    return found
+    return problems
 
 
 def sampled_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:
-    """The held-out problems that are sampled: of each data set the first ``evaluation.sampled``."""
+    """Return the held-out problems that are sampled: of each data set ``evaluation.sampled``."""
     return evaluation_problems(profile, ood, profile.evaluation.sampled)
 
 
 def listed_problems(profile: Profile, ood: bool | None = None) -> list[Problem]:
-    """The held-out problems all of whose valid completions can be listed."""
-    found = evaluation_problems(profile, ood)
-    return [problem for problem in found if task_of(problem.task).completions(problem)]
+    """Return the held-out problems whose valid completions can all be listed."""
+    problems = evaluation_problems(profile, ood)
+    return [problem for problem in problems if task_of(problem.task).completions(problem)]
 
 
 def rl_problems(profile: Profile) -> list[Problem]:
-    """The prompts of RL, none of which is a held-out problem of the same task."""
+    """Return the prompts of RL, without the held-out problems of the same task."""
     if profile.rl_data is None:
         raise SageError(f"profile {profile.name} has no section rl_data: name what RL trains on")
     return load(profile.rl_data, held_out(profile, profile.rl_data))
 
 
 def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[str, Any]]:
-    """Rows {"prompt", "completion"} of chat messages for SFTTrainer, none of them longer than half
-    of the model's length by ``count_tokens`` (Appendix E.2)."""
+    """Return rows {"prompt", "completion"} of chat messages for SFTTrainer. By ``count_tokens``
+    none is longer than half of the model's length (Appendix E.2)."""
     data = profile.sft_data
     if data is None:
         raise SageError(f"profile {profile.name} has no section sft_data: name what SFT trains on")
-    given = (data.settings, data.rows, data.seed, held_out(profile, data), data.revision)
+    request = (data.settings, data.rows, data.seed, held_out(profile, data), data.revision)
     longest = {"count_tokens": count_tokens, "max_seq_length": profile.model.max_seq_length}
     rows = []
-    for shown in task_of(data.name).demonstrations(*given, **longest):
+    for shown in task_of(data.name).demonstrations(*request, **longest):
         answer = {"role": "assistant", "content": prompts.answer_turn(shown.working, shown.answer)}
         rows.append({"prompt": prompts.messages(shown.question), "completion": [answer]})
     return rows
 
 
 def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
-    """The problems of one data set, none of whose questions is in ``exclude``."""
-    given = (data.settings, data.rows, data.seed, exclude, data.revision)
-    return task_of(data.name).problems(*given)
+    """Return the problems of a data set, without those whose questions are in ``exclude``."""
+    request = (data.settings, data.rows, data.seed, exclude, data.revision)
+    return task_of(data.name).problems(*request)
 
 
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
-    """Questions of the evaluation that the training set ``data`` could otherwise draw: of sets of
-    its name and of files, or of all where training is on a file."""
+    """Return the evaluation's questions that the training set ``data`` could otherwise draw: of
+    sets of its name and of files, or of all sets where training is on a file."""
     if data is None:
         return frozenset()
-    asked = profile.evaluation.data
-    return _drawable(
-        data, [one for one in asked if data.name == "file" or one.name in (data.name, "file")]
-    )
+    sets = profile.evaluation.data
+    names = {data.name, "file"}
+    return _drawable(data, [test for test in sets if data.name == "file" or test.name in names])
 
 
 def _drawable(data: Data, sets: list[Data]) -> frozenset[str]:
-    """The questions of ``sets`` that ``data`` could draw; every stage asks for them."""
-    key = digest([{**vars(one), "settings": one.settings.identity()} for one in (data, *sets)])
+    """Return the questions of ``sets`` that ``data`` could draw; every stage needs them."""
+    key = digest([{**vars(test), "settings": test.settings.identity()} for test in (data, *sets)])
     if key not in _DRAWABLE:
         could_draw = task_of(data.name).could_draw
-        found = [problem for one in sets for problem in load(one)]
-        _DRAWABLE[key] = frozenset(p.question for p in found if could_draw(data.settings, p))
+        problems = [problem for test in sets for problem in load(test)]
+        _DRAWABLE[key] = frozenset(p.question for p in problems if could_draw(data.settings, p))
     return _DRAWABLE[key]
 
 
 def met(profile: Profile, data: Data | None) -> frozenset[str]:
-    """The held-out questions that the training set ``data`` would meet: what it is made from.
+    """Return the held-out questions that the training set ``data`` would meet, on which its content
+    depends.
 
-    Of a file of one's own only those count that stand in the training stream, far enough ahead for
-    every one of them to have been replaced.
+    Questions of a user's file count only where they stand in the training stream. The stream is
+    read far enough ahead to replace all of them.
     """
-    every = held_out(profile, data)
+    excluded = held_out(profile, data)
     if data is None or data.name == "file":
-        return every
-    found = _drawable(data, [one for one in profile.evaluation.data if one.name == data.name])
-    others = every - found
+        return excluded
+    same_task = [test for test in profile.evaluation.data if test.name == data.name]
+    drawable = _drawable(data, same_task)
+    others = excluded - drawable
     if not others:
-        return found
+        return drawable
     ahead = dataclasses.replace(data, rows=data.rows + len(others))
-    return found | (others & {problem.question for problem in load(ahead, found)})
+    return drawable | (others & {problem.question for problem in load(ahead, drawable)})

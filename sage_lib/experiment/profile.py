@@ -33,12 +33,14 @@ __all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_
 
 #: How a changed setting begins, as in "rl.beta=0.2".
 CHANGE = r"[A-Za-z_][\w.-]*="
+#: How the path of a user's own profile or grid ends.
+YAML_ENDINGS = (".yaml", ".yml")
 #: Letters of a change in a folder's name; a file's name may have 255 on most disks.
 LONGEST = 60
 
 
 def split_spec(spec: str | Path) -> list[str]:
-    """What a spec names, and its changes: ["smoke", "rl.beta=0.2"] of "smoke+rl.beta=0.2"."""
+    """Split a spec: "smoke+rl.beta=0.2" into its name and changes, ["smoke", "rl.beta=0.2"]."""
     return re.split(rf"\+(?={CHANGE})", str(spec))
 
 
@@ -50,56 +52,68 @@ def load_profile(spec: str | Path) -> Profile:
     """
     base, *changes = split_spec(spec)
     path = find(base, Path.cwd())
-    settings, sources = read(path)
+    raw, sources = read(path)
     shipped = path.parent == PROFILES
-    if settings.get("name") != path.stem or (not shipped and path.stem in profile_names()):
+    if raw.get("name") != path.stem or (not shipped and path.stem in profile_names()):
         raise SageError(
             f"{path.name}: a profile is called as its file, and not as one that comes with the "
-            f"companion: its name is {settings.get('name')!r}; rename the file, or set name"
+            f"companion: its name is {raw.get('name')!r}; rename the file, or set name"
         )
-    for one in changes:
-        change(settings, sources, one, path.stem)
+    for assignment in changes:
+        change(raw, sources, assignment, path.stem)
     name = "+".join([path.stem, *map(_folder_name, changes)])
     again = "+".join([base if shipped else str(path), *changes])
-    profile = build_profile(settings, path)
-    return dataclasses.replace(profile, name=name, sources=sources, settings=settings, spec=again)
+    profile = build_profile(raw, path)
+    return dataclasses.replace(profile, name=name, sources=sources, raw=raw, spec=again)
+
+
+def names_below(profile: Profile) -> Iterator[str]:
+    """Yield the names of the profiles that a variant changes or that a file extends."""
+    base, *changes = split_spec(profile.spec)
+    path: Path | None = find(base, Path.cwd())
+    while path is not None:
+        for number in reversed(range(len(changes) + 1)):
+            name = "+".join([path.stem, *map(_folder_name, changes[:number])])
+            if name != profile.name:
+                yield name
+        path = extended(path)
 
 
 def _folder_name(change: str) -> str:
-    """A change as a part of a folder's name; what has to be replaced is told apart by a hash."""
+    """Write a change as a part of a folder's name; a hash tells apart what had to be replaced."""
     plain = change.replace(" ", "")
     name = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
     return name if name == plain else f"{name}~{digest(plain)[:4]}"
 
 
-def build_profile(settings: dict[str, Any], path: Path) -> Profile:
-    """The dataclasses of merged settings, checked. ``path``: of the profile's file."""
+def build_profile(raw: dict[str, Any], path: Path) -> Profile:
+    """Check merged settings and make the dataclasses. ``path``: of the profile's file."""
     name, folder = path.stem, path.parent
     fields = dataclasses.fields(Profile)
     known = ["extends", "train", *(f.name for f in fields if f.repr)]
-    for key in map(str, settings):
+    for key in map(str, raw):
         if key not in known:
-            raise unknown(name, key, known, settings)
-    if not isinstance(settings.get("train", []), list | None):
-        raise SageError(f"{name}: train is a list of methods, not {settings['train']!r}")
+            raise unknown(name, key, known, raw)
+    if not isinstance(raw.get("train", []), list | None):
+        raise SageError(f"{name}: train is a list of methods, not {raw['train']!r}")
     optional = {f.name for f in fields if default_of(f) is not dataclasses.MISSING}
-    given = {k: v for k, v in settings.items() if v is not None or k not in optional}
-    tasks = _sections(given.get("task_defaults", {}), f"{name}: task_defaults", TASKS)
-    guides = _sections(given.get("guide_defaults", {}), f"{name}: guide_defaults", GUIDES)
-    for key in given.keys() & {"sft_data", "rl_data"}:
-        given[key] = _data(given[key], tasks, f"{name}: {key}", folder)
-    evaluation = given.get("evaluation")
+    values = {k: v for k, v in raw.items() if v is not None or k not in optional}
+    tasks = _sections(values.get("task_defaults", {}), f"{name}: task_defaults", TASKS)
+    guides = _sections(values.get("guide_defaults", {}), f"{name}: guide_defaults", GUIDES)
+    for key in values.keys() & {"sft_data", "rl_data"}:
+        values[key] = _data(values[key], tasks, f"{name}: {key}", folder)
+    evaluation = values.get("evaluation")
     if isinstance(evaluation, dict) and isinstance(evaluation.get("data"), list):
         where = f"{name}: evaluation.data"
-        data = [_data(one, tasks, where, folder) for one in evaluation["data"]]
-        given["evaluation"] = {**evaluation, "data": data}
-    for key in given.keys() & _KINDS.keys():
-        given[key] = make(_KINDS[key], given[key], f"{name}: {key}")
-    methods = _methods(given.get("methods", {}), guides, f"{name}: methods")
-    train = given.pop("train", None)
-    given |= {"task_defaults": tasks, "guide_defaults": guides}
-    given["methods"] = {k: m for k, m in methods.items() if train is None or k in train}
-    profile = make(Profile, given, name)
+        data = [_data(row, tasks, where, folder) for row in evaluation["data"]]
+        values["evaluation"] = {**evaluation, "data": data}
+    for key in values.keys() & _KINDS.keys():
+        values[key] = make(_KINDS[key], values[key], f"{name}: {key}")
+    methods = _methods(values.get("methods", {}), guides, f"{name}: methods")
+    train = values.pop("train", None)
+    values |= {"task_defaults": tasks, "guide_defaults": guides}
+    values["methods"] = {k: m for k, m in methods.items() if train is None or k in train}
+    profile = make(Profile, values, name)
     lists = {"train": train, "evaluation.methods": profile.evaluation.methods}
     for setting, keys in {**lists, "exploration.methods": profile.exploration.methods}.items():
         for key in (keys or ()) if methods else ():
@@ -119,37 +133,38 @@ _KINDS: dict[str, type] = {
 }
 
 
-def _sections(given: Any, where: str, known: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """A section of sections, of names that are ``known``; null is none."""
-    if not isinstance(given, dict):
-        raise SageError(f"{where} must be a section of named sections, not {given!r}")
-    for name, value in given.items():
+def _sections(sections: Any, where: str, known: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return a section of sections, whose names must be ``known``; null is none."""
+    if not isinstance(sections, dict):
+        raise SageError(f"{where} must be a section of named sections, not {sections!r}")
+    for name, value in sections.items():
         if known and name not in known:
             raise unknown(where, name, known)
         if not isinstance(value, dict | None):
             raise SageError(f"{below(where, name)} must be a section, not {value!r}")
-    return {key: value for key, value in given.items() if value is not None}
+    return {key: value for key, value in sections.items() if value is not None}
 
 
-def _data(given: Any, tasks: dict[str, dict], where: str, folder: Path) -> Data:
-    """One data set: the keys of Data, and all others as settings of its task."""
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise SageError(f"{where}: a data set is a section with a name, not {given!r}")
+def _data(section: Any, tasks: dict[str, dict], where: str, folder: Path) -> Data:
+    """Make a data set: the keys of Data, and all others as settings of its task."""
+    if not isinstance(section, dict) or not isinstance(section.get("name"), str):
+        raise SageError(f"{where}: a data set is a section with a name, not {section!r}")
     common = {f.name for f in dataclasses.fields(Data)} - {"settings"}
-    own, name = {k: v for k, v in given.items() if k not in common}, given["name"]
+    of_task, name = {k: v for k, v in section.items() if k not in common}, section["name"]
     try:
-        settings = check_settings(name, own, tasks.get(name, {}), folder)
+        settings = check_settings(name, of_task, tasks.get(name, {}), folder)
     except SageError as error:
         raise SageError(f"{where}: {error}") from None
-    return make(Data, {**{k: given[k] for k in given.keys() - own}, "settings": settings}, where)
+    of_data = {k: v for k, v in section.items() if k in common}
+    return make(Data, {**of_data, "settings": settings}, where)
 
 
-def _methods(given: Any, guides: dict[str, dict], where: str) -> dict[str, Method]:
-    """The methods. One with a section ``vary`` (setting -> list of values) becomes one for each
+def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]:
+    """Make the methods. A section ``vary`` (setting -> list of values) makes a method for each
     combination, whose key and label name the values: grpo with ``vary: {rl.beta: [0, 0.2]}``
     becomes grpo_beta0 ("GRPO, beta 0") and grpo_beta0.2."""
-    found: dict[str, Method] = {}
-    for key, section in _sections(given, where).items():
+    methods: dict[str, Method] = {}
+    for key, section in _sections(raw, where).items():
         plain = {name: value for name, value in section.items() if name != "vary"}
         lists = section.get("vary", {})
         if not isinstance(lists, dict) or not all(isinstance(v, list) for v in lists.values()):
@@ -158,15 +173,15 @@ def _methods(given: Any, guides: dict[str, dict], where: str) -> dict[str, Metho
             name, method = key, copy.deepcopy(plain)
             for setting, value in zip(lists, values, strict=True):
                 place, (*sections, last) = method, setting.split(".")
-                for one in sections:
-                    place = place.setdefault(one, {})
+                for part in sections:
+                    place = place.setdefault(part, {})
                 place[last] = value
                 name += f"_{last}{value}"
                 method["label"] = f"{method.get('label', key)}, {last.replace('_', ' ')} {value}"
-            if name in found:
+            if name in methods:
                 raise SageError(f"{where}: there are two methods {name!r}: rename one")
-            found[name] = _method(method, guides, below(where, name))
-    return found
+            methods[name] = _method(method, guides, below(where, name))
+    return methods
 
 
 def _method(fields: dict[str, Any], guides: dict[str, dict], where: str) -> Method:
@@ -181,7 +196,7 @@ def _method(fields: dict[str, Any], guides: dict[str, dict], where: str) -> Meth
 
 
 def _faults(profile: Profile) -> Iterator[str]:
-    """What no run could do, or a library would misread: a sentence each."""
+    """Yield a sentence for each thing that no run could do, or a library would misread."""
     model = profile.model
     if profile.sft and profile.sft_data is None:
         yield "sft needs the section sft_data"
@@ -202,22 +217,22 @@ def _faults(profile: Profile) -> Iterator[str]:
 
 
 def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
-    if key == BASE or not all(re.fullmatch(r"[\w.-]+", one) for one in (key, method.family)):
+    if key == BASE or not all(re.fullmatch(r"[\w.-]+", word) for word in (key, method.family)):
         yield f"key and family are letters, digits, - and _, and no key is {BASE!r}, the SFT model"
     try:
         check_anchor(method.anchor)
     except SageError as error:
         yield str(error)
     beta = make(kinds.Rl, profile.rl_of(key), f"{profile.name}: methods.{key}.rl").beta
-    own = [setting for setting in ROLLOUTS if setting in method.rl]
+    changed = [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
         yield "it guides the anchor, which needs beta > 0"
     if method.guide is not None and method.anchor == "forward_kl":
         yield "the anchor forward_kl takes no guide"
-    if own and method.guide is not None and needs_entropies(method.guide):
+    if changed and method.guide is not None and needs_entropies(method.guide):
         yield (
-            f"it draws with a {own[0]} of its own, and its guide's threshold comes from entropies "
-            "measured with the profile's: give it threshold and ratio"
+            f"it draws with a {changed[0]} of its own, and its guide's threshold comes from "
+            "entropies measured with the profile's: give it threshold and ratio"
         )
     if method.rft is not None:
         rft, shown = profile.rft_of(key), ("label", "family", "lora", "seeds", "reward", "rft")
@@ -233,57 +248,58 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
 
 
 def profile_names() -> list[str]:
-    """The profiles that come with the companion."""
+    """Return the names of the profiles that come with the companion."""
     return sorted(p.stem for p in PROFILES.glob("*.yaml"))
 
 
-def find(name: str, folder: Path) -> Path:
-    """The file of a profile by its name, or by its path below ``folder``."""
-    own = name.endswith((".yaml", ".yml"))
-    path = (folder / Path(name).expanduser()).resolve() if own else PROFILES / f"{name}.yaml"
+def find(name: str, folder: Path, shipped: Path = PROFILES, kind: str = "profile") -> Path:
+    """Return the file of a profile, or of another ``kind``, by its name among the ``shipped`` files
+    or by its path below ``folder``."""
+    is_file = name.endswith(YAML_ENDINGS)
+    path = (folder / Path(name).expanduser()).resolve() if is_file else shipped / f"{name}.yaml"
     if len(path.name) > 255 or not path.is_file():  # more than a file's name can have
-        if own:
-            raise SageError(f"there is no file {path}: correct the path of the profile")
+        if is_file:
+            raise SageError(f"there is no file {path}: correct the path of the {kind}")
+        known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
         raise SageError(
-            f"there is no profile {name!r}: choose one of {', '.join(profile_names())}, "
-            "or give the path of a .yaml file"
+            f"there is no {kind} {name!r}: choose one of {known}, or give the path of a .yaml file"
         )
     return path
 
 
 def extended(path: Path) -> Path | None:
-    """The file that a profile's file extends, None where it extends none."""
+    """Return the file that a profile's file extends, or None."""
     below = _parsed(path.name, path.read_text())[0].get("extends")
     return None if below is None else find(str(below), path.parent)
 
 
 def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file merged over what it extends: settings, and source by dotted key. ``above``: the files
-    that extend it."""
+    """Read a file and merge it over what it extends. Returns settings, and their sources by dotted
+    key. ``above``: the files that extend it."""
     if path in above:
         raise SageError(f"{path.name} extends itself: {' -> '.join(p.stem for p in above)}")
     try:
-        settings, sources = copy.deepcopy(_parsed(path.name, path.read_text()))
+        raw, sources = copy.deepcopy(_parsed(path.name, path.read_text()))
     except (YAMLError, UnicodeDecodeError, RecursionError) as error:  # too deep for a parser, too
         raise SageError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
-    found = extended(path)
-    settings.pop("extends", None)
-    if found is None:
-        return settings, sources
-    settings.setdefault("description", f"{found.stem}, with the changes of {path.name}")
-    base, base_sources = read(found, (*above, path))
+    parent = extended(path)
+    raw.pop("extends", None)
+    if parent is None:
+        return raw, sources
+    raw.setdefault("description", f"{parent.stem}, with the changes of {path.name}")
+    base, base_sources = read(parent, (*above, path))
     evaluation = base.get("evaluation")
     lines = evaluation.get("data") if isinstance(evaluation, dict) else None
     for data in [base.get("sft_data"), base.get("rl_data"), *(lines or [])]:
-        own = data.get("path") if isinstance(data, dict) else None
-        if isinstance(own, str) and not Path(own).is_absolute():
-            data["path"] = os.path.relpath(found.parent / own, path.parent)  # below its own folder
-    return _merge(base, settings, base_sources, ""), {**base_sources, **sources}
+        file = data.get("path") if isinstance(data, dict) else None
+        if isinstance(file, str) and not Path(file).is_absolute():
+            data["path"] = os.path.relpath(parent.parent / file, path.parent)
+    return _merge(base, raw, base_sources, ""), {**base_sources, **sources}
 
 
 @functools.lru_cache(maxsize=64)
 def _parsed(name: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file's own settings and their sources, read once: comments make it slow."""
+    """Parse a file's settings and their sources, once: comments make it slow."""
     plain, commented = YAML(typ="safe").load(text), YAML(typ="rt").load(text)
     if not isinstance(plain, dict):
         raise SageError(f"{name} must hold named sections, as profiles/smoke.yaml does")
@@ -291,8 +307,8 @@ def _parsed(name: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _merge(base: dict, over: dict, sources: dict[str, str], prefix: str) -> dict:
-    """``over`` on top of ``base``, key by key. An empty section empties the one below, and one with
-    another ``name`` replaces it. A replaced value loses the source it had."""
+    """Merge ``over`` into ``base``, key by key. An empty section empties the section below, and a
+    section with another ``name`` replaces it. A replaced value loses its source."""
     merged = dict(base)
     for key, value in over.items():
         place, old = f"{prefix}{key}", merged.get(key)
@@ -314,15 +330,15 @@ def _replaced(sources: dict[str, str], place: str, source: str) -> None:
     sources[place] = source
 
 
-def change(settings: dict, sources: dict[str, str], given: str, where: str) -> None:
+def change(raw: dict, sources: dict[str, str], assignment: str, where: str) -> None:
     """Put one "dotted.key=value" into the settings of profile ``where``; the value is YAML."""
-    key, _, text = given.partition("=")
+    key, _, text = assignment.partition("=")
     try:
         value = YAML(typ="safe").load(text)
     except (YAMLError, RecursionError):
-        raise SageError(f"--set {given}: {text!r} is not a value as YAML writes it") from None
+        raise SageError(f"--set {assignment}: {text!r} is not a value as YAML writes it") from None
     *sections, last = key.split(".")
-    place = settings
+    place = raw
     for section in sections:
         if not isinstance(place.get(section), dict):
             known = [k for k, v in place.items() if isinstance(v, dict)]
@@ -334,7 +350,7 @@ def change(settings: dict, sources: dict[str, str], given: str, where: str) -> N
 
 
 def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, comment at the end of its line) for every commented value."""
+    """Yield (dotted key, comment at the end of its line) for every commented value."""
     for key, value in section.items():
         tokens = section.ca.items.get(key)
         if tokens and tokens[2] and tokens[2].value.startswith("#"):  # below the line: of the next

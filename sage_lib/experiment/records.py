@@ -26,7 +26,7 @@ RESULTS = (":!data/published", ":!figures")
 
 
 def revision() -> str:
-    """The commit this checkout stands at, with "+changes" when tracked files differ from it;
+    """Return the commit of this checkout, with "+changes" when tracked files differ from it;
     "unknown" outside git."""
 
     def git(*words: str) -> str:
@@ -41,22 +41,23 @@ def revision() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python's and each package's installed version."""
-    found = {"python": platform.python_version()}
+    """Return the installed versions of Python and of each package."""
+    installed = {"python": platform.python_version()}
     for name in PACKAGES.split():
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory (GB) and GPU: what a time depends on, not which machine it was."""
+    """Return processor, cores, memory (GB) and GPU: what a time depends on, not which machine it
+    was."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
-        model = found[1].strip() if found else model
+        named = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
+        model = named[1].strip() if named else model
     memory = round(psutil.virtual_memory().total / 1e9, 1)
     # Only a process that computes has torch, and only there does a GPU matter.
     torch = sys.modules.get("torch")
@@ -105,7 +106,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def require_whole(path: Path) -> None:
-    """SageError for a file that is not of the size that the record beside it says."""
+    """Raise SageError for a file that is not of the size that its record says."""
     record = path.with_name("record.json")
     sizes = load(record).get("sizes", {}) if record.is_file() else {}
     if path.name in sizes and path.stat().st_size != sizes[path.name]:
@@ -116,9 +117,9 @@ def require_whole(path: Path) -> None:
 
 
 def collapse(path: Path) -> str:
-    """What the record of a run that collapsed says of that; "" of every other run."""
-    found = load(path).get("collapsed")
-    return f"collapsed at step {found['step']}: {found['reason']}" if found else ""
+    """Return when and why a run collapsed, by its record; "" for every other run."""
+    collapsed = load(path).get("collapsed")
+    return f"collapsed at step {collapsed['step']}: {collapsed['reason']}" if collapsed else ""
 
 
 def done(path: Path, fingerprint: str) -> bool:

@@ -19,33 +19,17 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records
 from sage_lib.experiment.profile import BASE, Profile, load_profile
+from sage_lib.experiment.runs import STAGES
 from sage_lib.files import read_json, read_lines, write_bytes
 
-#: The stages that make runs of their own, in the order of their folders.
-STAGES = "sft entropies rl replay trace optimum effects dynamics impact evaluation"
-#: Frame -> the stages whose folders hold its file, and the file's name.
-FRAMES = {
-    "runs": (STAGES, "record.json"),
-    "steps": ("rl sft", "steps.jsonl"),
-    "exact": ("rl", "exact.jsonl"),
-    "rounds": ("rl", "rounds.csv"),
-    "counts": ("evaluation", "counts.csv"),
-    "support": ("evaluation", "support.csv"),
-    "scores": ("evaluation", "scores.csv"),
-    "samples": ("evaluation", "samples.jsonl"),
-    "prompts": ("dynamics", "prompts.csv"),
-    "tokens": ("dynamics", "tokens.csv"),
-    "moves": ("replay", "moves.csv"),
-    "impact": ("impact", "impact.csv"),
-    "optimum": ("optimum", "optimum.csv"),
-}
+_FILES = [(stage.name, file) for stage in STAGES.values() for file in stage.measures.split()]
 #: Document -> the stage and the file that hold it.
-DOCUMENTS = {
-    "entropy": ("entropies", "entropy.json"),
-    "effects": ("effects", "effects.json"),
-    "traces": ("trace", "traces.json"),
-    "signals": ("trace", "signals.json"),
-}
+DOCUMENTS = {Path(file).stem: (stage, file) for stage, file in _FILES if file.endswith(".json")}
+#: Frame -> the stages whose folders hold its file, and the file's name.
+FRAMES: dict[str, tuple[list[str], str]] = {"runs": (list(STAGES), "record.json")}
+for _stage, _file in _FILES:
+    if not _file.endswith(".json"):
+        FRAMES.setdefault(Path(_file).stem, ([], _file))[0].append(_stage)
 #: The first columns of every frame.
 RUN = ["run", "method", "seed"]
 #: What a row of `runs` takes from a run's record as it is.
@@ -65,8 +49,8 @@ class Study:
     """The results of one profile. A frame (a key of FRAMES) or a document (of DOCUMENTS) is an
     attribute, read when it is first asked for: `study.counts`, `study.entropy`."""
 
-    def __init__(self, settings: Profile, own: bool) -> None:
-        self.settings, self.own, self.name = settings, own, settings.name
+    def __init__(self, profile: Profile, own: bool) -> None:
+        self.settings, self.own, self.name = profile, own, profile.name
         self.folder = paths.measured(self.name, published=not own)
 
     @cached_property
@@ -78,20 +62,20 @@ class Study:
     @cached_property
     def main(self) -> list[str]:
         """The base and the evaluated methods of the family of the profile's first method."""
-        own = {key: method.family for key, method in self.settings.methods.items()}
-        family = own.get(self.settings.reference)
-        return [key for key in self.methods if key == BASE or own[key] == family]
+        family_of = {key: method.family for key, method in self.settings.methods.items()}
+        family = family_of.get(self.settings.reference)
+        return [key for key in self.methods if key == BASE or family_of[key] == family]
 
     @cached_property
     def guided(self) -> str | None:
         """The method that stands for SAGE where one is named: Branch, else the first of `main` with
         a guide; None where no method has one."""
         methods = self.settings.methods
-        found = [key for key in self.main if key in methods and methods[key].guide]
-        return "grpo_branch" if "grpo_branch" in found else next(iter(found), None)
+        guided = [key for key in self.main if key in methods and methods[key].guide]
+        return "grpo_branch" if "grpo_branch" in guided else next(iter(guided), None)
 
     def label(self, method: str) -> str:
-        """A method's name in tables; a key that the profile does not have stays."""
+        """Return a method's name in tables; a key that the profile does not have stays."""
         known = method == BASE or method in self.settings.methods
         return self.settings.label(method) if known else method
 
@@ -101,7 +85,7 @@ class Study:
             path = self.folder / stage / file if self.own else self.folder / file
             value: Any = dict(read_json(path)) if path.is_file() else None
         elif name in FRAMES:
-            stage, value = FRAMES[name][0].split()[0], self.frame(name)
+            stage, value = FRAMES[name][0][-1], self.frame(name)
             value = _every_step(value) if name == "steps" else value
         else:
             raise AttributeError(name)
@@ -111,7 +95,7 @@ class Study:
         return value
 
     def require(self, *families: str) -> None:
-        """SageError where the profile has no methods of one of these families."""
+        """Raise SageError where the profile has no methods of one of these families."""
         there = {method.family for method in self.settings.methods.values()}
         lacking = [family for family in families if family not in there]
         if lacking:
@@ -121,20 +105,20 @@ class Study:
             )
 
     def frame(self, name: str) -> pd.DataFrame:
-        """A frame as it is stored, with the rows of the profile's methods and seeds; may be empty.
+        """Return a frame with the rows of the profile's methods and seeds; it may be empty.
 
         They stand in the profile's order of methods, then by seed.
         """
-        found = [_ordered(self.stored(name), self.settings)]
-        for beside in self.settings.beside:
-            other = Study(load_profile(beside), self.own)
+        frames = [_ordered(self.stored(name), self.settings)]
+        for name_beside in self.settings.beside:
+            other = Study(load_profile(name_beside), self.own)
             rows = _ordered(other.stored(name), other.settings)
-            found.append(rows.assign(run=f"{beside}/" + rows["run"]) if len(rows) else rows)
-        there = [one for one in found if len(one)]
+            frames.append(rows.assign(run=f"{name_beside}/" + rows["run"]) if len(rows) else rows)
+        there = [frame for frame in frames if len(frame)]
         return pd.concat(there, ignore_index=True) if there else pd.DataFrame()
 
     def stored(self, name: str) -> pd.DataFrame:
-        """A frame as it lies in the folder of this profile alone; may be empty."""
+        """Return a frame as it lies in the folder of this profile alone; it may be empty."""
         path = self.folder / f"{name}.parquet"
         if self.own:
             return _gathered(self.folder, name, self.settings)
@@ -143,117 +127,117 @@ class Study:
     def _missing(self, name: str, stage: str) -> SageError:
         kind, remedy = "published", "set own_results = True to read what you trained"
         if self.own:
-            what = "reproduce" if name == "runs" else f"stage {_command(stage)}"
+            what = "reproduce" if name == "runs" else f"stage {stage}"
             made = f"sage-companion {what} --profile {self.settings.spec}"
             kind, remedy = "own", f"{made} makes them"
         return SageError(f"{name} is not among the {kind} results of {self.name}: {remedy}")
 
 
 def load(profile: str | Path, own: bool = False) -> Study:
-    """The results of a profile: the published ones, or with `own` those of your own runs.
+    """Load the results of a profile: the published ones, or with `own` those of your own runs.
 
     Raises SageError for a profile that does not exist, or of which nothing is published.
     """
-    settings = load_profile(profile)
-    if not own and not (paths.measured(settings.name, True) / "runs.parquet").is_file():
+    loaded = load_profile(profile)
+    if not own and not (paths.measured(loaded.name, True) / "runs.parquet").is_file():
         raise SageError(
-            f"nothing is published for {settings.name}: set own_results = True to read what you "
+            f"nothing is published for {loaded.name}: set own_results = True to read what you "
             f"trained, or choose one of {', '.join(published())}"
         )
-    return Study(settings, own)
+    return Study(loaded, own)
 
 
 def published() -> list[str]:
-    """Names of the profiles with published results."""
+    """Return the names of the profiles with published results."""
     return sorted(path.parent.name for path in paths.PUBLISHED.glob("*/runs.parquet"))
 
 
-def _ordered(found: pd.DataFrame, settings: Profile) -> pd.DataFrame:
-    """The rows of a profile's methods and seeds, in the order of its methods, then by seed."""
-    if found.empty:
-        return found
-    found = found[[*RUN, *found.columns.drop(RUN)]].astype({"seed": "Int64"})
-    methods = {m: sorted(settings.seeds_of(m)) for m in settings.methods}
+def _ordered(rows: pd.DataFrame, profile: Profile) -> pd.DataFrame:
+    """Order the rows of a profile's methods and seeds by its methods, then by seed."""
+    if rows.empty:
+        return rows
+    rows = rows[[*RUN, *rows.columns.drop(RUN)]].astype({"seed": "Int64"})
+    methods = {m: sorted(profile.seeds_of(m)) for m in profile.methods}
     pairs = [(BASE, -1), *((m, seed) for m, seeds in methods.items() for seed in seeds)]
     rank = {pair: place for place, pair in enumerate(pairs)}
-    own = zip(found["method"], found["seed"].fillna(-1), strict=True)
-    places = pd.Series([rank.get(pair) for pair in own], index=found.index, dtype=float)
-    kept = places.dropna().sort_values(kind="stable").index
-    return found.loc[kept].reset_index(drop=True)
+    row_pairs = zip(rows["method"], rows["seed"].fillna(-1), strict=True)
+    places = pd.Series([rank.get(pair) for pair in row_pairs], index=rows.index, dtype=float)
+    ordered = places.dropna().sort_values(kind="stable").index
+    return rows.loc[ordered].reset_index(drop=True)
 
 
 # --- from the folders of runs ---------------------------------------------------------------------
 
 
-def collect(settings: Profile) -> dict[str, pd.DataFrame]:
-    """Every frame of a user's own results as it is published: what :func:`write` writes."""
-    study = Study(settings, own=True)
-    frames = {name: _ordered(study.stored(name), settings) for name in FRAMES}
-    found = {name: frame for name, frame in frames.items() if len(frame)}
-    return {name: thinned(one) if name == "steps" else one for name, one in found.items()}
+def collect(profile: Profile) -> dict[str, pd.DataFrame]:
+    """Return every frame of a user's results as it is published, for :func:`write`."""
+    study = Study(profile, own=True)
+    frames = {name: _ordered(study.stored(name), profile) for name in FRAMES}
+    filled = {name: frame for name, frame in frames.items() if len(frame)}
+    return {name: thinned(rows) if name == "steps" else rows for name, rows in filled.items()}
 
 
 def joined(frames: dict[str, pd.DataFrame], published: Study) -> dict[str, pd.DataFrame]:
-    """`frames` with the published rows of runs that they do not have, in the profile's order.
+    """Add the published rows of runs that `frames` do not have, in the profile's order.
 
     A run is known by its stage in `runs`, and by its name in the frames of one stage.
     """
-    found = {}
+    whole_frames = {}
     for name in FRAMES:
-        own, before = frames.get(name, pd.DataFrame()), published.stored(name)
-        if len(own) and len(before):
+        local, before = frames.get(name, pd.DataFrame()), published.stored(name)
+        if len(local) and len(before):
             keys = ["run", "stage"] if name == "runs" else ["run"]
-            here = pd.MultiIndex.from_frame(own[keys])
+            here = pd.MultiIndex.from_frame(local[keys])
             before = before[~pd.MultiIndex.from_frame(before[keys]).isin(here)]
-        if len(own) or len(before):
-            whole = pd.concat([one for one in (own, before) if len(one)], ignore_index=True)
-            found[name] = _ordered(whole, published.settings)
-    return found
+        if len(local) or len(before):
+            whole = pd.concat([part for part in (local, before) if len(part)], ignore_index=True)
+            whole_frames[name] = _ordered(whole, published.settings)
+    return whole_frames
 
 
-def write(frames: dict[str, pd.DataFrame], settings: Profile, folder: Path) -> None:
+def write(frames: dict[str, pd.DataFrame], profile: Profile, folder: Path) -> None:
     """Write frames and documents as they are published, one file each."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
         frame.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
     for stage, file in DOCUMENTS.values():
-        path = paths.measured(settings.name) / stage / file
+        path = paths.measured(profile.name) / stage / file
         if path.is_file():
             write_bytes(folder / file, path.read_bytes())
 
 
-def _gathered(root: Path, name: str, settings: Profile) -> pd.DataFrame:
-    """One frame from the folders of finished runs: those that hold a record."""
+def _gathered(root: Path, name: str, profile: Profile) -> pd.DataFrame:
+    """Read a frame from the folders of finished runs: those that hold a record."""
     stages, file = FRAMES[name]
-    found = []
-    for stage in stages.split():
+    parts = []
+    for stage in stages:
         folders = [root / stage, *sorted((root / stage).glob("*/"))]
-        for folder in (one for one in folders if (one / "record.json").is_file()):
+        for folder in (place for place in folders if (place / "record.json").is_file()):
             path = folder / file if (folder / file).is_file() else folder / f"{file}.gz"
             if not path.is_file():
                 continue
             records.require_whole(path)
             try:
-                rows = _read(path, name, settings)
+                rows = _read(path, name, profile)
             except (ValueError, EOFError, OSError) as error:
                 raise SageError(
                     f"{'/'.join(path.parts[-3:])} cannot be read ({error}): delete its folder and "
                     "run with --resume to make it again"
                 ) from None
             named = pd.DataFrame([_names(folder)] * len(rows), columns=RUN, index=rows.index)
-            found.append(pd.concat([named.astype({"seed": "Int64"}), rows], axis=1))
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+            parts.append(pd.concat([named.astype({"seed": "Int64"}), rows], axis=1))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def _names(folder: Path) -> tuple[str, str, int | None]:
-    """Run, method and seed of a run's folder: ("grpo-s3407", "grpo", 3407)."""
+    """Return run, method and seed of a run's folder: ("grpo-s3407", "grpo", 3407)."""
     method, dash, seed = folder.name.rpartition("-s")
     return (folder.name, method, int(seed)) if dash else ("sft", BASE, None)
 
 
-def _read(path: Path, name: str, settings: Profile) -> pd.DataFrame:
+def _read(path: Path, name: str, profile: Profile) -> pd.DataFrame:
     if name == "runs":
-        return pd.DataFrame([_run_row(path, settings)])
+        return pd.DataFrame([_run_row(path, profile)])
     if name == "samples":
         rows = pd.read_json(path, lines=True, dtype=False).drop(columns="ids", errors="ignore")
         long = rows.rename(columns={"completions": "completion"})
@@ -265,19 +249,14 @@ def _read(path: Path, name: str, settings: Profile) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
-def _command(stage: str) -> str:
-    """The stage as commands name it; folders and records call one of them by another word."""
-    return "evaluate" if stage == "evaluation" else stage
-
-
-def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
-    """A row of `runs`: what was trained or measured, from what, where and in which time."""
+def _run_row(path: Path, profile: Profile) -> dict[str, Any]:
+    """Make a row of `runs`: what was trained or measured, from what, where and in which time."""
     record = records.load(path)
     _, key, _ = _names(path.parent)
     row = {"stage": record["stage"]}
-    method = settings.methods.get(key)
+    method = profile.methods.get(key)
     if method is not None:
-        rl = settings.rl_of(key)
+        rl = profile.rl_of(key)
         row |= {
             "label": method.label,
             "family": method.family,
@@ -286,7 +265,7 @@ def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
             "beta": rl["beta"] if method.rft is None else None,
             "loss_type": rl.get("loss_type") if method.rft is None else None,
             "learning_rate": rl.get("learning_rate"),
-            "max_steps": settings.steps_of(key),
+            "max_steps": profile.steps_of(key),
         }
     for name in RECORDED:
         value = record.get(name)
@@ -298,7 +277,7 @@ def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
         "collapsed": f"step {collapsed['step']}: {collapsed['reason']}" if collapsed else "",
         "versions": json.dumps(record["versions"]),
         "made_from": json.dumps(record.get("made_from", {})),
-        "command": f"sage-companion stage {_command(record['stage'])} --profile {settings.spec}",
+        "command": f"sage-companion stage {record['stage']} --profile {profile.spec}",
     }
 
 
@@ -306,20 +285,20 @@ def _run_row(path: Path, settings: Profile) -> dict[str, Any]:
 
 
 def thinned(steps: pd.DataFrame) -> pd.DataFrame:
-    """Step logs as they are published: step 1, and means over blocks that end at 10, 20, ...
+    """Thin step logs as they are published: step 1, and means over blocks that end at 10, 20, ...
 
     `steps` says of how many steps a row holds the means. Values have 6 significant digits. A log of
-    at most WHOLE_LOG rows stays as it is, and so does one of SFT, which is not of every step.
+    at most WHOLE_LOG rows stays as it is, and so does a log of SFT, which is not of every step.
     """
     frames = []
     for _, log in steps.groupby(RUN, sort=False, dropna=False):
         log = log.loc[:, log.notna().any() | log.columns.isin(RUN)]
-        every = (log["step"].diff().dropna() == 1).all()  # SFT logs some steps alone
-        if len(log) > WHOLE_LOG and every and "steps" not in log:
-            kept = [c for c in log if c in LOGGED or str(c).startswith(LOGGED_OF)]
+        is_dense = (log["step"].diff().dropna() == 1).all()  # SFT logs some steps alone
+        if len(log) > WHOLE_LOG and is_dense and "steps" not in log:
+            columns = [c for c in log if c in LOGGED or str(c).startswith(LOGGED_OF)]
             ends = log["step"].where(log["step"] == 1, -(-log["step"] // BLOCK) * BLOCK)
             blocks = log.groupby(ends.to_numpy())
-            rounded = blocks[kept].mean().map(lambda value: float(f"{value:.6g}"))
+            rounded = blocks[columns].mean().map(lambda value: float(f"{value:.6g}"))
             rounded = rounded.assign(step=blocks["step"].last(), steps=blocks.size())
             log = pd.concat([blocks[RUN].first(), rounded], axis=1)
         frames.append(log)
@@ -327,7 +306,7 @@ def thinned(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _every_step(log: pd.DataFrame) -> pd.DataFrame:
-    """Step logs with a row per step: the blocks of thinned ones repeated."""
+    """Repeat the blocks of thinned step logs, so that each step has a row."""
     if "steps" not in log:
         return log
     whole = log.loc[log.index.repeat(log["steps"].fillna(1).astype(int))].reset_index(drop=True)

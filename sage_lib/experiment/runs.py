@@ -1,24 +1,24 @@
-"""The runs of a profile, stage by stage, and what one has to do with another."""
+"""The stages in one table, the runs of a profile, and what one run has to do with another."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
+import operator
 import shlex
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import BASE, Profile, extended, find, load_profile, split_spec
-from sage_lib.experiment.run import READ, TRACED, Run, new_run, sft_run
-from sage_lib.experiment.run import put_aside as put_aside
+from sage_lib.experiment import made_from as parts
+from sage_lib.experiment.made_from import TRACED
+from sage_lib.experiment.profile import BASE, Profile, load_profile
+from sage_lib.experiment.run import Run, put_aside
 from sage_lib.files import read_json
 
-__all__ = ["TRACED", "Run", "load_profile", "put_aside", "sft_run"]
+__all__ = ["TRACED", "Run", "load_profile", "put_aside"]
 
 #: Why the stage replay refuses a backend.
 NOT_WATCHED = (
@@ -27,110 +27,160 @@ NOT_WATCHED = (
 )
 
 
-def _of(policy: Run, stage: str, alone: bool = False, profile: Profile | None = None) -> Run:
-    """The run of a stage that measures the model of ``policy``, ``alone`` where there is one."""
-    folder, short = ("evaluation", "eval") if stage == "evaluate" else (stage, stage)
-    place = stage if alone else f"{folder}/{policy.name}"
-    name = stage if alone else f"{short}-{policy.name}"
-    whose = {"method": policy.method, "seed": policy.seed, "policy": policy}
-    return new_run(profile or policy.profile, stage, place, name, **whose)
+def _new_run(profile: Profile, stage: str, place: str, name: str, **more: Any) -> Run:
+    """Return a run of a stage; ``place``: its folder below the profile's."""
+    build, measured = paths.build(profile.name) / place, paths.measured(profile.name) / place
+    row = STAGES[stage]
+    return Run(profile, stage, name, build, measured, reads=row.reads, makes=row.makes, **more)
+
+
+def _on(policy: Run, stage: str, alone: bool = False) -> Run:
+    """Return the run of a stage that measures a policy, ``alone`` where the stage has one run."""
+    short = "eval" if stage == "evaluation" else stage
+    place, name = (stage, stage) if alone else (f"{stage}/{policy.name}", f"{short}-{policy.name}")
+    more = {"method": policy.method, "seed": policy.seed, "policy": policy}
+    return _new_run(policy.profile, stage, place, name, **more)
+
+
+def sft_run(profile: Profile) -> Run:
+    """Return the run that makes the base policy."""
+    return _new_run(profile, "sft", "sft", "sft")
 
 
 def entropy_run(profile: Profile) -> Run:
-    """The base's token entropies on RL's prompts, from which a guide may take its threshold."""
-    return _of(sft_run(profile), "entropies", alone=True)
+    """Return the run that measures the base's token entropies on the prompts of RL."""
+    return _on(sft_run(profile), "entropies", alone=True)
 
 
 def rl_run(profile: Profile, method: str, seed: int) -> Run:
-    """The run of one method (a key of ``profile.methods``) and seed."""
-    name, whose = f"{method}-s{seed}", {"method": method, "seed": seed}
-    return new_run(profile, "rl", f"rl/{name}", name, policy=sft_run(profile), **whose)
+    """Return the run of one method (a key of ``profile.methods``) and seed."""
+    name, more = f"{method}-s{seed}", {"method": method, "seed": seed}
+    return _new_run(profile, "rl", f"rl/{name}", name, policy=sft_run(profile), **more)
 
 
-def rl_runs(profile: Profile) -> list[tuple[str, int, Run]]:
-    """(method, seed, run) of every RL run of the profile, seed by seed."""
-    own = {method: profile.seeds_of(method) for method in profile.methods}
-    seeds = dict.fromkeys([*profile.seeds, *itertools.chain(*own.values())])
-    return [(m, s, rl_run(profile, m, s)) for s in seeds for m in own if s in own[m]]
+def rl_runs(profile: Profile) -> list[Run]:
+    """Return every RL run of the profile, seed by seed."""
+    seeds_of = {method: profile.seeds_of(method) for method in profile.methods}
+    seeds = dict.fromkeys([*profile.seeds, *itertools.chain(*seeds_of.values())])
+    return [rl_run(profile, m, s) for s in seeds for m in seeds_of if s in seeds_of[m]]
 
 
 def policy_runs(profile: Profile) -> list[Run]:
-    """The run that makes the base, then every RL run."""
-    return [sft_run(profile), *(run for _, _, run in rl_runs(profile))]
+    """Return the run that makes the base, then every RL run."""
+    return [sft_run(profile), *rl_runs(profile)]
 
 
 def evaluation_run(profile: Profile, policy: Run) -> Run:
-    """The evaluation of the model that ``policy`` made."""
-    return _of(policy, "evaluate", profile=profile)
+    """Return the evaluation of the model that ``policy``, a run of the profile, made."""
+    return _on(policy, "evaluation")
 
 
-def evaluations(profile: Profile) -> list[tuple[str, int | None, Run, Run]]:
-    """(method, seed, evaluation, policy) of the base (no seed) and of every RL run that is
-    evaluated."""
-    chosen = [p for p in policy_runs(profile) if p.method in (BASE, *profile.evaluated)]
-    return [(p.method, p.seed, evaluation_run(profile, p), p) for p in chosen]
-
-
-def trace_run(profile: Profile) -> Run:
-    """The token-by-token traces of the reference method's policy."""
-    return _of(policy_runs(profile)[:2][-1], "trace", alone=True)
-
-
-def effects_run(profile: Profile) -> Run:
-    """What the branch guide adds to the expected gradient of each anchor."""
-    return _of(sft_run(profile), "effects", alone=True)
-
-
-def optimum_run(profile: Profile) -> Run:
-    """The base's completions enumerated, and what each guide does to where eq. 4 leads."""
-    return _of(sft_run(profile), "optimum", alone=True)
-
-
-def explored(profile: Profile, stage: str) -> list[Run]:
-    """The runs of a stage that reads policies token by token: of the methods that ``exploration``
-    names (replay and impact: of the reference method) the first ``exploration.seeds`` seeds."""
-    settings, reference = profile.exploration, (profile.reference,)
-    named = settings.methods or reference if stage == "dynamics" else reference
-    own = {method: profile.seeds_of(method) for method in named if method in profile.methods}
-    policies = [rl_run(profile, m, seed) for m in own for seed in own[m][: settings.seeds]]
-    return [_of(policy, stage) for policy in policies]
-
-
-#: Base against trained policy on the same completions; every update watched token by token; tokens
-#: replaced by their runner-up.
-dynamics_runs = functools.partial(explored, stage="dynamics")
-replay_runs = functools.partial(explored, stage="replay")
-impact_runs = functools.partial(explored, stage="impact")
-
-
-def exploration_runs(profile: Profile) -> list[Run]:
-    """What notebooks 14 and 15 ask for beyond :func:`every_run`."""
-    return [run for stage in READ if profile.rl for run in explored(profile, stage)]
+def evaluations(profile: Profile) -> list[Run]:
+    """Return the evaluations of the base and of every RL run that is evaluated."""
+    policies = [run for run in policy_runs(profile) if run.method in (BASE, *profile.evaluated)]
+    return [evaluation_run(profile, policy) for policy in policies]
 
 
 def every_run(profile: Profile) -> list[Run]:
-    """Every run that the notebooks ask for, in the order in which they build on each other."""
-    found = [sft_run(profile)]
-    if profile.rl:
-        found += [entropy_run(profile), *policy_runs(profile)[1:], trace_run(profile)]
-        if profile.exact:
-            found += [optimum_run(profile), effects_run(profile)]
-    return [*found, *(run for _, _, run, _ in evaluations(profile))]
+    """Return the runs of all stages, in the order in which they build on each other."""
+    return [run for stage in STAGES.values() for run in stage.runs(profile)]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A kind of work: a row of :data:`STAGES`."""
+
+    name: str
+    about: str
+    function: str  # below sage_lib; called with ``gets(run)`` and the run
+    runs_in: Callable[[str, Profile], list[Run]]  # of its name and a profile
+    needs: str  # stages of the base, or of the same method and seed, that come before
+    reads: tuple[parts.Part, ...]  # what decides its results
+    measures: str  # its files of results
+    makes: str = ""  # what must lie in the build folder for a run to be done
+    gets: Callable[[Run], Any] = operator.attrgetter("profile")
+
+    def runs(self, profile: Profile) -> list[Run]:
+        """Return its runs in a profile; without RL there is the base, and what samples it."""
+        there = profile.rl or self.name in ("sft", "evaluation")
+        return self.runs_in(self.name, profile) if there else []
+
+
+def _base(stage: str, profile: Profile) -> list[Run]:
+    return [_on(sft_run(profile), stage, alone=True)]
+
+
+def _exact(stage: str, profile: Profile) -> list[Run]:
+    """Return the run on the base, where all valid completions can be listed."""
+    return _base(stage, profile) if profile.exact else []
+
+
+def _first(stage: str, profile: Profile) -> list[Run]:
+    """Return the run on the first policy of the first method."""
+    return [_on(policy_runs(profile)[:2][-1], stage, alone=True)]
+
+
+def _baseline(stage: str, profile: Profile, methods: Iterable[str] = ()) -> list[Run]:
+    """Return the runs on the first ``exploration.seeds`` seeds of the first method, or of
+    ``methods``."""
+    names = [name for name in methods or (profile.reference,) if name in profile.methods]
+    seeds = {name: profile.seeds_of(name)[: profile.exploration.seeds] for name in names}
+    return [_on(rl_run(profile, name, seed), stage) for name in names for seed in seeds[name]]
+
+
+def _explored(stage: str, profile: Profile) -> list[Run]:
+    """Return the runs on the methods that ``exploration`` names."""
+    return _baseline(stage, profile, profile.exploration.methods or ())
+
+
+_TOKENS = parts.exploration("prompts", "completions")
+_REPLACED = parts.exploration("prompts", "completions", "replaced", "continuations")
+# fmt: off
+_ROWS = (  # name, about, function, runs_in, needs, reads, measures
+    Stage("sft", "the base policy", "training.sft.train", lambda _, profile: [sft_run(profile)],
+          "", (parts.base_training,), "steps.jsonl", makes="model"),
+    Stage("entropies", "the base's", "evaluation.entropies.measure", _base,
+          "sft", (parts.completions, parts.entropy_prompts), "entropy.json"),
+    Stage("rl", "every method and seed", "training.rl.train",
+          lambda _, profile: rl_runs(profile),
+          "sft entropies", (parts.rl_training,), "steps.jsonl exact.jsonl rounds.csv",
+          makes="model", gets=lambda run: run.profile.training(run.method, run.seed)),
+    Stage("replay", "RL, token by token", "training.replay.measure", _baseline,
+          "sft entropies rl", (parts.completions, parts.base), "moves.csv"),
+    Stage("trace", "guides on samples", "evaluation.guide_traces.measure", _first,
+          "sft entropies rl", (parts.traces,), "traces.json signals.json"),
+    Stage("optimum", "of the base", "evaluation.optima.measure", _exact,
+          "sft entropies", (parts.optimum,), "optimum.csv"),
+    Stage("effects", "on anchors", "evaluation.expected_gradients.measure", _exact,
+          "sft entropies", (parts.completions, parts.branch_guide), "effects.json"),
+    Stage("dynamics", "base and policy", "evaluation.dynamics.measure", _explored,
+          "sft entropies rl", (parts.completions, parts.base, _TOKENS), "prompts.csv tokens.csv"),
+    Stage("impact", "tokens replaced", "evaluation.token_impact.measure", _baseline,
+          "sft entropies rl", (parts.completions, parts.base, _REPLACED), "impact.csv"),
+    Stage("evaluation", "samples of all", "evaluation.evaluate.evaluate",
+          lambda _, profile: evaluations(profile),
+          "sft entropies rl", (parts.samples, parts.base),
+          "counts.csv support.csv scores.csv samples.jsonl", makes="samples.jsonl"),
+)
+# fmt: on
+#: By name, in the order in which they are made; of those that do not build on each other, the one
+#: with the longest run comes first.
+STAGES = {stage.name: stage for stage in _ROWS}
 
 
 def entropies(profile: Profile) -> dict[str, Any]:
-    """What the stage entropies measured: tokens, mean, quantiles (nats), histogram."""
+    """Read the measured entropies: tokens, mean, quantiles (nats), histogram."""
     return dict(read_json(entropy_run(profile).measured / "entropy.json"))
 
 
 def guide_of(profile: Profile, choice: Mapping[str, Any]) -> Guide:
-    """The guide of a choice, made from the base's entropies where it asks for them."""
+    """Build the guide of a choice, from the base's entropies where it needs them."""
     return build_guide(choice, entropies(profile)["quantiles"] if needs_entropies(choice) else None)
 
 
 def require_entropies(profile: Profile, guide: Mapping[str, Any] | None) -> None:
-    """SageError where a guide needs entropies that were not measured with the profile's settings,
-    or not yet: an old threshold must not be taken without a word."""
+    """Raise SageError where a guide needs entropies that were not measured with the profile's
+    settings: an old threshold must not be taken without a word."""
     run = entropy_run(profile)
     if guide is not None and needs_entropies(guide) and not run.done():
         raise SageError(
@@ -139,34 +189,8 @@ def require_entropies(profile: Profile, guide: Mapping[str, Any] | None) -> None
         )
 
 
-def made_below(
-    profile: Profile, run: Run, settings_alone: bool = False
-) -> tuple[Profile, Run] | None:
-    """The profile that a variant changes (smoke, of "smoke+rl.beta=0.2"), or that a file extends
-    (paper, of paper_losses), and its base or policy that is the same as ``run`` and done.
-
-    ``settings_alone``: whichever weights it starts from, which may not be here yet.
-    """
-    mark = "recipe" if settings_alone else "fingerprint"
-    name, *changes = split_spec(profile.spec)
-    path: Path | None = find(name, Path.cwd())
-    while path is not None:
-        base = path.stem if path.parent == paths.PROFILES else str(path)
-        for number in reversed(range(len(changes) + 1)):
-            spec = "+".join([base, *changes[:number]])
-            with contextlib.suppress(SageError):  # a change of what it does not have
-                whose = load_profile(spec)
-                if whose.name == profile.name or not (paths.build(whose.name) / run.stage).is_dir():
-                    continue
-                for one in policy_runs(whose) if run.stage == "rl" else [sft_run(whose)]:
-                    if getattr(one, mark) == getattr(run, mark) and one.done():
-                        return whose, one
-        path = extended(path)
-    return None
-
-
 def finished(profile: Profile, policy: Run | None) -> Run:
-    """``policy``, the run whose model is read; SageError where that is not there."""
+    """Return ``policy``, the run whose model is read; raise SageError where there is no model."""
     if policy is None or not policy.done():
         raise SageError(
             f"there is no finished model of {policy.name if policy else 'a policy'} in profile "
@@ -176,7 +200,7 @@ def finished(profile: Profile, policy: Run | None) -> Run:
 
 
 def command(profile: Profile, run: Run | None = None) -> str:
-    """What to type to make a run of a profile, or without one everything, again."""
+    """Return the command that makes a run of a profile, or all of its runs, again."""
     spec = shlex.quote(profile.spec)
     if run is None:
         return f"sage-companion reproduce --profile {spec}"

@@ -115,6 +115,15 @@ class Rft:
         return self.rounds * int(self.sft["max_steps"])
 
 
+@dataclass(frozen=True)
+class Training:
+    """One RL run of a profile, resolved by :meth:`Profile.training`."""
+
+    method: Method
+    rl: dict[str, Any]  # the section ``rl`` with the changes of the method, and the run's seed
+    lora: dict[str, Any] | None  # the section ``rl_lora``; None where all weights are trained
+
+
 @dataclass(frozen=True, config=STRICT)
 class Evaluation:
     """Sampling for pass@k, and how its results are read."""
@@ -146,8 +155,8 @@ class Evaluation:
             raise ValueError(f"pass@{self.ks[-1]} needs as many samples a problem or more")
 
     @property
-    def asked(self) -> int:
-        """How many problems are sampled, over all data sets."""
+    def problems(self) -> int:
+        """The number of problems that are sampled, over all data sets."""
         return sum(min(data.rows, self.sampled or data.rows) for data in self.data)
 
 
@@ -204,12 +213,12 @@ class Rl:
     learning_rate: NonNegativeFloat = 0.0
 
 
-def guide_choice(given: Any, defaults: Sections) -> Any:
-    """The choice of a guide, a name or a section, over the ``defaults`` of its name."""
-    chosen = {"name": given} if isinstance(given, str) else given
-    if not isinstance(chosen, dict):
-        return chosen  # for check_choice to refuse
-    merged = {**defaults.get(str(chosen.get("name")), {}), **chosen}
+def guide_choice(choice: Any, defaults: Sections) -> Any:
+    """Merge the choice of a guide, a name or a section, over the ``defaults`` of its name."""
+    section = {"name": choice} if isinstance(choice, str) else choice
+    if not isinstance(section, dict):
+        return section  # for check_choice to refuse
+    merged = {**defaults.get(str(section.get("name")), {}), **section}
     if isinstance(merged.get("inner"), (str, dict)):
         merged["inner"] = guide_choice(merged["inner"], defaults)
     return {key: value for key, value in merged.items() if value is not None}
@@ -240,15 +249,15 @@ class Profile:
     compute: Compute = Compute()
     #: Dotted key ("rl.beta") -> the comment beside its value.
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    settings: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    raw: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     #: What load_profile reads it from again.
     spec: str = field(default="", compare=False, repr=False)
 
     @property
     def evaluated(self) -> tuple[str, ...]:
         """Keys of the trained methods that are evaluated, the base apart."""
-        chosen = self.evaluation.methods
-        return tuple(m for m in self.methods if chosen is None or m in chosen)
+        limited = self.evaluation.methods
+        return tuple(m for m in self.methods if limited is None or m in limited)
 
     @property
     def reference(self) -> str:
@@ -261,11 +270,11 @@ class Profile:
         return frozenset(data.name for data in self.evaluation.data)
 
     def data_sets(self, ood: bool | None = None) -> list[Data]:
-        """What is evaluated: with `ood` the data sets marked so, with False the others (or all,
-        where every one is marked), with None all."""
-        every = list(self.evaluation.data)
-        found = [data for data in every if ood is None or data.ood == ood]
-        return found or (every if ood is False else [])
+        """Return the data sets that are evaluated: with `ood` those marked so, with False the
+        others (or all, where every one is marked), with None all."""
+        all_sets = list(self.evaluation.data)
+        selected = [data for data in all_sets if ood is None or data.ood == ood]
+        return selected or (all_sets if ood is False else [])
 
     @property
     def exact(self) -> bool:
@@ -273,39 +282,45 @@ class Profile:
         return any("valid" in task_of(name).LOGGED for name in self.tasks)
 
     def seeds_of(self, method: str) -> tuple[int, ...]:
-        """The training seeds of a method."""
-        own = self.methods[method].seeds
-        return self.seeds if own is None else own
+        """Return the training seeds of a method."""
+        seeds = self.methods[method].seeds
+        return self.seeds if seeds is None else seeds
 
     def label(self, method: str) -> str:
-        """The paper's name for a method key; "base" is the SFT model."""
+        """Return the paper's name for a method key; "base" is the SFT model."""
         return BASE_LABEL if method == BASE else self.methods[method].label
 
     def rl_of(self, method: str) -> dict[str, Any]:
-        """The section ``rl`` with a method's changes."""
+        """Return the section ``rl`` with a method's changes."""
         return {**self.rl, **self.methods[method].rl}
 
+    def training(self, method: str, seed: int | None) -> Training:
+        """Resolve an RL run: its method, and the sections that the method changes."""
+        resolved = self.methods[method]
+        rl = {**self.rl_of(method), "seed": seed}
+        return Training(resolved, rl, self.rl_lora if resolved.lora else None)
+
     def steps_of(self, method: str) -> int:
-        """How many updates train a method: RL steps, or those of all its rounds."""
+        """Return how many updates train a method, in RL or in all its rounds."""
         if self.methods[method].rft is not None:
             return self.rft_of(method).steps
         return int(self.rl_of(method)["max_steps"])
 
-    def prompt_limit(self, settings: Mapping[str, Any] | None = None) -> int:
-        """Tokens that a prompt of RL may have beside a completion, by ``settings`` or ``rl``."""
-        return self.model.max_seq_length - int((settings or self.rl)["max_completion_length"])
+    def prompt_limit(self, rl: Mapping[str, Any] | None = None) -> int:
+        """Return the tokens that a prompt of RL may have next to a completion."""
+        return self.model.max_seq_length - int((rl or self.rl)["max_completion_length"])
 
     def rft_of(self, method: str) -> Rft:
-        """The rounds of a method that is trained by them: its changes over the profile's."""
-        own, where = self.methods[method].rft or {}, f"{self.name}: methods.{method}.rft"
-        sections = [self.sft, self.rft.get("sft", {}), own.get("sft", {})]
+        """Merge a method's rounds over the profile's section ``rft``."""
+        changes, where = self.methods[method].rft or {}, f"{self.name}: methods.{method}.rft"
+        sections = [self.sft, self.rft.get("sft", {}), changes.get("sft", {})]
         if not all(isinstance(section, dict) for section in sections):
             raise SageError(f"{where}.sft must be a section of named settings")
         sft = {key: value for section in sections for key, value in section.items()}
-        return make(Rft, {**self.rft, **own, "sft": sft}, where)
+        return make(Rft, {**self.rft, **changes, "sft": sft}, where)
 
     def configured(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """(configuration, place, settings) of all that TRL's and PEFT's are made from."""
+        """Yield (configuration, place, settings) of all sections that TRL and PEFT read."""
         yield "SFTConfig", "sft", self.sft
         for place, section in (("sft_lora", self.sft_lora), ("rl_lora", self.rl_lora)):
             yield "LoraConfig", place, section or {}
@@ -314,11 +329,11 @@ class Profile:
             if method.rft:
                 yield "SFTConfig", "rft.sft", self.rft_of(key).sft
 
-    def guide_choice(self, given: Any) -> Any:
-        """A guide's choice, a name or a section, over the profile's parameters for its name."""
-        return guide_choice(given, self.guide_defaults)
+    def guide_choice(self, choice: Any) -> Any:
+        """Merge the choice of a guide over the profile's parameters for its name."""
+        return guide_choice(choice, self.guide_defaults)
 
     def flat(self, methods: bool = True) -> dict[str, Any]:
-        """Dotted key -> value of every setting in the profile's files, in their order."""
-        kept = {key: value for key, value in self.settings.items() if methods or key != "methods"}
-        return dict(flatten(kept))
+        """Return every setting in the profile's files by dotted key, in their order."""
+        shown = {key: value for key, value in self.raw.items() if methods or key != "methods"}
+        return dict(flatten(shown))

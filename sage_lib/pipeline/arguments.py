@@ -8,7 +8,7 @@ from sage_lib.experiment.profile import Profile, load_profile
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
-    """The words of a command line that :func:`given_profile` reads."""
+    """Add the arguments that :func:`named_profile` reads."""
     about = "a profile's name, or the path of a .yaml file"
     parser.add_argument("--profile", default="smoke", help=about)
     about = "change one setting, as in --set rl.beta=0.1: a variant with a folder of its own"
@@ -16,13 +16,13 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
-    """The word that answers :func:`plan.before`."""
+    """Add the argument ``--yes``, which answers :func:`plan.before`."""
     about = "start without asking what needs hours of a GPU, as in a script"
     parser.add_argument("--yes", action="store_true", help=about)
 
 
-def given_profile(options: argparse.Namespace) -> Profile:
-    """The profile that a command line names, with its changed settings."""
+def named_profile(options: argparse.Namespace) -> Profile:
+    """Load the profile that a command line names, with its changed settings."""
     for change in options.set:
         if not re.match(r"[A-Za-z_][\w.-]*=", change):
             raise SageError(f"--set {change}: a change is KEY=VALUE, as in --set rl.beta=0.1")

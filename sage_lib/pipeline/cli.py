@@ -25,7 +25,7 @@ COMMANDS = (
     *("reproduce", "stage", "grid", "dry-run", "figures", "notebooks", "compare", "publish"),
     *("guide-gain", "pass-at-k"),
 )
-#: Modules, with ``add_arguments`` and ``do``, that are not called as their commands.
+#: Modules that are not called as their commands. Each has ``add_arguments`` and ``run_COMMAND``.
 MODULES = {"stage": "stages", "dry-run": "plan", "notebooks": "outputs"}
 
 
@@ -43,13 +43,13 @@ def main(argv: list[str] | None = None) -> None:
         command = commands.add_parser(name)
         if name in words[:1]:  # the others are not imported: some take seconds
             module = MODULES.get(name, name.replace("-", "_"))
-            chosen = importlib.import_module(f"sage_lib.pipeline.{module}")
-            chosen.add_arguments(command)
-            command.set_defaults(do=chosen.do)
+            imported = importlib.import_module(f"sage_lib.pipeline.{module}")
+            imported.add_arguments(command)
+            command.set_defaults(function=getattr(imported, f"run_{name.replace('-', '_')}"))
     options = parser.parse_args(words)
     try:
         with disk_errors():
-            options.do(options)
+            options.function(options)
         sys.stdout.flush()
     except SageError as error:
         sys.exit(f"error: {error}")

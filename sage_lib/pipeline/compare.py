@@ -15,15 +15,18 @@ from sage_lib.pipeline import arguments, plan
 
 
 def compare(profile: Profile) -> pd.DataFrame:
-    """Columns result, verdict and detail: a row for the weights, for pass@k, and for each published
-    table that there is of one's own. SageError where nothing is published, or nothing one's own."""
+    """Compare a user's results with the published ones: weights, pass@k, and each table.
+
+    Returns columns result, verdict and detail. Raises SageError where nothing is published, or the
+    user has no results.
+    """
     if profile.name not in results.published():
         listed = ", ".join(results.published())
         raise SageError(f"nothing is published for {profile.name}, only for {listed}")
-    own, published = results.load(profile.spec, own=True), results.load(profile.spec)
-    rows = [("weights", *compare_weights(own.runs, published.runs))]
+    local, published = results.load(profile.spec, own=True), results.load(profile.spec)
+    rows = [("weights", *compare_weights(local.runs, published.runs))]
     for k in sorted({min(profile.evaluation.ks), max(profile.evaluation.ks)}):
-        rows.append((f"pass@{k}", *compare_counts(own.counts, published.counts, k)))
+        rows.append((f"pass@{k}", *compare_counts(local.counts, published.counts, k)))
     folders = (paths.measured(profile.name), paths.measured(profile.name, published=True))
     for theirs in sorted(folders[1].glob("*.csv")):
         if (mine := folders[0] / theirs.name).is_file():
@@ -31,9 +34,9 @@ def compare(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["result", "verdict", "detail"])
 
 
-def compare_weights(own: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str]:
-    """Of how many trained models the weights are bit for bit the published ones."""
-    trained = [frame[frame["stage"].isin(["sft", "rl"])] for frame in (own, published)]
+def compare_weights(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str]:
+    """Count the trained models whose weights are bit for bit the published ones."""
+    trained = [frame[frame["stage"].isin(["sft", "rl"])] for frame in (local, published)]
     pairs = trained[0].merge(trained[1], on="run", suffixes=("", " published"))
     same = int((pairs["weights"] == pairs["weights published"]).sum())
     detail = f"{same} of {len(pairs)} models are the same to the last bit"
@@ -42,26 +45,26 @@ def compare_weights(own: pd.DataFrame, published: pd.DataFrame) -> tuple[str, st
     return "identical" if same == len(pairs) else "differs", detail
 
 
-def compare_counts(own: pd.DataFrame, published: pd.DataFrame, k: int) -> tuple[str, str]:
-    """How many values of pass@k, one of each policy and data set, lie in the published ones' 95 %
+def compare_counts(local: pd.DataFrame, published: pd.DataFrame, k: int) -> tuple[str, str]:
+    """Count the values of pass@k, one for each policy and data set, that lie in the published 95 %
     intervals over problems."""
     by = ["run", "dataset"]
-    mine, within, same = dict(list(own.groupby(by))), [], True
+    mine, within, same = dict(list(local.groupby(by))), [], True
     for key, theirs in published.groupby(by):
         if key not in mine or theirs["n"].min() < k or mine[key]["n"].min() < k:
             continue
-        one, other = (pass_at_k(table["n"], table["c"], k) for table in (mine[key], theirs))
-        low, high = (float(end[0]) for end in bootstrap_interval(other, resamples=1000, seed=0))
-        within.append(low <= one.mean() <= high)
-        same = same and np.array_equal(one, other)
+        ours, stored = (pass_at_k(table["n"], table["c"], k) for table in (mine[key], theirs))
+        low, high = (float(end[0]) for end in bootstrap_interval(stored, resamples=1000, seed=0))
+        within.append(low <= ours.mean() <= high)
+        same = same and np.array_equal(ours, stored)
     verdict = "identical" if same else "within its interval" if all(within) else "differs"
     return verdict, f"{sum(within)} of {len(within)} values lie in the published intervals"
 
 
-def compare_tables(own: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str]:
-    """Whether two tables are the same but for seconds, which are a machine's own; if not, where
-    pandas sees the first difference."""
-    both = (table.loc[:, ~table.columns.str.contains("seconds")] for table in (own, published))
+def compare_tables(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str]:
+    """Compare two tables, apart from seconds, which depend on the machine. The detail is the first
+    difference that pandas sees."""
+    both = (table.loc[:, ~table.columns.str.contains("seconds")] for table in (local, published))
     try:
         pd.testing.assert_frame_equal(*both, check_dtype=False, rtol=SAME, atol=1e-12)
     except AssertionError as error:
@@ -71,13 +74,13 @@ def compare_tables(own: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str
 
 
 def show(profile: Profile) -> None:
-    found = plan.text(compare(profile))
-    print(f"\nown results of {profile.name} beside the published ones\n{found}", flush=True)
+    table = plan.text(compare(profile))
+    print(f"\nown results of {profile.name} beside the published ones\n{table}", flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_profile(parser)
 
 
-def do(options: argparse.Namespace) -> None:
-    show(arguments.given_profile(options))
+def run_compare(options: argparse.Namespace) -> None:
+    show(arguments.named_profile(options))

@@ -9,26 +9,26 @@ from collections.abc import Sequence
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
-from sage_lib.pipeline import notebooks, runner
+from sage_lib.pipeline import jobs, notebooks
 
 
 def draw(only: Sequence[str] | None, specs: Sequence[str | None]) -> None:
     """Execute notebooks for published profiles (None: for the profile that each names itself), the
     walk's apart; SageError names what failed."""
-    every: list[runner.Task] = []
+    planned: list[jobs.Job] = []
     for spec in specs:
-        chosen = [one for one in notebooks.select(only) if one.number not in notebooks.WALK]
+        selected = [book for book in notebooks.select(only) if book.number not in notebooks.WALK]
         if spec is not None:
             profile = load_profile(spec)
-            reading = [one for one in chosen if "profile" in notebooks.parameters(one.path)]
-            chosen = [one for one in reading if one.lacks(profile) is None]
-            if not chosen:
+            readers = [book for book in selected if "profile" in notebooks.parameters(book.path)]
+            selected = [book for book in readers if book.lacks(profile) is None]
+            if not selected:
                 raise SageError(f"none of these notebooks shows {spec}: leave --profile out")
-        given = {} if spec is None else {"profile": spec}
-        for task in notebooks.tasks(chosen, paths.build("figures") / (spec or "own"), given):
-            task.key = task.label = f"{task.label}, {spec}" if spec else task.label
-            every.append(task)
-    runner.require(every, runner.run(every, parallel=2))
+        values = {} if spec is None else {"profile": spec}
+        for job in notebooks.jobs_of(selected, paths.build("figures") / (spec or "own"), values):
+            job.key = job.label = f"{job.label}, {spec}" if spec else job.label
+            planned.append(job)
+    jobs.require(planned, jobs.run(planned, parallel=2))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,5 +37,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="NN", help="these notebooks alone")
 
 
-def do(options: argparse.Namespace) -> None:
+def run_figures(options: argparse.Namespace) -> None:
     draw(options.only, options.profile)

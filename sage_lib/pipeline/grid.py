@@ -7,7 +7,6 @@ started again when SLURM stops it for its time or for others.
 import argparse
 import contextlib
 import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,49 +17,37 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.grid import Block, load_grid
 from sage_lib.experiment.profile import BASE
-from sage_lib.pipeline import arguments, plan, processes, runner, stages, worker
+from sage_lib.pipeline import arguments, jobs, plan, stages
 
 
-def tasks(blocks: Sequence[Block], seeds: Sequence[int]) -> list[stages.RunTask]:
-    """The runs of some blocks in their order, each once: of a profile first its base and what is
-    measured of that, after each run its evaluation."""
-    found: dict[Any, stages.RunTask] = {}
+def jobs_of(blocks: Sequence[Block], seeds: Sequence[int]) -> list[stages.RunJob]:
+    """Return the runs of some blocks in their order, each once: of a profile first its base and
+    what is measured of that, after each run its evaluation."""
+    planned: dict[Any, stages.RunJob] = {}
     for block in blocks:
-        name, kinds = block.settings.name, ["sft", "entropies", "rl", "evaluate"]
-        every = {task.key: task for task in stages.tasks(block.settings, kinds)}
+        name, kinds = block.loaded.name, ["sft", "entropies", "rl", "evaluation"]
+        by_key = {job.key: job for job in stages.jobs_of(block.loaded, kinds)}
         pairs = [pair for pair in block.order() if not seeds or pair[1] in seeds]
-        keys = [(name, stage, *pair) for pair in pairs for stage in ("rl", "evaluate")]
-        runs = [every[key] for key in keys if key in every]
-        needed = {key for task in runs for key in task.needs}
-        needed |= {(name, stage, BASE, None) for stage in ("sft", "evaluate")}
-        base = [task for key, task in every.items() if key in needed and task.run.seed is None]
-        for task in [*base, *runs]:
-            found.setdefault(task.key, task)
-    return list(found.values())
+        keys = [(name, stage, *pair) for pair in pairs for stage in ("rl", "evaluation")]
+        runs = [by_key[key] for key in keys if key in by_key]
+        needed = {key for job in runs for key in job.needs}
+        needed |= {(name, stage, BASE, None) for stage in ("sft", "evaluation")}
+        base = [job for key, job in by_key.items() if key in needed and job.run.seed is None]
+        for job in [*base, *runs]:
+            planned.setdefault(job.key, job)
+    return list(planned.values())
 
 
 class Work(Checkpointable):
     """What a job of submitit's does, once more where it is stopped for its time or for others."""
 
-    def __init__(self, task: runner.Task) -> None:
-        self.words, self.log = task.words, task.log
+    def __init__(self, job: jobs.Job) -> None:
+        self.function, self.arguments, self.log = job.function, job.arguments, job.log
 
     def __call__(self) -> int:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as output, contextlib.redirect_stdout(output):
-            return processes.status_of(worker.do, self.words)
-
-
-class Job:
-    """A job of submitit's, as a handle of the runner."""
-
-    def __init__(self, job: Any) -> None:
-        self.job = job
-
-    def poll(self) -> int | None:
-        if not self.job.done():
-            return None
-        return -signal.SIGKILL if self.job.exception() else int(self.job.result())
+            return jobs.status_of(self.function, self.arguments)
 
 
 class Submitit:
@@ -75,18 +62,19 @@ class Submitit:
             raise SageError(f"submitit cannot submit to {where}: {error}") from error
         partition = {"slurm_partition": options.partition} if options.partition else {}
         self.executor.update_parameters(timeout_min=round(60 * options.hours), **partition)
-        os.environ |= runner.environment()  # which the jobs inherit
-        self.jobs: list[Any] = []
+        os.environ |= jobs.environment()  # which the jobs inherit
+        self.submitted: list[Any] = []
 
-    def start(self, task: Any) -> Job:
-        compute = task.profile.compute
+    def start(self, job: Any) -> Any:
+        """Submit a job; return submitit's own, which is asked as a future is."""
+        compute = job.profile.compute
         more = {"cpus_per_task": compute.threads, "gpus_per_node": int(compute.requires_gpu)}
-        self.executor.update_parameters(name=task.run.name, **more)
-        self.jobs.append(self.executor.submit(Work(task)))
-        return Job(self.jobs[-1])
+        self.executor.update_parameters(name=job.run.name, **more)
+        self.submitted.append(self.executor.submit(Work(job)))
+        return self.submitted[-1]
 
     def end(self) -> None:
-        for job in self.jobs:
+        for job in self.submitted:
             job.cancel(check=False)
 
 
@@ -102,28 +90,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hours", type=float, default=4.0, help="slurm, local: a job's time")
 
 
-def do(options: argparse.Namespace) -> None:
+def run_grid(options: argparse.Namespace) -> None:
     """List a grid's runs, or do them."""
     blocks = {block.name: block for block in load_grid(options.grid)}
     if unknown := [name for name in options.only if name not in blocks]:
         raise SageError(f"there is no block {unknown[0]!r}: choose one of {', '.join(blocks)}")
-    every = tasks([blocks[name] for name in options.only or blocks], options.seeds)
-    if unused := sorted(set(options.seeds) - {task.run.seed for task in every}):
+    planned = jobs_of([blocks[name] for name in options.only or blocks], options.seeds)
+    if unused := sorted(set(options.seeds) - {job.run.seed for job in planned}):
         raise SageError(f"no run of these blocks has the seed {unused[0]}: correct --seeds")
     if options.dry_run:
-        for task in every:
-            done = (task.remark() or "done") if task.is_done() else ""
-            state = done or ("running" if task.is_taken() else "to do")
-            print(f"{task.profile.name:<24} {task.run.place:<32} {state}")
+        for job in planned:
+            state = {"taken": "running", "": "to do"}.get(job.state()) or job.remark() or "done"
+            print(f"{job.profile.name:<24} {job.run.place:<32} {state}")
         return
-    for profile in {task.profile.name: task.profile for task in every}.values():
+    for profile in {job.profile.name: job.profile for job in planned}.values():
         plan.check_settings(profile)
         if options.executor != "slurm":
             stages.check_machine(profile)
-        own = [task.run for task in every if task.profile.name == profile.name]
-        plan.before(profile, own, options.yes)
-    threads = max(task.profile.compute.threads for task in every)
-    pool = runner.Workers(threads) if options.executor == "processes" else Submitit(options)
+        profile_runs = [job.run for job in planned if job.profile.name == profile.name]
+        plan.before(profile, profile_runs, options.yes)
+    threads = max(job.profile.compute.threads for job in planned)
     cores = (os.cpu_count() or 1) // threads
-    at_a_time = options.parallel or (16 if options.executor == "slurm" else max(1, cores))
-    runner.require(every, runner.run(every, at_a_time, pool))
+    parallel = options.parallel or (16 if options.executor == "slurm" else max(1, cores))
+    pool = None if options.executor == "processes" else Submitit(options)
+    jobs.require(planned, jobs.run(planned, parallel, threads, pool))

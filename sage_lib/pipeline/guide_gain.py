@@ -15,7 +15,7 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation import gain
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE
-from sage_lib.pipeline import arguments, runner, stages
+from sage_lib.pipeline import arguments, jobs, stages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,7 @@ def of_model(options: argparse.Namespace) -> Path:
     return path
 
 
-def do(options: argparse.Namespace) -> None:
+def run_guide_gain(options: argparse.Namespace) -> None:
     """Draw what is not drawn, then print and write the table."""
     if options.beta is not None and not options.beta > 0:
         raise SageError(gain.NO_OPTIMUM.format(options.beta))
@@ -81,11 +81,10 @@ def do(options: argparse.Namespace) -> None:
     ]
     if options.samples:
         options.set.append("evaluation.ks=[1]")
-    profile = arguments.given_profile(options)
-    every = stages.tasks(profile, ("sft", "evaluate"))
-    base = [task for task in every if task.run.method == BASE]  # and no policy of RL
-    pool = runner.Workers(profile.compute.threads)
-    runner.require(base, runner.run(base, 1, pool), "; what was made is kept")
+    profile = arguments.named_profile(options)
+    planned = stages.jobs_of(profile, ("sft", "evaluation"))
+    base = [job for job in planned if job.run.method == BASE]  # and no policy of RL
+    jobs.require(base, jobs.run(base, 1, profile.compute.threads), "; what was made is kept")
     drawn = gain.samples(profile, runs.evaluation_run(profile, runs.sft_run(profile)))
     beta = profile.rl.get("beta") or 0.05 if options.beta is None else options.beta
     found = gain.guided(drawn, gain.guides_for(drawn))

@@ -5,7 +5,6 @@ left out of a profile that lacks that.
 """
 
 import ast
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from typing import Any
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
-from sage_lib.pipeline import runner
+from sage_lib.pipeline import jobs
 
 #: The notebooks that train models of their own, each from what those before it made.
 WALK = ("04", "05", "06", "07")
 
 
 def _betas(profile: Profile) -> set[float]:
-    """The anchor's weights with which the profile trains GRPO without a guide."""
+    """Return the values of beta with which the profile trains GRPO without a guide."""
     plain = [m for m in profile.methods.values() if not (m.guide or m.rft or m.advantage)]
     return {{**profile.rl, **method.rl}["beta"] for method in plain}
 
@@ -54,7 +53,7 @@ class Notebook:
         return self.name[:2]
 
     def lacks(self, profile: Profile) -> str | None:
-        """What the notebook needs and this profile does not have; None where it has all."""
+        """Return what the notebook needs and the profile does not have, or None."""
         families = {method.family for method in profile.methods.values()}
         met = {need for need, test in NEEDS.items() if test(profile)} | (families - NEEDS.keys())
         return next((need for need in self.needs if need not in met), None)
@@ -67,19 +66,19 @@ def _read(path: Path) -> Any:
 
 
 def select(only: Sequence[str] | None = None) -> list[Notebook]:
-    """The notebooks of these numbers, without any all; SageError for a number that there is not."""
+    """Return the notebooks of these numbers, or all; raise SageError for an unknown number."""
     known = {path.name[:2]: path for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))}
     only = [number.partition("_")[0].zfill(2) for number in only or ()]
     for number in only:
         if number not in known:
             raise SageError(f"there is no notebook {number!r}: choose among {', '.join(known)}")
-    chosen = [path for number, path in known.items() if not only or number in only]
-    needs = [_read(path).metadata.get("sage", {}).get("needs", ()) for path in chosen]
-    return [Notebook(path, tuple(names)) for path, names in zip(chosen, needs, strict=True)]
+    selected = [path for number, path in known.items() if not only or number in only]
+    needs = [_read(path).metadata.get("sage", {}).get("needs", ()) for path in selected]
+    return [Notebook(path, tuple(names)) for path, names in zip(selected, needs, strict=True)]
 
 
 def parameters(path: Path) -> set[str]:
-    """Names assigned in the cell tagged ``parameters``, which must be the first code cell."""
+    """Return the names assigned in the cell tagged ``parameters``, the first code cell."""
     code = [cell for cell in _read(path).cells if cell.cell_type == "code"]
     if not code or "parameters" not in code[0].metadata.get("tags", []):
         raise SageError(f"notebook {path.stem}: its first code cell must carry the tag parameters")
@@ -88,43 +87,44 @@ def parameters(path: Path) -> set[str]:
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def tasks(
-    chosen: Sequence[Notebook],
+def jobs_of(
+    selected: Sequence[Notebook],
     folder: Path,
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     after: frozenset[Any] = frozenset(),
-) -> list[runner.Task]:
-    """The execution of notebooks as tasks, of each that part of ``given`` that it has parameters
+) -> list[jobs.Job]:
+    """Return the execution of notebooks as jobs, of each with the ``values`` that it has parameters
     for. Those of the walk wait for each other, those that read a profile for ``after``."""
-    every: list[runner.Task] = []
+    planned: list[jobs.Job] = []
     walked: frozenset[Any] = frozenset()
-    for one in chosen:
-        own = {key: value for key, value in given.items() if key in parameters(one.path)}
-        needs = walked if one.number in WALK else after if "profile" in own else frozenset()
-        words = ["notebook", str(one.path), str(folder / f"{one.name}.ipynb"), json.dumps(own)]
-        every.append(runner.Task(one.name, one.name, words, folder / f"{one.name}.log", needs))
-        if one.number in WALK:
-            walked = frozenset([one.name])
-    return every
+    for notebook in selected:
+        known = parameters(notebook.path)
+        passed = {key: value for key, value in values.items() if key in known}
+        needs = walked if notebook.number in WALK else after if "profile" in passed else frozenset()
+        name, arguments = notebook.name, (notebook.path, folder / f"{notebook.name}.ipynb", passed)
+        planned.append(jobs.Job(name, name, execute, arguments, folder / f"{name}.log", needs))
+        if notebook.number in WALK:
+            walked = frozenset([name])
+    return planned
 
 
-def execute(path: Path, output: Path, given: Mapping[str, Any]) -> None:
+def execute(path: Path, output: Path, values: Mapping[str, Any]) -> None:
     """Execute one notebook through papermill, in its own folder and on one thread.
 
     SageError for a parameter that it does not have, of which papermill only warns, and for a cell
     that fails: with the notebook, the cell and the executed copy up to there."""
     import papermill
 
-    unknown = sorted(set(given) - parameters(path))
+    unknown = sorted(set(values) - parameters(path))
     if unknown:
         raise SageError(f"notebook {path.stem} has no parameter {unknown[0]!r}")
     output.parent.mkdir(parents=True, exist_ok=True)
-    os.environ |= runner.environment(threads=1)  # of its kernel, whose sage_lib is this one
+    os.environ |= jobs.environment(threads=1)  # of its kernel, whose sage_lib is this one
     try:
         papermill.execute_notebook(
             str(path),
             str(output),
-            parameters=dict(given),
+            parameters=dict(values),
             kernel_name="python3",  # ipykernel's: of this very interpreter
             cwd=str(path.parent),
             progress_bar=False,

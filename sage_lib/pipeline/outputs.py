@@ -21,7 +21,7 @@ import nbformat
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.files import notebook_text, write_text
-from sage_lib.pipeline import notebooks, runner
+from sage_lib.pipeline import jobs, notebooks
 
 WIDGET, PICTURE = "application/vnd.jupyter.widget-view+json", "image/png"
 #: A notebook with its outputs is at most this large, and a picture of it, bytes.
@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def with_outputs(notebook: Any, ran: Any) -> Any:
-    """A notebook (nbformat) with the outputs of its executed copy, clean; nothing else changed."""
+    """Return a notebook (nbformat) with the clean outputs of its executed copy."""
     stored = copy.deepcopy(notebook)
     outputs = {cell["id"]: cell.outputs for cell in ran.cells if cell.cell_type == "code"}
     code = [cell for cell in stored.cells if cell.cell_type == "code"]
@@ -75,20 +75,20 @@ def _add_object(cell: Any, output: Any) -> None:
     for kind in [kind for kind in data if kind.startswith("text/")]:
         data[kind] = _without_root(data[kind])
         for place, name in enumerate(dict.fromkeys(_TABLE.findall(data[kind]))):
-            own = f"T_{cell['id']}-{len(cell.outputs)}-{place}"
-            data[kind] = data[kind].replace(name, own)
+            stable = f"T_{cell['id']}-{len(cell.outputs)}-{place}"
+            data[kind] = data[kind].replace(name, stable)
     cell.outputs.append(output)
 
 
 def smaller(picture: str) -> str:
-    """A picture (PNG in base64) in 128 colours, a third of the size. They cover all of the
+    """Reduce a picture (PNG in base64) to 128 colours, a third of the size. They cover all of the
     picture's: by their frequency, a few dots would take another method's colour."""
     from PIL import Image
 
-    shown, kept = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB"), io.BytesIO()
+    shown, reduced = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB"), io.BytesIO()
     few = shown.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few.save(kept, "png", optimize=True)
-    return base64.b64encode(kept.getvalue()).decode()
+    few.save(reduced, "png", optimize=True)
+    return base64.b64encode(reduced.getvalue()).decode()
 
 
 def _without_root(text: str) -> str:
@@ -96,24 +96,24 @@ def _without_root(text: str) -> str:
 
 
 def faults(notebook: Any) -> list[str]:
-    """What in stored outputs would not be the same elsewhere, or is too large: sentences."""
-    found = []
+    """Return sentences on stored outputs that would differ elsewhere, or are too large."""
+    sentences = []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if len(data.get(PICTURE, "")) * 3 // 4 > LARGEST_PICTURE:
-                found.append(f"cell {number} has a picture of over {LARGEST_PICTURE:,} bytes")
+                sentences.append(f"cell {number} has a picture of over {LARGEST_PICTURE:,} bytes")
             text = "\n".join([output.get("text", ""), *data.values()])
             shown = [name for name, pattern in _UNWANTED.items() if pattern.search(text)]
-            found += [f"cell {number} shows {name}" for name in shown]
+            sentences += [f"cell {number} shows {name}" for name in shown]
     if (size := len(notebook_text(notebook).encode())) > LARGEST:
-        found.append(f"it has {size:,} bytes with its outputs, more than {LARGEST:,}")
-    return found
+        sentences.append(f"it has {size:,} bytes with its outputs, more than {LARGEST:,}")
+    return sentences
 
 
 def words(cell: Any) -> Iterator[str]:
-    """What a code cell's outputs say, line by line and table cell by table cell; a picture counts
-    as the word ``image/png``."""
+    """Yield a code cell's outputs, line by line and table cell by table cell; a picture counts as
+    the word ``image/png``."""
     for output in cell.outputs:
         data = output.get("data", {"text/plain": output.get("text", "")})
         text = PICTURE if PICTURE in data else data.get("text/plain", "")
@@ -129,25 +129,25 @@ def agree(stored: str, new: str) -> bool:
     if _NUMBER.split(stored) != _NUMBER.split(new):
         return False
     for pair in zip(_NUMBER.findall(stored), _NUMBER.findall(new), strict=True):
-        one, other = (Decimal(text.replace(",", "")) for text in pair)
-        unit = Decimal(10) ** max(int(number.as_tuple().exponent) for number in (one, other))
+        left, right = (Decimal(text.replace(",", "")) for text in pair)
+        unit = Decimal(10) ** max(int(number.as_tuple().exponent) for number in (left, right))
         fractions = all("." in text or "e" in text for text in pair)
         # Below 1e-9 both are rounding errors of float64: another processor has others.
-        near = abs(one - other) <= unit or max(abs(one), abs(other)) < 1e-9
-        if one != other and not (fractions and near):
+        near = abs(left - right) <= unit or max(abs(left), abs(right)) < 1e-9
+        if left != right and not (fractions and near):
             return False
     return True
 
 
 def differences(stored: Any, new: Any) -> list[str]:
-    """Where two executed copies of a notebook say different things: sentences."""
-    found = []
+    """Return sentences on where two executed copies of a notebook say different things."""
+    sentences = []
     for number, (old, ran) in enumerate(zip(stored.cells, new.cells, strict=True)):
         if old.cell_type == "code" and "trained" not in old.metadata.get("tags", []):
             lines = zip_longest(words(old), words(ran), fillvalue="")
             if wrong := next((pair for pair in lines if not agree(*pair)), None):
-                found.append(f"cell {number}: stored {wrong[0][:80]!r}, now {wrong[1][:80]!r}")
-    return found
+                sentences.append(f"cell {number}: stored {wrong[0][:80]!r}, now {wrong[1][:80]!r}")
+    return sentences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,20 +156,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help=about)
 
 
-def do(options: argparse.Namespace) -> None:
-    """Every chosen notebook, a line each; SageError where one failed or says something else."""
-    chosen, folder = notebooks.select(options.only), paths.build("outputs")
-    tasks = notebooks.tasks(chosen, folder, {})
-    outcomes = runner.run(tasks, parallel=2)
+def run_notebooks(options: argparse.Namespace) -> None:
+    """Execute the notebooks and print a line for each; raise SageError where one failed or says
+    something else."""
+    selected, folder = notebooks.select(options.only), paths.build("outputs")
+    planned = notebooks.jobs_of(selected, folder, {})
+    outcomes = jobs.run(planned, parallel=2)
     failed = False
-    for one in [one for one in chosen if outcomes[one.name].ok]:
-        stored, ran = (nbformat.read(p, 4) for p in (one.path, folder / one.path.name))
+    for book in [book for book in selected if outcomes[book.name].ok]:
+        stored, ran = (nbformat.read(p, 4) for p in (book.path, folder / book.path.name))
         new = with_outputs(stored, ran)
         wrong = faults(new) + (differences(stored, new) if options.check else [])
         if not options.check and not wrong:
-            write_text(one.path, notebook_text(new))
-        print(f"{one.name}: {'; '.join(wrong) or ('as stored' if options.check else 'stored')}")
+            write_text(book.path, notebook_text(new))
+        print(f"{book.name}: {'; '.join(wrong) or ('as stored' if options.check else 'stored')}")
         failed |= bool(wrong)
-    runner.require(tasks, outcomes)
+    jobs.require(planned, outcomes)
     if failed:
         raise SageError("the notebooks say something else than what is stored, as shown above")

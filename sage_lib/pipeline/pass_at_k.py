@@ -38,7 +38,7 @@ class Policy:
     unreadable: list[tuple[str, int, str]]
 
     def values(self, ks: Sequence[int], problems: Sequence[str] | None = None) -> Values:
-        """pass@k, shape (seeds, problems, ks), of these problems, or of all."""
+        """Return pass@k, shape (seeds, problems, ks), of these problems, or of all."""
         rows = list(self.n.index if problems is None else problems)
         n, c = self.n.loc[rows], self.c.loc[rows]
         curves = np.stack([metrics.pass_at_k_curve(n[seed], c[seed], ks) for seed in n])
@@ -46,7 +46,8 @@ class Policy:
         return Values(self.label, curves, [f"pass@{k}" for k in ks], ["all"] * len(rows), seeds)
 
     def noise(self, ks: Sequence[int], problems: Sequence[str], seeds: Sequence[Any]) -> np.ndarray:
-        """Variance of the mean pass@k over these seeds that comes from drawing samples, (ks,)."""
+        """Return the variance, shape (ks,), that drawing samples gives the mean pass@k of these
+        seeds."""
         used = [seed for seed in self.n if self.n.columns.tolist() == [-1] or seed in seeds]
         n, c = (table.loc[problems, used].to_numpy().ravel() for table in (self.n, self.c))
         sums = [metrics.variance_of_pass_at_k(n, c, k).sum() for k in ks]
@@ -54,8 +55,8 @@ class Policy:
 
 
 def policy(text: str, metric: str | None = None, filter: str | None = None) -> Policy:
-    """What a word of the command line names: [LABEL=]FILE[:METHOD], where ``+`` joins files with
-    other samples of the same policy, and ``,`` those of another training seed."""
+    """Read a policy from an argument [LABEL=]FILE[:METHOD], where ``+`` joins files with other
+    samples of the same policy, and ``,`` files of another training seed."""
     label, equals, rest = text.partition("=")
     if Path(text).exists() or not equals or "/" in label:
         label, rest = "", text
@@ -66,15 +67,15 @@ def policy(text: str, metric: str | None = None, filter: str | None = None) -> P
             if part in names:
                 raise SageError(f"{part} is given twice: its samples would count twice")
             names.append(part)
-            found = outside.read(path, method, metric, filter)
-            unreadable += [(str(path), *line) for line in found.unreadable]
-            lost = style.count(len(found.unreadable), "unreadable line")
-            problems = style.count(found.frame["problem"].nunique(), "problem")
-            size = f"{problems}, {style.count(len(found.frame), 'sample')}"
-            read.append(f"{part}: {found.format}, {size}, {lost}")
-            own, several = found.frame["seed"], len(_parts(rest, ",")) > 1
-            named = own.where(own >= 0, place) if several else own
-            frames.append(found.frame.assign(seed=named, place=place))
+            samples = outside.read(path, method, metric, filter)
+            unreadable += [(str(path), *line) for line in samples.unreadable]
+            lost = style.count(len(samples.unreadable), "unreadable line")
+            problems = style.count(samples.frame["problem"].nunique(), "problem")
+            size = f"{problems}, {style.count(len(samples.frame), 'sample')}"
+            read.append(f"{part}: {samples.format}, {size}, {lost}")
+            seeds, several = samples.frame["seed"], len(_parts(rest, ",")) > 1
+            named = seeds.where(seeds >= 0, place) if several else seeds
+            frames.append(samples.frame.assign(seed=named, place=place))
             label = label or method or path.name.removesuffix(".gz").rsplit(".", 1)[0]
     frame = pd.concat(frames, ignore_index=True)
     twice = frame[["seed", "place"]].drop_duplicates()["seed"]
@@ -95,12 +96,12 @@ def policy(text: str, metric: str | None = None, filter: str | None = None) -> P
 
 
 def _parts(text: str, between: str) -> list[str]:
-    """A list of files; a file whose name has that sign is one."""
+    """Split a list of files at a sign; a file whose name has that sign is not split."""
     return [text] if Path(text).exists() else text.split(between)
 
 
 def _place(text: str) -> tuple[Path, str | None]:
-    """FILE or FILE:METHOD."""
+    """Split FILE:METHOD; FILE alone has no method."""
     file, colon, method = text.rpartition(":")
     if colon and not Path(text).exists() and Path(file).is_file():
         return Path(file), method
@@ -108,33 +109,31 @@ def _place(text: str) -> tuple[Path, str | None]:
 
 
 def powers(policies: Sequence[Policy]) -> list[int]:
-    """1, 2, 4, ... up to the fewest samples that a problem has."""
-    fewest = min(int(one.n.to_numpy().min()) for one in policies)
+    """Return 1, 2, 4, ... up to the fewest samples that a problem has."""
+    fewest = min(int(side.n.to_numpy().min()) for side in policies)
     return [2**i for i in range(fewest.bit_length())]
 
 
-def curve(one: Policy, ks: Sequence[int]) -> pd.DataFrame:
-    """pass@k with its 95 % interval: over problems, and over seeds where there are three or more.
-
-    Of one seed it is a bootstrap, which holds with few problems, too.
-    """
-    values = one.values(ks)
+def curve(side: Policy, ks: Sequence[int]) -> pd.DataFrame:
+    """Return pass@k with its 95 % interval: over problems, and with three or more seeds over seeds,
+    too. With one seed the interval is a bootstrap, which holds with few problems."""
+    values = side.values(ks)
     if len(values.seeds) > 1:
-        found = passk.levels({one.label: values})
-        mean, low, high = (found[name] for name in ("mean", "low", "high"))
+        levels = passk.levels({side.label: values})
+        mean, low, high = (levels[name] for name in ("mean", "low", "high"))
     else:
         mean = metrics.mean_over_sets(values.values[0])
         low, high = metrics.bootstrap_interval(values.values[0], resamples=10_000, seed=0)
-    size = {"seeds": len(values.seeds), "problems": len(one.n), "samples": one.n.to_numpy().min()}
-    given = {"what": "pass@k", "policy": one.label, "k": ks, "value": mean, **size}
-    return pd.DataFrame({**given, "low": low, "high": high})
+    columns = {"what": "pass@k", "policy": side.label, "k": ks, "value": mean}
+    size = {"seeds": len(values.seeds), "problems": len(side.n), "samples": side.n.to_numpy().min()}
+    return pd.DataFrame({**columns, **size, "low": low, "high": high})
 
 
 def difference(ours: Policy, theirs: Policy, ks: Sequence[int]) -> tuple[pd.DataFrame, str]:
-    """`ours` less `theirs` at each k, and where the curves cross, in rows of COLUMNS; and a
-    sentence about the crossing.
+    """Compare two policies on the problems that both have.
 
-    Only the problems that both have count. SageError for fewer than two of them.
+    Returns rows of COLUMNS: `ours` less `theirs` at each k, and where the curves cross; and a
+    sentence about the crossing. Raises SageError for fewer than two problems.
     """
     both = [problem for problem in ours.n.index if problem in theirs.n.index]
     pair = f"{ours.label} and {theirs.label}"
@@ -144,9 +143,9 @@ def difference(ours: Policy, theirs: Policy, ks: Sequence[int]) -> tuple[pd.Data
     mean, low, high = metrics.paired_difference(a, b)
     noise = ours.noise(ks, both, seeds) + theirs.noise(ks, both, seeds)
     data, samples = metrics.times_as_much(a - b, noise)
-    drawn = min(int(one.n.loc[both].to_numpy().min()) for one in (ours, theirs))
+    drawn = min(int(side.n.loc[both].to_numpy().min()) for side in (ours, theirs))
     size = {"seeds": len(seeds), "problems": len(both), "samples": drawn}
-    found = {"policy": ours.label, "against": theirs.label, **size}
+    pair_of = {"policy": ours.label, "against": theirs.label, **size}
     rows: dict[str, Any] = {"what": "difference", "k": ks, "value": mean, "low": low, "high": high}
     rows["detectable"] = metrics.minimum_detectable_effect(a - b)
     rows["problems_to_tell"] = np.ceil(data * len(both))
@@ -155,27 +154,27 @@ def difference(ours: Policy, theirs: Policy, ks: Sequence[int]) -> tuple[pd.Data
     # Whichever curve comes from below first.
     options = [(ours, theirs, a, b), (theirs, ours, b, a)]
     crossings = [(metrics.crossing_interval(y, x, ks), up, down) for up, down, x, y in options]
-    crossing, up, down = min(crossings, key=lambda one: (np.isnan(one[0]["k"]), one[0]["k"]))
+    crossing, up, down = min(crossings, key=lambda row: (np.isnan(row[0]["k"]), row[0]["k"]))
     ends = {key: crossing[key] for key in ("low", "high")}
     row = {"what": "crossing", "policy": up.label, "against": down.label, **size}
     row |= {"value": crossing["k"], **ends}
-    told = _crossing(crossing, up.label, down.label, ks)
-    return pd.concat([pd.DataFrame({**found, **rows}), pd.DataFrame([row])]), told
+    sentence = _crossing(crossing, up.label, down.label, ks)
+    return pd.concat([pd.DataFrame({**pair_of, **rows}), pd.DataFrame([row])]), sentence
 
 
-def _crossing(found: dict[str, float], up: str, down: str, ks: Sequence[int]) -> str:
-    if np.isnan(found["k"]):
+def _crossing(crossing: dict[str, float], up: str, down: str, ks: Sequence[int]) -> str:
+    if np.isnan(crossing["k"]):
         return f"The curves do not cross between k = {ks[0]} and {ks[-1]}."
-    told = f"{up} passes {down} at k = {found['k']:.3g}."
-    low, high = found["low"], found["high"]
+    sentence = f"{up} passes {down} at k = {crossing['k']:.3g}."
+    low, high = crossing["low"], crossing["high"]
     start = f"below {ks[0]}" if np.isnan(low) else f"{low:.3g}"
     end = f"beyond {ks[-1]}" if np.isnan(high) else f"{high:.3g}"
-    doubt = "" if found["crosses"] else ", so that there may be no crossing"
-    return f"{told} The 95 % interval of this k is {start} to {end}{doubt}."
+    doubt = "" if crossing["crosses"] else ", so that there may be no crossing"
+    return f"{sentence} The 95 % interval of this k is {start} to {end}{doubt}."
 
 
 def draw(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
-    """The curves with their intervals and, where there are any, the differences."""
+    """Draw the curves with their intervals and, where there are any, the differences."""
     kinds = ["pass@k", "difference"] if (table["what"] == "difference").any() else ["pass@k"]
     figure = Figure(figsize=(style.NARROW * len(kinds), 2.6))
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]
@@ -198,8 +197,8 @@ def draw(table: pd.DataFrame, ks: Sequence[int]) -> Figure:
         order = list(of_kind["policy"].unique())
         crossings = table[(table["what"] == "crossing") & table["value"].notna()]
         for row in crossings.itertuples():  # on the line of no difference
-            own = row.policy if row.policy in order else row.against
-            look = style.points({**style.series(order.index(own)), "marker": "|"})
+            label = row.policy if row.policy in order else row.against
+            look = style.points({**style.series(order.index(label)), "marker": "|"})
             low = ks[0] if np.isnan(row.low) else row.low  # an open end
             high = ks[-1] if np.isnan(row.high) else row.high
             style.error_bar(axis, 0, row.value, low, high, horizontal=True, **look)
@@ -227,38 +226,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("pass_at_k"), metavar="FOLDER", help=about)
 
 
-def do(options: argparse.Namespace) -> None:
+def run_pass_at_k(options: argparse.Namespace) -> None:
     words = [*options.files, *([options.against] if options.against else [])]
     if options.out.exists() and not options.out.is_dir():
         raise SageError(f"--out {options.out} is a file: name a folder")
     sides = [policy(word, options.metric, options.filter) for word in words]
-    labels = [one.label for one in sides]
+    labels = [side.label for side in sides]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise SageError(f"two policies are called {twice}: write LABEL=FILE for one of them")
     ks = sorted(set(options.ks or powers(sides)))
-    print(*(line for one in sides for line in one.read), sep="\n")
-    lost = [line for one in sides for line in one.unreadable]
+    print(*(line for side in sides for line in side.read), sep="\n")
+    lost = [line for side in sides for line in side.unreadable]
     for file, number, why in lost[:SHOWN]:
         print(f"  {Path(file).name}, line {number} {why}")
     if len(lost) > SHOWN:
         print(f"  and {len(lost) - SHOWN} more lines, in {options.out / 'unreadable.csv'}")
-    tables = [curve(one, ks) for one in sides]
+    tables = [curve(side, ks) for side in sides]
     names = ["policy", "k", "value", "low", "high", "seeds", "problems", "samples"]
     print("\npass@k, the mean over problems, and its 95 % interval")
     print(_shown(pd.concat(tables)[names]))
     compared = options.against or len(sides) == 2
     for ours in sides[:-1] if compared else []:
-        rows, told = difference(ours, sides[-1], ks)
+        rows, sentence = difference(ours, sides[-1], ks)
         tables.append(rows)
         print(f"\n{ours.label} less {sides[-1].label}, paired by problem")
-        for one, other in ((ours, sides[-1]), (sides[-1], ours)):
-            alone = len(one.n.index.difference(other.n.index))
+        for side, opposite in ((ours, sides[-1]), (sides[-1], ours)):
+            alone = len(side.n.index.difference(opposite.n.index))
             if alone:
-                print(f"{style.count(alone, 'problem')} only in {one.label}, left out")
+                print(f"{style.count(alone, 'problem')} only in {side.label}, left out")
         of_k = rows[rows["what"] == "difference"]
         print(_shown(of_k[["k", "value", "low", "high", "seeds", "problems", *COLUMNS[10:]]]))
-        print(told)
+        print(sentence)
     table = pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
     made = [write_text(options.out / "pass_at_k.csv", table.to_csv(index=False))]
     (options.out / "unreadable.csv").unlink(missing_ok=True)  # of an earlier call
@@ -271,8 +270,8 @@ def do(options: argparse.Namespace) -> None:
 
 
 def _shown(table: pd.DataFrame) -> str:
-    """A table with a dash for what is not known, and whole numbers as such."""
+    """Write a dash for what is not known, and whole numbers without a fraction."""
     whole = [name for name in table if name.endswith("_to_tell")]
     shown = table.astype(object)
-    shown[whole] = table[whole].map(lambda one: "none" if np.isinf(one) else f"{one:.0f}")
+    shown[whole] = table[whole].map(lambda number: "none" if np.isinf(number) else f"{number:.0f}")
     return plan.text(shown.where(table.notna(), "-"))

@@ -46,7 +46,7 @@ _ENDS = ["value", "fast", "slow"]
 
 
 def settings_table(profile: Profile) -> pd.DataFrame:
-    """Every resolved setting: columns setting, value, source (the nearest comment)."""
+    """List every resolved setting: columns setting, value, source (the nearest comment)."""
     rows = []
     for key, value in profile.flat().items():
         place = key
@@ -57,14 +57,20 @@ def settings_table(profile: Profile) -> pd.DataFrame:
 
 
 def planned_runs(
-    profile: Profile, every: Sequence[Run] | None = None, assumptions: pd.DataFrame | None = None
+    profile: Profile, planned: Sequence[Run] | None = None, assumptions: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """The runs (or ``every`` of them) by stage and method: columns stage, method, runs, size (of
-    one run); with ``assumptions`` also GPU hours of all of them: value, fast, slow."""
-    if every is None:
-        every = [*runs.every_run(profile), *runs.exploration_runs(profile)]
+    """Count runs by stage and method.
+
+    Args:
+        planned: the runs, or all of the profile.
+        assumptions: what GPU hours rest on, as :func:`assumed` returns it.
+    Returns columns stage, method, runs, size (of a single run) and, with ``assumptions``, the GPU
+    hours of all these runs: value, fast, slow.
+    """
+    if planned is None:
+        planned = runs.every_run(profile)
     rows = []
-    for (stage, method), number in Counter((run.stage, run.method) for run in every).items():
+    for (stage, method), number in Counter((run.stage, run.method) for run in planned).items():
         row: dict[str, Any] = {"stage": stage, "method": profile.label(method), "runs": number}
         row["size"] = _size(profile, stage, method)
         if assumptions is not None:
@@ -75,8 +81,8 @@ def planned_runs(
 
 def _size(profile: Profile, stage: str, method: str) -> str:
     evaluation, sft = profile.evaluation, profile.sft
-    if stage == "evaluate":
-        return f"{evaluation.asked} problems x {evaluation.samples} samples"
+    if stage == "evaluation":
+        return f"{evaluation.problems} problems x {evaluation.samples} samples"
     if stage == "sft" and not sft:
         return "the model as it comes"
     if stage == "sft":
@@ -90,7 +96,7 @@ def _size(profile: Profile, stage: str, method: str) -> str:
 
 
 def _epochs(sft: Mapping[str, Any]) -> float:
-    """Of a section without ``max_steps``; TRL's default is 3."""
+    """Return the epochs of a section without ``max_steps``; TRL's default is 3."""
     return float(sft.get("num_train_epochs", 3))
 
 
@@ -99,8 +105,8 @@ def _batch(section: Mapping[str, Any]) -> int:
 
 
 def parameters(architecture: Mapping[str, Any], rank: int | None) -> tuple[int, int]:
-    """Parameters of a Qwen2 model, and of a LoRA adapter of ``rank`` on all its projections (0
-    without one)."""
+    """Return the number of parameters of a Qwen2 model, and of a LoRA adapter of ``rank`` on all
+    its projections (0 without a rank)."""
     hidden, inner = architecture["hidden_size"], architecture["intermediate_size"]
     keys = hidden // architecture["num_attention_heads"] * architecture["num_key_value_heads"]
     attention = [(hidden, hidden), (hidden, keys), (hidden, keys), (hidden, hidden)]
@@ -119,8 +125,8 @@ def _vocabulary(architecture: Mapping[str, Any]) -> int:
 
 
 def needs(profile: Profile) -> pd.DataFrame:
-    """Estimated GPU memory of RL at its peak, and disk: columns what ("memory", "disk"), part, GB.
-    An order of magnitude, no measurement."""
+    """Estimate GPU memory of RL at its peak, and disk, as orders of magnitude: columns what
+    ("memory", "disk"), part, GB."""
     shape, rl, evaluation = profile.model.architecture or {}, profile.rl, profile.evaluation
     rank = None if profile.rl_lora is None else profile.rl_lora.get("r", 8)  # PEFT's default
     total, adapter = parameters(shape, rank)
@@ -132,13 +138,13 @@ def needs(profile: Profile) -> pd.DataFrame:
     # Bytes of one number for each layer and token of a batch.
     batch = rl["per_device_train_batch_size"] * length * shape["num_hidden_layers"] * width
     anchored = not adapter and any(profile.rl_of(m)["beta"] > 0 for m in profile.methods)
-    kept, largest = 0, 0
-    for method, _, _ in runs.rl_runs(profile):
-        lora = adapter if profile.methods[method].lora else 0
-        kept += lora * 4 if lora and profile.compute.keeps_adapter else total * width
+    policies, largest = 0, 0
+    for run in runs.rl_runs(profile):
+        lora = adapter if profile.methods[run.method].lora else 0
+        policies += lora * 4 if lora and profile.compute.keeps_adapter else total * width
         largest = max(largest, lora * (4 + state) if lora else total * (width + state))
     limit = rl["save_total_limit"] + 1  # the last ones stay while the next is written
-    tokens = evaluation.asked * evaluation.samples * evaluation.max_new_tokens / 2
+    tokens = evaluation.problems * evaluation.samples * evaluation.max_new_tokens / 2
     parts = {
         ("memory", "weights"): total * (0.55 if profile.model.load_in_4bit else width),
         ("memory", "reference, where there is no adapter"): anchored * total * width,
@@ -149,7 +155,7 @@ def needs(profile: Profile) -> pd.DataFrame:
         ("memory", "logits in chunks of 1,024 tokens"): 1024 * _vocabulary(shape) * 4 * 3,
         ("disk", "the model as it comes, in the hub's cache"): total * 2,
         ("disk", "the base"): total * width,
-        ("disk", "policies"): kept,
+        ("disk", "policies"): policies,
         ("disk", "checkpoints of what runs"): profile.compute.parallel * limit * largest,
         ("disk", "samples"): len(runs.evaluations(profile)) * tokens * OF_TOKEN,
     }
@@ -157,16 +163,17 @@ def needs(profile: Profile) -> pd.DataFrame:
 
 
 def disk_gb(profile: Profile) -> float:
-    """What ``compute.disk_gb`` says, or where it is null the estimate."""
-    given = profile.compute.disk_gb
-    return float(needs(profile).groupby("what")["GB"].sum()["disk"]) if given is None else given
+    """Return ``compute.disk_gb``, or the estimate where that is null."""
+    if profile.compute.disk_gb is not None:
+        return profile.compute.disk_gb
+    return float(needs(profile).groupby("what")["GB"].sum()["disk"])
 
 
 def assumed(profile: Profile, changes: Sequence[str] = ()) -> pd.DataFrame:
-    """:data:`ASSUMED` with the profile's own, and then ``changes`` (KEY=VALUE), in their place: a
-    row each, columns value, fast, slow, source."""
-    found, own = dict(ASSUMED), profile.compute.assume
-    for name, said in [*own.items(), *(one.partition("=")[::2] for one in changes)]:
+    """Replace values of :data:`ASSUMED` by the profile's, and then by ``changes`` (KEY=VALUE).
+    Returns a row each, columns value, fast, slow, source."""
+    assumptions, of_profile = dict(ASSUMED), profile.compute.assume
+    for name, said in [*of_profile.items(), *(change.partition("=")[::2] for change in changes)]:
         try:
             value, fast, slow = map(float, said if isinstance(said, list) else [said] * 3)
             if not all(0 < end < 1e12 for end in (value, fast, slow)) or name not in ASSUMED:
@@ -176,30 +183,34 @@ def assumed(profile: Profile, changes: Sequence[str] = ()) -> pd.DataFrame:
                 f"assumption {name}={said}: a number above 0, or in a profile [value, fast end, "
                 f"slow end], of one of {', '.join(ASSUMED)}"
             ) from None
-        found[name] = (value, fast, slow, "set for this profile, or on the command line")
-    return pd.DataFrame.from_dict(found, "index", columns=[*_ENDS, "source"])
+        assumptions[name] = (value, fast, slow, "set for this profile, or on the command line")
+    return pd.DataFrame.from_dict(assumptions, "index", columns=[*_ENDS, "source"])
 
 
 def _passes(tokens: float, operations: int, size: int, numbers: Mapping[str, float]) -> float:
-    """Hours of passes over so many tokens, at so many operations a token and parameter."""
+    """Return the hours of passes over ``tokens`` tokens; ``operations`` count for each token and
+    parameter."""
     rate = numbers["teraflops"] * 1e12 * numbers["utilisation"]
     return tokens * operations * size / rate / 3600
 
 
 def operations(adapter: bool, again: bool) -> int:
-    """Of training, a token and parameter; ``again``: activations are recomputed."""
+    """Return the operations of training for each token and parameter; ``again``: activations are
+    recomputed."""
     return 2 + 2 + (0 if adapter else 2) + (2 if again else 0)
 
 
 def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, float]) -> float:
-    """GPU hours of one run; those that read a few problems count as nothing."""
+    """Return the GPU hours of a run; a run that reads a few problems counts as nothing."""
     evaluation, tokens = profile.evaluation, numbers["tokens"]
     size, _ = parameters(profile.model.architecture or {}, None)
     whole = tokens + numbers["prompt"]
-    if stage == "evaluate":
+    if stage == "evaluation":
         rate = numbers["vllm" if evaluation.engine == "vllm" else "generation"]
-        drawn = evaluation.asked * evaluation.samples * tokens / rate / 3600
-        scored = 2 * evaluation.asked * evaluation.scored * whole  # by the policy and by the base
+        drawn = evaluation.problems * evaluation.samples * tokens / rate / 3600
+        scored = (
+            2 * evaluation.problems * evaluation.scored * whole
+        )  # by the policy and by the base
         return drawn + _passes(scored, 2, size, numbers)
     if stage == "sft" and profile.sft and profile.sft_data is not None:
         seen = _batch(profile.sft) * profile.sft.get("max_steps", 0)
@@ -209,27 +220,27 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
         return _passes(seen * profile.model.max_seq_length / 2, each, size, numbers)
     if stage not in ("rl", "replay"):
         return 0.0
-    chosen, own = profile.methods[method], profile.rl_of(method)
-    completions = _batch(own) * own["max_steps"]
-    rounds = min(numbers["rounds"], 1 + chosen.dynamic_sampling)
+    resolved, rl = profile.methods[method], profile.rl_of(method)
+    completions = _batch(rl) * rl["max_steps"]
+    rounds = min(numbers["rounds"], 1 + resolved.dynamic_sampling)
     drawn = completions * tokens * rounds / numbers["generation"] / 3600
-    each = operations(profile.rl_lora is not None and chosen.lora, own["gradient_checkpointing"])
+    each = operations(profile.rl_lora is not None and resolved.lora, rl["gradient_checkpointing"])
     # Passes without a gradient: of the reference, and under Unsloth one for a guide's entropies.
-    apart = profile.compute.backend == "unsloth" and chosen.guide is not None
-    each += 2 * ((own["beta"] > 0) + apart)
+    apart = profile.compute.backend == "unsloth" and resolved.guide is not None
+    each += 2 * ((rl["beta"] > 0) + apart)
     return drawn + _passes(completions * whole, each, size, numbers)
 
 
 def text(frame: pd.DataFrame) -> str:
-    """A table as left-aligned text, columns two spaces apart."""
-    shown = frame.map(lambda one: f"{one:.3g}" if isinstance(one, float) else str(one))
+    """Write a table as left-aligned text, columns two spaces apart."""
+    shown = frame.map(lambda value: f"{value:.3g}" if isinstance(value, float) else str(value))
     cells = [list(map(str, frame)), *shown.to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
 def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
-    """The dry run as text. ``changes``: what GPU hours are to rest on instead, as KEY=VALUE."""
+    """Write the dry run. ``changes`` (KEY=VALUE) replace assumptions behind the GPU hours."""
     assumptions = assumed(profile, changes)
     check_settings(profile)
     parts = {"SETTINGS": settings_table(profile), "RUNS": planned_runs(profile)}
@@ -242,20 +253,20 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         parts["MEMORY OF RL AND DISK, estimated"] = needs(profile)
     if missing := _missing(profile):
         parts["MISSING"] = pd.DataFrame({"there is no data file": missing})
-    told = [f"{title}\n{text(table)}" for title, table in parts.items()]
-    return "\n\n".join([f"profile {profile.name}: {profile.description}", *told])
+    sections = [f"{title}\n{text(table)}" for title, table in parts.items()]
+    return "\n\n".join([f"profile {profile.name}: {profile.description}", *sections])
 
 
 def _missing(profile: Profile) -> list[str]:
-    """The data files of a user's own that are not there."""
+    """Return the user's data files that do not exist."""
     used = [profile.sft_data, profile.rl_data, *profile.evaluation.data]
     files = [getattr(data.settings, "file", None) for data in used if data is not None]
-    return list(dict.fromkeys(str(one) for one in files if one and not one.is_file()))
+    return list(dict.fromkeys(str(file) for file in files if file and not file.is_file()))
 
 
 def check_settings(profile: Profile) -> None:
-    """SageError for a setting that TRL's or PEFT's configuration does not have. Asked in a process
-    of its own, unless torch is here already."""
+    """Raise SageError for a setting that TRL's or PEFT's configuration does not have. A process of
+    its own checks this, unless torch is here already."""
     if "torch" in sys.modules:
         return _check_settings(profile)
     spawn = multiprocessing.get_context("spawn")
@@ -264,7 +275,7 @@ def check_settings(profile: Profile) -> None:
 
 
 def _be_silent() -> None:
-    """What libraries say as they are loaded is no part of a command's answer."""
+    """Discard all output: what libraries print as they are loaded is no part of an answer."""
     with open(os.devnull, "w") as nowhere:
         for stream in (1, 2):
             os.dup2(nowhere.fileno(), stream)
@@ -278,15 +289,20 @@ def _check_settings(profile: Profile) -> None:
         check_section(getattr(whose, name), section, f"{profile.name}: {place}")
 
 
-def before(profile: Profile, every: Sequence[Run], yes: bool, afresh: bool = False) -> None:
-    """Of a profile that needs a GPU: refuse what could not be done, and ask whether the runs that
-    are not done (all of them ``afresh``) are to be, unless ``yes``."""
+def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = False) -> None:
+    """Ask before a profile that needs a GPU starts, and refuse what could not be done.
+
+    Args:
+        planned: the runs, of which those that are done do not count.
+        yes: start without asking.
+        afresh: count the runs that are done, too.
+    """
     if not profile.compute.requires_gpu:
         return
-    left = [run for run in every if afresh or not run.done()]
+    left = [run for run in planned if afresh or not run.done()]
     check(profile, {run.stage for run in left})
     trained = [run for run in left if run.stage in ("sft", "rl")]
-    left = [run for run in left if run not in trained or not runs.made_below(profile, run, True)]
+    left = [run for run in left if run not in trained or not run.made_below()]
     if not left:
         return
     value, fast, slow = planned_runs(profile, left, assumed(profile))[_ENDS].sum()
@@ -305,7 +321,7 @@ def before(profile: Profile, every: Sequence[Run], yes: bool, afresh: bool = Fal
 
 
 def check(profile: Profile, names: Collection[str]) -> None:
-    """SageError for what stages of these names would refuse once they run."""
+    """Raise SageError for what stages of these names would refuse once they run."""
     by_vllm = profile.evaluation.engine == "vllm" or profile.rl.get("use_vllm")
     in_8bit = any("8bit" in str(section.get("optim")) for section in (profile.sft, profile.rl))
     for package, wanted, remedy in (
@@ -319,12 +335,12 @@ def check(profile: Profile, names: Collection[str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What :func:`do` reads from a command line."""
+    """Add the arguments of :func:`run_dry_run`."""
     arguments.add_profile(parser)
     about = "what the GPU hours rest on, as in --assume generation=3000 (tokens a second)"
     parser.add_argument("--assume", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
-def do(options: argparse.Namespace) -> None:
+def run_dry_run(options: argparse.Namespace) -> None:
     """Print the dry run."""
-    print(describe(arguments.given_profile(options), options.assume))
+    print(describe(arguments.named_profile(options), options.assume))

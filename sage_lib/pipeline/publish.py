@@ -6,7 +6,7 @@ import shutil
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import results, runs
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import YAML_ENDINGS, Profile
 from sage_lib.files import write_json
 from sage_lib.pipeline import arguments, figures
 
@@ -18,17 +18,17 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
     is not done from today's settings, and for a profile that is a user's own file. With `finished`
     only runs that are done are taken, and published ones that are not here stay.
     """
-    if profile.spec.split("+")[0].endswith((".yaml", ".yml")):
+    if profile.spec.split("+")[0].endswith(YAML_ENDINGS):
         raise SageError(
             f"profile {profile.name} is a file of your own, which nobody else could load: put it "
             "into sage_lib/experiment/profiles, and its results can be published"
         )
-    every = [*runs.every_run(profile), *runs.exploration_runs(profile)]
-    rest = [run for run in every if not run.done()]
+    planned = runs.every_run(profile)
+    rest = [run for run in planned if not run.done()]
     if rest and not finished:
         raise SageError(
-            f"{len(rest)} of {len(every)} runs of {profile.name} are not finished, {rest[0].name} "
-            f"first: {runs.command(profile, rest[0])} does it"
+            f"{len(rest)} of {len(planned)} runs of {profile.name} are not finished, "
+            f"{rest[0].name} first: {runs.command(profile, rest[0])} does it"
         )
     target = paths.measured(profile.name, published=True)
     new, old = (target.with_name(f".{profile.name}.{end}") for end in ("new", "old"))
@@ -58,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def do(options: argparse.Namespace) -> None:
+def run_publish(options: argparse.Namespace) -> None:
     """Publish, and draw figures and tables from what was published."""
-    profile = arguments.given_profile(options)
+    profile = arguments.named_profile(options)
     sizes = publish(profile, options.finished)
     print(f"{sum(sizes.values()):,} bytes in data/published/{profile.name}:", *sizes, flush=True)
     figures.draw(None, [profile.spec])

@@ -13,9 +13,9 @@ import pandas as pd
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.runs import put_aside
+from sage_lib.experiment.runs import STAGES, put_aside
 from sage_lib.files import is_locked
-from sage_lib.pipeline import arguments, compare, notebooks, plan, runner, stages
+from sage_lib.pipeline import arguments, compare, jobs, notebooks, plan, stages
 
 
 def reproduce(
@@ -23,27 +23,25 @@ def reproduce(
 ) -> None:
     """Make the runs, execute the notebooks, print the closing table and the comparison; SageError
     names what failed. ``only`` these notebooks: what is done of the runs is kept."""
-    chosen = notebooks.select(only)
+    selected = notebooks.select(only)
     plan.check_settings(profile)
     stages.check_machine(profile)
     afresh = not resume and not only
-    every = stages.tasks(profile, stages.STAGES)
-    plan.before(profile, [task.run for task in every], yes, afresh)
+    planned = stages.jobs_of(profile, STAGES)
+    plan.before(profile, [job.run for job in planned], yes, afresh)
     if afresh:
         _start_afresh(profile)
-        every = stages.tasks(profile, stages.STAGES)
     begun, folder = time.monotonic(), paths.build(profile.name) / "notebooks"
-    lacking = {one.name: one.lacks(profile) for one in chosen}
-    shown = [one for one in chosen if lacking[one.name] is None]
-    given = {"profile": profile.spec, "own_results": True}
-    shows = notebooks.tasks(shown, folder, given, frozenset(task.key for task in every))
+    lacking = {book.name: book.lacks(profile) for book in selected}
+    shown = [book for book in selected if lacking[book.name] is None]
+    values = {"profile": profile.spec, "own_results": True}
+    shows = notebooks.jobs_of(shown, folder, values, frozenset(job.key for job in planned))
     # The walk first: it is the longest of all that wait for nothing.
-    walk = [task for task in shows if task.label[:2] in notebooks.WALK]
-    ordered = [*walk, *every, *(task for task in shows if task not in walk)]
-    compute = profile.compute
-    outcomes = runner.run(ordered, compute.parallel, runner.Workers(compute.threads))
+    walk = [job for job in shows if job.label[:2] in notebooks.WALK]
+    ordered = [*walk, *planned, *(job for job in shows if job not in walk)]
+    outcomes = jobs.run(ordered, profile.compute.parallel, profile.compute.threads)
     rows = [(name, 0.0, f"no {what} in {profile.name}") for name, what in lacking.items() if what]
-    rows += [(task.label, outcomes[task.key].seconds, outcomes[task.key].state) for task in shows]
+    rows += [(job.label, outcomes[job.key].seconds, outcomes[job.key].state) for job in shows]
     # Of everything, which is less than the sum where some ran beside each other.
     rows = [*sorted(rows), ("in all", time.monotonic() - begun, "")]
     table = pd.DataFrame(rows, columns=["notebook", "seconds", "state"])
@@ -52,7 +50,7 @@ def reproduce(
         compare.show(profile)
     except SageError as error:  # there is nothing to compare with
         print(f"\n{error}", flush=True)
-    runner.require(ordered, outcomes, "; what was made is kept, and --resume goes on")
+    jobs.require(ordered, outcomes, "; what was made is kept, and --resume goes on")
 
 
 def _start_afresh(profile: Profile) -> None:
@@ -75,5 +73,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_yes(parser)
 
 
-def do(options: argparse.Namespace) -> None:
-    reproduce(arguments.given_profile(options), options.only, options.resume, options.yes)
+def run_reproduce(options: argparse.Namespace) -> None:
+    reproduce(arguments.named_profile(options), options.only, options.resume, options.yes)

@@ -1,147 +1,80 @@
 """The stages of a profile: what is trained and measured, in which order, and one run of each.
 
-A whole stage is done by :mod:`sage_lib.pipeline.runner`, one run in this process. A run that is
+A whole stage is done by :mod:`sage_lib.pipeline.jobs`, one run in this process. A run that is
 finished from the same settings is kept, and one that was ended goes on from its checkpoint.
 """
 
 import argparse
-import importlib
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import BASE, Profile, load_profile
-from sage_lib.experiment.runs import Run
+from sage_lib.experiment.runs import STAGES, Run, Stage
 from sage_lib.files import FULL, disk_errors, is_full, is_locked, locked, require_space
-from sage_lib.pipeline import arguments, plan, processes, runner
-
-#: What is said of a model that another profile made from the same settings.
-TAKEN = "already there, taken and not trained"
+from sage_lib.pipeline import arguments, jobs, plan
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A kind of work. A run needs those of the stages ``after`` of its method and seed, or of the
-    base."""
-
-    name: str
-    about: str
-    work: str  # what does a run, below sage_lib
-    every: Callable[[Profile], Any]  # its run or runs
-    after: tuple[str, ...] = ()
-
-    def runs(self, profile: Profile) -> list[Run]:
-        """Its runs in a profile; without RL there is the base, and what samples it."""
-        if not profile.rl and self.name not in ("sft", "evaluate"):
-            return []
-        found = self.every(profile)
-        return [found] if isinstance(found, Run) else list(found)
+def work_of(stage: str) -> Callable[[Any, Run], Any]:
+    """Return the function that does a run of a stage. No other module is imported: that of sft
+    imports Unsloth, which on a GPU replaces TRL's classes."""
+    function: Callable[[Any, Run], Any] = pkgutil.resolve_name(f"sage_lib.{STAGES[stage].function}")
+    return function
 
 
-def _policies(profile: Profile) -> list[Run]:
-    return runs.policy_runs(profile)[1:]
-
-
-def _effects(profile: Profile) -> list[Run]:
-    return [runs.effects_run(profile)] if profile.exact else []
-
-
-def _optimum(profile: Profile) -> list[Run]:
-    return [runs.optimum_run(profile)] if profile.exact else []
-
-
-def _evaluations(profile: Profile) -> list[Run]:
-    return [run for _, _, run, _ in runs.evaluations(profile)]
-
-
-_GUIDED, _ALL = ("sft", "entropies"), ("sft", "entropies", "rl")
-_EVERY = (
-    Stage("sft", "the base policy", "training.sft.train", runs.sft_run),
-    Stage("entropies", "the base's", "evaluation.entropies.measure", runs.entropy_run, ("sft",)),
-    Stage("rl", "every method and seed", "training.rl.train", _policies, _GUIDED),
-    Stage("replay", "RL, token by token", "training.replay.measure", runs.replay_runs, _ALL),
-    Stage("trace", "guides on samples", "evaluation.guide_traces.measure", runs.trace_run, _ALL),
-    Stage("optimum", "of the base", "evaluation.optima.measure", _optimum, _GUIDED),
-    Stage("effects", "on anchors", "evaluation.expected_gradients.measure", _effects, _GUIDED),
-    Stage("dynamics", "base and policy", "evaluation.dynamics.measure", runs.dynamics_runs, _ALL),
-    Stage("impact", "tokens replaced", "evaluation.token_impact.measure", runs.impact_runs, _ALL),
-    Stage("evaluate", "samples of all", "evaluation.evaluate.evaluate", _evaluations, _ALL),
-)
-#: By name, in the order in which they are made; of those that do not build on each other, the one
-#: with the longest run comes first.
-STAGES = {stage.name: stage for stage in _EVERY}
-
-
-def work_of(stage: str) -> Callable[[Profile, Run], Any]:
-    """What does a run of a stage. No other module is imported: that of sft imports Unsloth, which
-    on a GPU replaces TRL's classes."""
-    module, _, name = STAGES[stage].work.rpartition(".")
-    return getattr(importlib.import_module(f"sage_lib.{module}"), name)
-
-
-class RunTask(runner.Task):
-    """A run as the runner has it."""
+class RunJob(jobs.Job):
+    """A run as a job."""
 
     def __init__(self, profile: Profile, stage: Stage, run: Run, needs: Any = frozenset()) -> None:
         key = (profile.name, stage.name, run.method, run.seed)
-        words = ["run", stage.name, run.name, profile.spec]
-        super().__init__(key, label_of(profile, run), words, run.log, needs, key[:3])
+        arguments = (stage.name, run.name, profile.spec)
+        label = label_of(profile, run)
+        super().__init__(key, label, make_unless_taken, arguments, run.log, needs, key[:3])
         self.profile, self.stage, self.run, self.live = profile, stage, run, run.live_steps
         if run.stage in ("rl", "replay"):
             self.steps = profile.steps_of(run.method)
         elif run.stage == "sft":
             self.steps = profile.sft.get("max_steps", 0)
-        elif run.stage == "evaluate":
-            self.steps = profile.evaluation.asked * profile.evaluation.samples
+        elif run.stage == "evaluation":
+            self.steps = profile.evaluation.problems * profile.evaluation.samples
 
-    def renew(self) -> None:
-        self.run = _named(self.profile, self.stage, self.run.name)
-
-    def is_taken(self) -> bool:
-        return is_locked(self.run.lock)
-
-    def is_done(self) -> bool:
-        return self.run.done()
-
-    def lacks(self) -> str:
-        policy = self.run.policy
-        if policy is None or policy.done():
-            return ""
-        made = runs.command(self.profile, policy)
-        return f"it starts from {policy.name}, which is not there: {made} makes it"
+    def state(self) -> str:
+        if is_locked(self.run.lock):
+            return "taken"
+        self.run = self.run.anew()
+        return "done" if self.run.done() else ""
 
     def remark(self) -> str:
-        taken = TAKEN in runner.last_words(self.log)
-        return records.collapse(self.run.record) or TAKEN * taken
+        return records.collapse(self.run.record)
 
 
-def tasks(profile: Profile, names: Collection[str]) -> list[RunTask]:
-    """The runs of some stages in the order in which they are made."""
-    found: dict[Any, RunTask] = {}
+def jobs_of(profile: Profile, names: Collection[str]) -> list[RunJob]:
+    """Return the runs of some stages in the order in which they are made."""
+    by_key: dict[Any, RunJob] = {}
     for stage in [stage for stage in STAGES.values() if stage.name in names]:
         for run in stage.runs(profile):
-            own = {(run.method, run.seed), (BASE, None)}
-            needs: set[Any] = {(profile.name, name, *of) for name in stage.after for of in own}
-            task = RunTask(profile, stage, run, frozenset(needs & found.keys()))
-            found[task.key] = task
-    return list(found.values())
+            pairs = {(run.method, run.seed), (BASE, None)}
+            needs = {(profile.name, name, *pair) for name in stage.needs.split() for pair in pairs}
+            job = RunJob(profile, stage, run, frozenset(needs & by_key.keys()))
+            by_key[job.key] = job
+    return list(by_key.values())
 
 
 def run(profile: Profile, *names: str) -> None:
-    """Do what is not done of some stages, ``compute.parallel`` runs at a time; SageError names what
-    failed once all others are done."""
-    every, compute = tasks(profile, names), profile.compute
-    runner.require(every, runner.run(every, compute.parallel, runner.Workers(compute.threads)))
+    """Do what is not done of some stages, ``compute.parallel`` runs at a time; raise SageError that
+    names what failed once all others are done."""
+    planned, compute = jobs_of(profile, names), profile.compute
+    jobs.require(planned, jobs.run(planned, compute.parallel, compute.threads))
 
 
 def label_of(profile: Profile, run: Run) -> str:
-    """A run in lines of progress: "GRPO, seed 3407 (evaluate)"."""
+    """Name a run in lines of progress: "GRPO, seed 3407 (evaluation)"."""
     if run.name == run.stage:
         return run.name if "+" not in profile.name else f"{run.name} of {profile.name}"
     method = profile.label(run.method)
@@ -150,7 +83,7 @@ def label_of(profile: Profile, run: Run) -> str:
 
 
 def check_machine(profile: Profile) -> None:
-    """SageError where the profile cannot run: no GPU, or no room for its checkpoints."""
+    """Raise SageError where the profile cannot run: no GPU, or no room for its checkpoints."""
     if profile.compute.requires_gpu:
         import torch
 
@@ -162,44 +95,45 @@ def check_machine(profile: Profile) -> None:
     require_space(paths.build(profile.name), plan.disk_gb(profile), f"profile {profile.name}")
 
 
-def in_worker(stage: str, name: str, spec: str) -> int:
-    """Do a run in a worker; its status, BUSY where another process makes it or just made it."""
+def make_unless_taken(stage: str, name: str, spec: str) -> int:
+    """Do a run in a worker; return BUSY where another process makes it or just made it."""
     profile = load_profile(spec)
-    one = _named(profile, STAGES[stage], name)
-    with locked(one.lock) as mine:
-        if not mine or one.done():
-            return processes.BUSY
-        make(profile, one)
+    run = _named(profile, STAGES[stage], name)
+    with locked(run.lock) as mine:
+        if not mine or run.done():
+            return jobs.BUSY
+        make(profile, run)
     return 0
 
 
 def _named(profile: Profile, stage: Stage, name: str) -> Run:
-    every = stage.runs(profile)
-    for one in every:
-        if name in (one.name, one.place):
-            return one
-    known = ", ".join(one.name for one in every) or "(it has none)"
+    stage_runs = stage.runs(profile)
+    for run in stage_runs:
+        if name in (run.name, run.place):
+            return run
+    known = ", ".join(run.name for run in stage_runs) or "(it has none)"
     where = f"the stage {stage.name} of profile {profile.name}"
     raise SageError(f"{where} has no run {name!r}: choose one of {known}")
 
 
 def make(profile: Profile, run: Run) -> None:
-    """Do a run, whose lock this process holds, unless it is done; a base or a policy that another
-    profile made from the same settings is taken."""
+    """Do a run, whose lock this process holds, unless it is done. Copy a base or a policy that
+    another profile made from the same settings."""
     if run.done():
         print(f"{label_of(profile, run)}: already made from the same settings, kept")
         return
+    if run.policy is not None:
+        runs.finished(profile, run.policy)
     run.prepare()
-    made = runs.made_below(profile, run) if run.stage in ("sft", "rl") else None
-    if made:
-        run.take(made[1])
-        print(f"{run.name}: made from the same settings by {made[0].name}, {TAKEN}")
+    if run.stage in ("sft", "rl") and (made := run.made_below()):
+        run.take(made)
+        print(f"{run.name}: made from the same settings in {made.build}, taken and not trained")
     else:
         _work(profile, run)
 
 
 def _import_unsloth(profile: Profile, run: Run) -> None:
-    """Unsloth comes before TRL, where a run trains with it."""
+    """Import Unsloth before TRL, where a run trains with it."""
     if run.stage in ("rl", "replay"):
         from sage_lib.algorithm import unsloth_first
 
@@ -217,7 +151,7 @@ def _work(profile: Profile, run: Run) -> None:
     torch.set_num_threads(profile.compute.threads)
     try:
         with disk_errors():
-            work_of(run.stage)(profile, run)
+            work_of(run.stage)(STAGES[run.stage].gets(run), run)
     except SageError:
         raise
     except Exception as error:  # libraries say in many ways that they could not write or read
@@ -232,39 +166,47 @@ def _work(profile: Profile, run: Run) -> None:
         raise
 
 
+def _renamed(stage: str) -> str:
+    """Return the name of a stage; ``evaluate`` is accepted for one more release."""
+    if stage != "evaluate":
+        return stage
+    print("the stage evaluate is now called evaluation", file=sys.stderr)
+    return "evaluation"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "; ".join(f"{stage.name}: {stage.about}" for stage in STAGES.values())
-    parser.add_argument("stage", choices=STAGES, help=about)
+    parser.add_argument("stage", choices=STAGES, type=_renamed, help=about)
     arguments.add_profile(parser)
     parser.add_argument("--run", help="do this run alone, in this process, such as grpo-s3407")
     arguments.add_yes(parser)
 
 
-def do(options: argparse.Namespace) -> None:
-    """A whole stage in workers, or with ``--run`` one run in this process."""
-    profile, stage = arguments.given_profile(options), STAGES[options.stage]
+def run_stage(options: argparse.Namespace) -> None:
+    """Do a whole stage in workers, or with ``--run`` a single run in this process."""
+    profile, stage = arguments.named_profile(options), STAGES[options.stage]
     plan.check_settings(profile)
     check_machine(profile)
-    one = None if options.run is None else _named(profile, stage, options.run)
+    alone = None if options.run is None else _named(profile, stage, options.run)
     rank = int(os.environ.get("RANK", 0))
     if rank == 0:
-        plan.before(profile, stage.runs(profile) if one is None else [one], options.yes)
-    if one is None:
+        plan.before(profile, stage.runs(profile) if alone is None else [alone], options.yes)
+    if alone is None:
         run(profile, stage.name)
         return
     if rank > 0:  # the first of several processes locks and prepares
-        while not one.done():
-            if one.is_prepared():
-                return _work(profile, one)
+        while not alone.done():
+            if alone.is_prepared():
+                return _work(profile, alone)
             time.sleep(0.1)
         return
-    with locked(one.lock) as mine:
+    with locked(alone.lock) as mine:
         if mine:
-            return make(profile, one)
+            return make(profile, alone)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise SageError(f"another process makes {one.name}: wait for its end, or end it")
-    print(f"{label_of(profile, one)}: another process makes it, waiting", flush=True)
-    with locked(one.lock, wait=True):
+        raise SageError(f"another process makes {alone.name}: wait for its end, or end it")
+    print(f"{label_of(profile, alone)}: another process makes it, waiting", flush=True)
+    with locked(alone.lock, wait=True):
         make(profile, _named(profile, stage, options.run))
 
 

@@ -42,10 +42,11 @@ def measure(profile: Profile, run: Run) -> dict:
     Writes moves.csv (docs/data_training.md): means over :data:`BLOCK` updates.
     """
     policy = runs.finished(profile, run.policy)
-    settings = rl.settings_of(profile, policy)
-    record = Record("replay", profile.name, run.fingerprint, settings["seed"], {"block": BLOCK})
+    assert policy.seed is not None
+    training = profile.training(policy.method, policy.seed)
+    record = Record("replay", profile.name, run.fingerprint, policy.seed, {"block": BLOCK})
     checkpoints, log = run.build / "checkpoints", run.build / "groups.jsonl"
-    trainer, tokenizer, _ = rl.trainer_of(profile, policy, checkpoints, Watched)
+    trainer, tokenizer, _ = rl.trainer_of(training, profile, checkpoints, Watched)
     assert isinstance(trainer, Watched)
     trainer.add_callback(StepLog(run.live_steps))
     trainer.add_callback(_Watch(trainer, log))

@@ -26,8 +26,8 @@ from sage_lib.algorithm import unsloth_first
 from sage_lib.algorithm.backend import SFTConfig, SFTTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
+from sage_lib.experiment.made_from import demonstrated
 from sage_lib.experiment.records import Record
-from sage_lib.experiment.run import demonstrated
 from sage_lib.experiment.runs import Run
 from sage_lib.experiment.settings import ROLLOUTS, Profile, Rft
 from sage_lib.files import append_line, read_lines, write_bytes, write_text

@@ -22,7 +22,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
-from sage_lib.experiment.settings import Profile
+from sage_lib.experiment.settings import Profile, Training
 from sage_lib.files import write_bytes
 from sage_lib.policy import loading
 from sage_lib.policy.loading import weights_hash
@@ -36,23 +36,24 @@ from sage_lib.training.callbacks import Collapse, StepLog, arguments, exact_log,
 from sage_lib.training.models import add_lora, load_model, merged
 
 
-def train(profile: Profile, run: Run) -> dict:
-    """Train one method from the SFT model; save the policy; returns the run record.
+def train(training: Training, run: Run) -> dict:
+    """Train one method from the SFT model; save the policy; return the run record.
 
-    A run that collapses is a result: its policy is kept, and the record's ``collapsed`` says at
-    which step and why.
+    The base, the problems and the machine's limits are those of ``run.profile``. A run that
+    collapses is a result: its policy is kept, and the record's ``collapsed`` says at which step
+    and why.
     """
+    profile, method = run.profile, training.method
     base = runs.finished(profile, runs.sft_run(profile))
-    chosen, settings = profile.methods[run.method], settings_of(profile, run)
-    if chosen.rft is not None:
+    if method.rft is not None:
         return rft.train(profile, run)
-    runs.require_entropies(profile, chosen.guide)
-    guide = None if chosen.guide is None else runs.guide_of(profile, chosen.guide)
-    kept = {"method": run.method, **dataclasses.asdict(chosen), "rl": settings, "q": repr(guide)}
-    kept["lora"] = profile.rl_lora if chosen.lora else None
-    record = Record("rl", profile.name, run.fingerprint, settings["seed"], kept)
+    runs.require_entropies(profile, method.guide)
+    guide = None if method.guide is None else runs.guide_of(profile, method.guide)
+    recorded = {"method": run.method, **dataclasses.asdict(method), "rl": training.rl}
+    recorded |= {"q": repr(guide), "lora": training.lora}
+    record = Record("rl", profile.name, run.fingerprint, training.rl["seed"], recorded)
     checkpoints = run.build / "checkpoints"
-    trainer, tokenizer, asked = trainer_of(profile, run, checkpoints)
+    trainer, tokenizer, asked = trainer_of(training, profile, checkpoints)
     trainer.add_callback(StepLog(run.live_steps))
     exact = exact_log(profile, run, tokenizer)
     if exact:
@@ -86,19 +87,13 @@ def save_policy(
     tokenizer.save_pretrained(run.model)
 
 
-def settings_of(profile: Profile, run: Run) -> dict[str, Any]:
-    """The section ``rl`` as a run has it, with its method's changes and its own seed."""
-    seed = profile.seeds[0] if run.seed is None else run.seed
-    return {**profile.rl, **profile.methods[run.method].rl, "seed": seed}
-
-
 def trainer_of(
-    profile: Profile, run: Run, checkpoints: Path, kind: type[SageTrainer] = SageTrainer
+    training: Training, profile: Profile, checkpoints: Path, kind: type[SageTrainer] = SageTrainer
 ) -> tuple[SageTrainer, PreTrainedTokenizerBase, list[Problem]]:
-    """The trainer of an RL run, from the base policy; its tokenizer, and the problems it asks."""
-    chosen, settings = profile.methods[run.method], settings_of(profile, run)
-    lora = profile.rl_lora if chosen.lora else None
-    checkpointing, base = settings["gradient_checkpointing"], runs.sft_run(profile).model
+    """Return the trainer of an RL run of ``profile``, its tokenizer and its problems. The trainer
+    starts from the base policy and writes to ``checkpoints``."""
+    method, rl, lora = training.method, training.rl, training.lora
+    checkpointing, base = rl["gradient_checkpointing"], runs.sft_run(profile).model
     fast = profile.compute.backend == "unsloth"
     if REPLACED and not fast:
         raise SageError(
@@ -107,25 +102,25 @@ def trainer_of(
         )
     model, tokenizer = load_model(profile, base, lora is None, checkpointing, fast)
     if lora is not None:
-        model = add_lora(model, lora, settings["seed"], checkpointing, fast)
-    asked = within_limit(profile, settings, tokenizer)
+        model = add_lora(model, lora, rl["seed"], checkpointing, fast)
+    asked = within_limit(profile, rl, tokenizer)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(asked, verifier)
-    given = between_draws(settings)
+    section = between_draws(rl)
     trainer = kind(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=reward(asked, verifier, chosen.reward),
-        guide=None if chosen.guide is None else runs.guide_of(profile, chosen.guide),
-        anchor=chosen.anchor if settings["beta"] else None,
-        advantage=chosen.advantage,
-        dynamic_sampling=chosen.dynamic_sampling,
+        reward_funcs=reward(asked, verifier, method.reward),
+        guide=None if method.guide is None else runs.guide_of(profile, method.guide),
+        anchor=method.anchor if rl["beta"] else None,
+        advantage=method.advantage,
+        dynamic_sampling=method.dynamic_sampling,
         merge_adapter=profile.compute.merge_adapter,
         trim_padding=profile.compute.trim_padding,
         share_prompts=profile.compute.share_prompts,
-        reference_reset=chosen.reference_reset,
+        reference_reset=method.reference_reset,
         train_dataset=Dataset.from_list(rows(asked)),
-        args=arguments(GRPOConfig, given, f"{profile.name}: rl", output_dir=str(checkpoints)),
+        args=arguments(GRPOConfig, section, f"{profile.name}: rl", output_dir=str(checkpoints)),
     )
     return trainer, tokenizer, asked
 
