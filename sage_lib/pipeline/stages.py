@@ -5,8 +5,8 @@ finished from the same settings is kept, and one that was ended goes on from its
 """
 
 import argparse
-import importlib
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -24,8 +24,8 @@ from sage_lib.pipeline import arguments, jobs, plan
 def work_of(stage: str) -> Callable[[Any, Run], Any]:
     """Return the function that does a run of a stage. No other module is imported: that of sft
     imports Unsloth, which on a GPU replaces TRL's classes."""
-    module, _, name = STAGES[stage].function.rpartition(".")
-    return getattr(importlib.import_module(f"sage_lib.{module}"), name)
+    function: Callable[[Any, Run], Any] = pkgutil.resolve_name(f"sage_lib.{STAGES[stage].function}")
+    return function
 
 
 class RunJob(jobs.Job):
@@ -117,8 +117,8 @@ def _named(profile: Profile, stage: Stage, name: str) -> Run:
 
 
 def make(profile: Profile, run: Run) -> None:
-    """Do a run, whose lock this process holds, unless it is done; a base or a policy that another
-    profile made from the same settings is taken."""
+    """Do a run, whose lock this process holds, unless it is done. Copy a base or a policy that
+    another profile made from the same settings."""
     if run.done():
         print(f"{label_of(profile, run)}: already made from the same settings, kept")
         return

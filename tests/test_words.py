@@ -1,0 +1,52 @@
+"""Names are nouns: participles and pronouns are no variables, parameters, functions or keys."""
+
+import ast
+
+import pytest
+
+from sage_lib.paths import ROOT
+
+WORDS = {
+    "found",
+    "one",
+    "own",
+    "chosen",
+    "given",
+    "asked",
+    "kept",
+    "told",
+    "every",
+    "beside",
+    "like",
+}
+#: What users type: keys of profiles, and an argument of results.load.
+PUBLIC = {"results.py": {"own"}, "settings.py": {"beside", "every"}, "made_from.py": {"every"}}
+PUBLIC |= {"compare.py": {"own"}, "publish.py": {"own"}, "guide_gain.py": {"asked", "found"}}
+FILES = [
+    *sorted((ROOT / "sage_lib" / "experiment").glob("*.py")),
+    *sorted((ROOT / "sage_lib" / "pipeline").glob("*.py")),
+]
+
+
+def names(source):
+    """The names that a module gives, with the keys of its dictionaries."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg | ast.keyword) and node.arg:
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Dict):
+            yield from (key.value for key in node.keys if isinstance(key, ast.Constant))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_name_is_a_participle_or_a_pronoun(path):
+    assert WORDS & {*names(path.read_text())} <= PUBLIC.get(path.name, set())
+
+
+def test_every_kind_of_name_is_read():
+    source = "def one(own, *, told=1):\n    found = {'kept': 1}\n"
+    source += "    self.like = f(given=[0 for asked in x])"
+    assert {*names(source)} >= {"one", "own", "told", "found", "kept", "like", "given", "asked"}
