@@ -10,7 +10,7 @@ from test_stages import calls, fake, starts, wait_for
 
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
-from sage_lib.experiment.grid import load_grid
+from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines
 from sage_lib.pipeline import cli, grid, jobs

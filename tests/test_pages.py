@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 
 import sage_lib
 from sage_lib import paths
-from sage_lib.experiment.grid import load_grid
+from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import cli
 

@@ -99,7 +99,7 @@ def test_own_results_beside_the_published_ones(own, capsys):
     finish(own, last, correct=50)
     found = compare.compare(own).set_index("result")
     assert found.loc["weights", "detail"].startswith("1 of 2 models are the same")
-    assert found.loc["pass@1", "verdict"] == "differs" and "1 of 2" in found.loc["pass@1", "detail"]
+    assert found.loc["pass@1", "outcome"] == "differs" and "1 of 2" in found.loc["pass@1", "detail"]
 
 
 def test_nothing_to_compare_says_so(own):

@@ -11,7 +11,7 @@ import torch
 from test_trainer import make, saved, trained
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.grid import load_grid
+from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import Model, load_profile
 from sage_lib.policy import loading
 from sage_lib.tasks import local_file

@@ -48,24 +48,24 @@ def base_training(run: Run) -> dict[str, Any]:
 def rl_training(run: Run) -> dict[str, Any]:
     """Return the base, the RL data, and the method with its section ``rl`` or ``rft``."""
     profile, evaluation = run.profile, run.profile.evaluation
-    resolved = profile.methods[run.method]
-    part = _policy(run) | _training_set(profile, profile.rl_data)
-    part["lora"] = profile.rl_lora if resolved.lora else None
+    training = profile.training(run.method, run.seed)
+    method = training.method
+    part = _policy(run) | _training_set(profile, profile.rl_data) | {"lora": training.lora}
     shown = [_content(data) for data in evaluation.data if not data.ood]
     part["evaluated"] = {"every": evaluation.every, "data": shown} if evaluation.every else {}
-    if resolved.rft is not None:
+    if method.rft is not None:
         rounds = profile.rft_of(run.method)
         if rounds.demonstrations is not None:
             part["data"] = _content(demonstrated(profile, rounds).sft_data)
         part["rft"] = {**canonical(rounds), "sft": _learning(rounds.sft)}
         part["rollouts"] = {key: profile.rl[key] for key in ROLLOUTS}
-        return {**part, "reward": resolved.reward, "seed": run.seed}
-    part["rl"] = _learning({**profile.rl_of(run.method), "seed": run.seed})
+        return {**part, "reward": method.reward, "seed": run.seed}
+    part["rl"] = _learning(training.rl)
     # How a method is shown teaches it nothing; nor does an anchor without a KL term.
-    anchor = resolved.anchor if part["rl"]["beta"] else "k3"
-    learned = dataclasses.replace(resolved, label="", family="main", rl={}, lora=True, seeds=None)
+    anchor = method.anchor if part["rl"]["beta"] else "k3"
+    learned = dataclasses.replace(method, label="", family="main", rl={}, lora=True, seeds=None)
     part["method"] = dataclasses.replace(learned, anchor=anchor)
-    part["entropies"] = _entropy_digest(profile, resolved.guide)
+    part["entropies"] = _entropy_digest(profile, method.guide)
     if profile.compute.backend != "trl":  # whose loss is not TRL's to the last digit
         part["backend"] = profile.compute.backend
     return part

@@ -17,7 +17,7 @@ from sage_lib.pipeline import arguments, plan
 def compare(profile: Profile) -> pd.DataFrame:
     """Compare a user's results with the published ones: weights, pass@k, and each table.
 
-    Returns columns result, verdict and detail. Raises SageError where nothing is published, or the
+    Returns columns result, outcome and detail. Raises SageError where nothing is published, or the
     user has no results.
     """
     if profile.name not in results.published():
@@ -31,7 +31,7 @@ def compare(profile: Profile) -> pd.DataFrame:
     for theirs in sorted(folders[1].glob("*.csv")):
         if (mine := folders[0] / theirs.name).is_file():
             rows.append((theirs.stem, *compare_tables(pd.read_csv(mine), pd.read_csv(theirs))))
-    return pd.DataFrame(rows, columns=["result", "verdict", "detail"])
+    return pd.DataFrame(rows, columns=["result", "outcome", "detail"])
 
 
 def compare_weights(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str]:
@@ -57,8 +57,8 @@ def compare_counts(local: pd.DataFrame, published: pd.DataFrame, k: int) -> tupl
         low, high = (float(end[0]) for end in bootstrap_interval(stored, resamples=1000, seed=0))
         within.append(low <= ours.mean() <= high)
         same = same and np.array_equal(ours, stored)
-    verdict = "identical" if same else "within its interval" if all(within) else "differs"
-    return verdict, f"{sum(within)} of {len(within)} values lie in the published intervals"
+    outcome = "identical" if same else "within its interval" if all(within) else "differs"
+    return outcome, f"{sum(within)} of {len(within)} values lie in the published intervals"
 
 
 def compare_tables(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, str]:

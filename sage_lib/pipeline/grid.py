@@ -15,7 +15,7 @@ from submitit.helpers import Checkpointable
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment.grid import Block, load_grid
+from sage_lib.experiment.blocks import Block, load_grid
 from sage_lib.experiment.profile import BASE
 from sage_lib.pipeline import arguments, jobs, plan, stages
 

@@ -22,8 +22,9 @@ WALK = ("04", "05", "06", "07")
 
 def _betas(profile: Profile) -> set[float]:
     """Return the values of beta with which the profile trains GRPO without a guide."""
-    plain = [m for m in profile.methods.values() if not (m.guide or m.rft or m.advantage)]
-    return {{**profile.rl, **method.rl}["beta"] for method in plain}
+    methods = profile.methods.items()
+    plain = [key for key, m in methods if not (m.guide or m.rft or m.advantage)]
+    return {profile.rl_of(key)["beta"] for key in plain}
 
 
 #: What a notebook may need of a profile, and how to tell that it is there. Any other word is a
