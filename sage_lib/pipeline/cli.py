@@ -8,7 +8,7 @@ sage-companion figures                      draw all published figures and table
 sage-companion notebooks --check            do the notebooks still say what is stored in them?
 sage-companion compare --profile smoke      own results beside the published ones
 sage-companion publish --profile smoke      put own results in the place of the published ones
-sage-companion guide-gain --profile smoke   what would a guide do for a base, before training?
+sage-companion guide-gain --profile smoke   what would a guide do to the optimum of a base?
 sage-companion pass-at-k FILE FILE          curves of samples in files, and their difference
 """
 
