@@ -1,4 +1,4 @@
-"""What would a guide do to the optimum of a model? Samples of the model tell, without training.
+"""Tell what a guide would do to the optimum of a model. Samples of the model suffice.
 
 Draws completions of the base, judges them, and prints for each guide by how much it moves the
 log-odds of a right completion at the optimum of eq. 4. What was drawn is kept: the same command
