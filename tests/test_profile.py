@@ -238,7 +238,7 @@ def test_what_is_held_out_follows_the_training_set_in_one_process():
     few, many = (
         dataclasses.replace(
             profile.rl_data,
-            settings=dataclasses.replace(profile.rl_data.settings, fewest=n, most=n),
+            task=dataclasses.replace(profile.rl_data.task, fewest=n, most=n),
         )
         for n in (3, 5)
     )
