@@ -33,6 +33,8 @@ def make(cls: type[T], raw: Any, where: str) -> T:
         return cls(**raw)
     except ValidationError as error:
         raise refusal(error, where, inspect.signature(cls).parameters) from None
+    except SageError as error:
+        raise SageError(f"{where}: {error}") from None
 
 
 def refusal(error: ValidationError, where: str, known: Iterable[str] = ()) -> SageError:

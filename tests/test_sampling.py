@@ -183,7 +183,7 @@ def test_samples_of_other_settings_are_refused_and_not_returned(model, tmp_path)
         with pytest.raises(SageError, match="of both/a that were drawn otherwise"):
             draw(model, tmp_path / "s", other)
         with pytest.raises(SageError, match="drawn otherwise"):
-            draw(model, tmp_path / "new", other, beside=[tmp_path / "s"])
+            draw(model, tmp_path / "new", other, other_paths=[tmp_path / "s"])
     assert (tmp_path / "s").read_bytes() == before
 
 

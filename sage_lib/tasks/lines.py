@@ -94,7 +94,7 @@ def text(place: str, value: Any, content: str) -> str:
 
 
 def add_id(place: str, identity: str, ids: set[str]) -> None:
-    """Add an id to those of the lines above.
+    """Add an id to the ids of the lines above.
 
     Args:
         place: of the line, for errors.

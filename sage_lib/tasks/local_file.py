@@ -113,7 +113,7 @@ def _function(judge: str) -> Callable[[str, str], bool]:
 
 @lru_cache(maxsize=8)
 def _read_once(task: LocalFile, changed: int, size: int) -> tuple[Problem, ...]:
-    """Return the problems of the file that was changed at that time and has that size."""
+    """Return the problems of a file. Its time and size tell a changed file from the cached one."""
     problems, ids, label = list[Problem](), set[str](), task.display_label
     for place, line in lines.read(task.file.name, task.file.read_bytes()):
         question = lines.cell(place, line, task.question, "question")

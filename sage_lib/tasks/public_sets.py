@@ -1,8 +1,7 @@
 """Public data sets by name: fetched at a pinned revision, or read from a local folder with the same
 files. Checksums decide.
 
-Set ``SAGE_DATA`` to a folder laid out as :data:`SOURCES` names the files; what is not there is
-fetched.
+Set ``SAGE_DATA`` to a folder with the files that :data:`SOURCES` names. Missing files are fetched.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def check(puzzle: Puzzle, text: str) -> Check:
     """Check a completion, which follows the generation prompt, step by step.
 
     It is valid where every step is true arithmetic on the digits in the way that it names, the last
-    step reaches the target, and the answer is the expression of those steps and nothing else.
+    step reaches the target, and the answer is the expression of these steps and nothing else.
     """
     work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)
     words, answer = work.split(), rest.strip()
