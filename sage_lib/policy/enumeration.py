@@ -9,7 +9,6 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from sage_lib.algorithm.token_probabilities import entropies_of, log_probabilities
-from sage_lib.errors import SageError
 
 #: Prefixes that are carried on in one forward pass.
 AT_A_TIME = 1024
@@ -42,14 +41,12 @@ def enumerate_completions(
         model: the policy.
         prompt: its token ids.
         end: id of the end token.
-        floor: the least probability.
+        floor: the least probability, above 0.
         longest: completions with this many tokens and no end token are left out.
 
     Returns:
         All completions from the floor on.
     """
-    if not 0 < floor < 1:
-        raise SageError(f"the floor is a probability between 0 and 1, not {floor}")
     device, bound = model.device, math.log(floor)
     start = torch.tensor([prompt], device=device)
     complete: list[tuple[torch.Tensor, ...]] = []

@@ -267,23 +267,18 @@ def read_samples(
     keys = [(problem.dataset, problem.id) for problem in problems]
     known: dict[tuple[str, str], dict[int, dict[str, Any]]] = {key: {} for key in keys}
     expected = dict(zip(keys, made_from, strict=True)) if made_from is not None else {}
-    named = {"dataset", "problem", "number", "made_from"}
-    drawn = {"completion", "ids", "tokens", "finished"}
+    fields = {"dataset", "problem", "number", "made_from"}
+    fields |= {"completion", "ids", "tokens", "finished"}
     for path in paths:
         file = f"{path.parent.name}/{path.name}"
         for row in read_lines(path):
-            if missing := (named | drawn) - row.keys():
-                raise SageError(f"{file} holds a row without {min(missing)}: move it away")
-            key, number = (row["dataset"], row["problem"]), row["number"]
-            if key not in known or not 0 <= number < samples:
+            key = (str(row.get("dataset")), str(row.get("problem")))
+            number = row.get("number", -1)
+            fits = row.keys() >= fields and key in known and 0 <= number < samples
+            if not fits or row["made_from"] != expected.setdefault(key, row["made_from"]):
                 raise SageError(
-                    f"{file} holds sample {number} of {'/'.join(key)}, which these settings do "
-                    "not ask for: move it away"
-                )
-            if row["made_from"] != expected.setdefault(key, row["made_from"]):
-                raise SageError(
-                    f"{file} holds samples of {'/'.join(key)} that were drawn otherwise (settings, "
-                    "engine, model or prompt): move it away"
+                    f"{file} holds sample {number} of {key[0]}/{key[1]}, drawn otherwise (another "
+                    "problem, prompt, model, engine or setting): move it away"
                 )
             known[key][number] = row
     return known

@@ -9,11 +9,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from sage_lib.errors import SageError
 from sage_lib.experiment.problems import rl_problems
 from sage_lib.experiment.profile import Model, load_profile
 from sage_lib.tasks.prompts import CHAT_TEMPLATE, MARKERS, SYSTEM_PROMPT, messages
 from sage_lib.tasks.puzzles import OPERATORS, WAYS
+from sage_lib.validation import unknown
 
 NAME = "tiny_qwen"
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -63,7 +63,7 @@ def check_architecture(model: Model) -> None:
         known -= {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
     for key, value in (model.architecture or {}).items():
         if value is not None and key not in known:
-            raise SageError(f"model.architecture of {model.name} has no {key!r}: correct it")
+            raise unknown(f"{model.name}: model.architecture", key, known, owner="Qwen2Config")
 
 
 def create(folder: Path, model: Model, more: Sequence[str] = ()) -> None:

@@ -45,35 +45,21 @@ def _csv_lines(name: str, text: str) -> list[Line]:
     lines = []
     try:
         for row in reader:
-            place = f"{name}:{reader.line_num}"
             if None in row or None in row.values():
-                raise SageError(
-                    f"{place} has another number of columns than the first line: "
-                    "put quotation marks around values with commas"
-                )
-            lines.append((place, row))
+                raise csv.Error("another number of columns than in the first line")
+            lines.append((f"{name}:{reader.line_num}", row))
     except csv.Error as error:
         raise SageError(
-            f"{name}, line {reader.reader.line_num} is not valid CSV ({error}): correct it"
+            f"{name}, line {reader.reader.line_num} is not valid CSV ({error}): correct it, with "
+            "quotation marks around values with commas"
         ) from None
     return lines
 
 
 def cell(place: str, row: dict[str, Any], column: str, content: str) -> str:
-    """Return the text in a column.
-
-    Args:
-        place: of the row, for errors.
-        row: column -> value.
-        column: which is read.
-        content: what the column holds, such as "gold answer", for errors.
-
-    Returns:
-        As :func:`text`. SageError where the column is missing or the text is empty.
-    """
-    if column not in row:
-        raise SageError(f"{place}: the column {column!r} is missing; it has {', '.join(row)}")
-    return text(place, row[column], content)
+    """Return the text in a column of a row, if any; the other Args are as in :func:`text`."""
+    content += f" (column {column!r}; there are {', '.join(row)})"
+    return text(place, row.get(column), content)
 
 
 def text(place: str, value: Any, content: str) -> str:

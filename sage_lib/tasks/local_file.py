@@ -77,15 +77,13 @@ class LocalFile(Task):
             return None
         try:
             verdict = answer is not None and _function(problem.detail)(problem.gold, answer)
+            if not isinstance(verdict, (bool, np.bool_)):
+                raise TypeError(f"it must return True or False, not {verdict!r}")
         except Exception as error:
             raise SageError(
                 f"the judge {problem.detail} raised {error!r} for the gold {problem.gold!r} and "
                 f"the answer {answer!r}: let it return False for answers that it cannot read"
             ) from error
-        if not isinstance(verdict, (bool, np.bool_)):
-            raise SageError(
-                f"the judge {problem.detail} must return True or False, not {verdict!r}"
-            )
         return bool(verdict)
 
     @classmethod
