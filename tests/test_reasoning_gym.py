@@ -141,25 +141,6 @@ def graph_of(question):
     return graph_color.Graph(int(vertices), int(colors), tuple(sorted(pairs)))
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [("graph_color", {"fewest": 3}), *(("reasoning_gym", {"dataset": one}) for one in SMOKE)],
-)
-def test_problems_are_reproducible_and_disjoint_from_what_is_excluded(name, given):
-    task = make_task(name, given)
-    first = task.problems(20, 7)
-    questions = {p.question for p in first}
-    assert first == task.problems(20, 7) and len(questions) == 20
-    rest = task.problems(20, 7, frozenset(questions))
-    assert not questions & {p.question for p in rest}
-    assert all(task.could_draw(p) for p in first)
-    assert not task.could_draw(Problem("1", "aime", "How many?", "7", "aime"))
-    neighbour = {p.question for p in task.problems(20, 8)}
-    assert len(neighbour & questions) < 15, "the package makes entry 1 of seed 7 as entry 0 of 8"
-    with pytest.raises(SageError, match=f"{name} has no revisions"):
-        task.problems(1, 7, revision="main")
-
-
 def test_problems_are_the_same_in_another_process():
     code = f"""
 from sage_lib.tasks.table import make_task, task_of
