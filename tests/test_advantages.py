@@ -265,13 +265,13 @@ def test_every_shaper_is_built_by_its_name_and_parameters(name):
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [
-        ("ppl", "mine: there is no advantage 'ppl': choose one of perplexity, position"),
-        ({"alpha": 1}, "mine: there is no advantage None: choose one of perplexity"),
-        ({"name": "position", "beta": 1}, "mine.beta: no such parameter; there are gamma"),
-        ({"name": "position", "direction": 0}, "mine.direction: .*, not 0"),
+        ("ppl", "mine: there is no advantage 'ppl'; choose one of perplexity, position"),
+        ({"alpha": 1}, "mine: there is no advantage None; choose one of perplexity"),
+        ({"name": "position", "beta": 1}, "mine: beta is unknown; choose one of gamma"),
+        ({"name": "position", "direction": 0}, "mine: direction: .*, not 0"),
         ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
-        ({"name": "pass_at_k", "k": 2.5}, "mine.k: .*, not 2.5"),
-        ({"name": "kl_cov", "share": -1}, "mine.share: .*, not -1"),
+        ({"name": "pass_at_k", "k": 2.5}, "mine: k: .*, not 2.5"),
+        ({"name": "kl_cov", "share": -1}, "mine: share: .*, not -1"),
     ],
 )
 def test_what_no_advantage_can_have_is_one_sentence(choice, reason):

@@ -114,8 +114,8 @@ def lines(rows):
 
 
 def read_problems(path):
-    chosen = local_file.Settings(path=str(path), id="id")
-    for problem in local_file.problems(chosen, 10, 0):
+    chosen = local_file.LocalFile(path=str(path), id="id")
+    for problem in chosen.problems(10, 0):
         assert problem.question and problem.gold and problem.id, "an empty problem was taken"
 
 

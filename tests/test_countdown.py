@@ -25,8 +25,8 @@ FIVE = tuple(PYTHON)
 
 def drawn(seed, digits, limit, kind, count, operators=puzzles.OPERATORS):
     given = {"limit": limit, "kinds": {kind: 1.0}, "operators": operators}
-    settings = countdown.Settings(fewest=digits, most=digits, **given)
-    return [problem.detail for problem in countdown.problems(settings, count, seed)]
+    task = countdown.Countdown(fewest=digits, most=digits, **given)
+    return [problem.detail for problem in task.problems(count, seed)]
 
 
 def bracketings(digits, operators="+-*"):
@@ -95,11 +95,12 @@ def test_all_sequences_that_reach_a_target_are_counted_by_running_values(way):
         assert puzzles.targets(puzzle.digits, way, 50, FIVE) == set(ways_to)
 
 
-@pytest.mark.parametrize("rare_share", [0.5, None])
-def test_work_with_more_operators_holds(rare_share):
+@pytest.mark.parametrize("aimless", [False, True])
+def test_work_with_more_operators_holds(aimless):
     rng, used = random.Random(1), set()
     for puzzle in drawn(4, 6, 50, "both", 100, FIVE):
-        work, answer = countdown.demonstration(puzzle, rare_share, rng)
+        draw = countdown.aimless_work if aimless else countdown.aimed_work
+        work, answer = draw(puzzle, rng) if aimless else draw(puzzle, 0.5, rng)
         numbers, value = puzzles.parse(answer, FIVE)
         steps = work[2:].split(" , ")
         used |= {step.split()[1] for step in steps}
@@ -110,29 +111,16 @@ def test_work_with_more_operators_holds(rare_share):
     assert used == set(FIVE)
 
 
-def test_one_way_problems_of_many_digits_are_refused():
-    assert countdown.Settings(most=8).most == 8
-    with pytest.raises(SageError, match="at most 6 digits, not 7"):
-        countdown.Settings(most=7, kinds={"both": 0.5, "reverse": 0.5})
-
-
-def test_the_stream_is_seeded_distinct_and_avoids_what_it_is_told_to():
-    settings = countdown.Settings()
-    first = countdown.problems(settings, 200, 7)
-    assert first == countdown.problems(settings, 200, 7)
-    held = frozenset(p.question for p in first[:100])
-    others = {p.question for p in countdown.problems(settings, 200, 7, held)}
-    assert len({p.id for p in first}) == len({p.question for p in first}) == len(others) == 200
-    assert not held & others
+def test_a_stream_that_runs_out_says_so():
     with pytest.raises(SageError, match="no new problem"):
         drawn(0, 2, 3, "both", 500)
 
 
 def test_demonstrations_are_valid_and_take_the_rare_way_at_the_given_share():
-    settings = countdown.Settings(rare_share=0.1)
+    task = countdown.Countdown(rare_share=0.1)
     rare = 0
-    made = countdown.problems(settings, 2000, 1)
-    worked = countdown.demonstrations(settings, 2000, 1, count_tokens=len, max_seq_length=1)
+    made = task.problems(2000, 1)
+    worked = task.demonstrations(2000, 1, count_tokens=len, max_seq_length=1)
     for problem, example in zip(made, worked, strict=True):
         assert problem.question == example.question
         check = puzzles.check(problem.detail, text(example.working, example.answer))
@@ -151,32 +139,38 @@ def test_demonstrations_are_valid_and_take_the_rare_way_at_the_given_share():
     ],
 )
 def test_demonstrations_that_cannot_be_made_say_why(given, words):
-    settings = countdown.Settings(**given)
+    task = countdown.Countdown(**given)
     with pytest.raises(SageError, match=words):
-        countdown.demonstrations(settings, 20, 1, count_tokens=len, max_seq_length=1)
+        task.demonstrations(20, 1, count_tokens=len, max_seq_length=1)
 
 
 def test_one_way_problems_can_be_demonstrated_in_their_way():
-    settings = countdown.Settings(kinds={"reverse": 1.0}, rare_share=1.0)
-    worked = countdown.demonstrations(settings, 20, 1, count_tokens=len, max_seq_length=1)
+    task = countdown.Countdown(kinds={"reverse": 1.0}, rare_share=1.0)
+    worked = task.demonstrations(20, 1, count_tokens=len, max_seq_length=1)
     assert {example.working[0] for example in worked} == {"R"}
 
 
+def test_the_first_half_of_the_demonstrations_has_its_own_share():
+    task = countdown.Countdown(rare_share=0.0, early_rare_share=1.0)
+    worked = task.demonstrations(9, 1, count_tokens=len, max_seq_length=1)
+    assert [example.working[0] for example in worked] == ["R"] * 4 + ["L"] * 5
+
+
 def test_what_could_be_drawn_is_a_question_with_as_many_digits():
-    three = countdown.Settings(fewest=2, most=3)
+    three = countdown.Countdown(fewest=2, most=3)
     for digits, expected in ((3, True), (4, False), (2, True)):
-        [problem] = countdown.problems(countdown.Settings(fewest=digits, most=digits), 1, 0)
-        assert countdown.could_draw(three, problem) is expected
+        [problem] = countdown.Countdown(fewest=digits, most=digits).problems(1, 0)
+        assert three.could_draw(problem) is expected
     in_a_file = Problem("1", "mine", "reach 9 from 2 3 4", "9", "file", "math")
-    assert countdown.could_draw(three, in_a_file)
+    assert three.could_draw(in_a_file)
 
 
 def test_other_words_ask_the_same_puzzles_which_the_usual_words_hold_out():
-    usual = countdown.problems(countdown.Settings(), 20, 3)
-    other = countdown.problems(countdown.Settings(verb="find"), 20, 3)
+    usual = countdown.Countdown().problems(20, 3)
+    other = countdown.Countdown(verb="find").problems(20, 3)
     assert [p.detail for p in other] == [p.detail for p in usual]
     assert {p.question.split()[0] for p in other} == {"find"} and other[0].gold == usual[0].gold
-    assert not any(countdown.could_draw(countdown.Settings(), p) for p in other)
+    assert not any(countdown.Countdown().could_draw(p) for p in other)
     for name in ("smoke", "laptop", "study"):
         profile = load_profile(name)
         asked = problems.evaluation_problems(profile, ood=True)
@@ -239,16 +233,16 @@ def test_work_without_its_end_or_with_a_number_too_long_is_not_valid():
 )
 def test_measures(work, correct, true):
     problem = Problem("1", "both", PROBLEM.question, "54", "countdown", PROBLEM)
-    found = countdown.measures(problem, text(work, ANSWER), correct)
+    found = countdown.Countdown.measures(problem, text(work, ANSWER), correct)
     assert {name for name, value in found.items() if value} == true
-    assert set(found) >= {*countdown.LOGGED, *countdown.COUNTED}
+    assert set(found) >= {*countdown.Countdown.LOGGED, *countdown.Countdown.COUNTED}
 
 
 def test_the_rare_way_is_measured_apart():
-    [problem] = countdown.problems(countdown.Settings(), 1, 0)
+    [problem] = countdown.Countdown().problems(1, 0)
     measured = [
-        countdown.measures(problem, text(working, answer), True)
-        for way, working, answer in countdown.completions(problem)
+        countdown.Countdown.measures(problem, text(working, answer), True)
+        for way, working, answer in countdown.Countdown.completions(problem)
         if way == "R"
     ]
     assert measured and all(found["valid_rare"] and found["rare"] for found in measured)
@@ -259,9 +253,11 @@ def test_the_rare_way_is_measured_apart():
 @pytest.mark.parametrize("kind", countdown.KINDS)
 def test_valid_completions_are_all_that_the_step_checker_accepts(kind, operators):
     given = {"limit": 30, "kinds": {kind: 1.0}, "operators": operators}
-    for problem in countdown.problems(countdown.Settings(fewest=3, most=3, **given), 20, 5):
+    for problem in countdown.Countdown(fewest=3, most=3, **given).problems(20, 5):
         puzzle = problem.detail
-        listed = [text(working, answer) for _, working, answer in countdown.completions(problem)]
+        listed = [
+            text(working, answer) for _, working, answer in countdown.Countdown.completions(problem)
+        ]
         assert listed and len(set(listed)) == len(listed)
         assert all(puzzles.check(puzzle, completion).valid for completion in listed)
         x, y, z = puzzle.digits
@@ -287,6 +283,11 @@ def test_a_running_value_beyond_the_limit_is_not_valid():
     for limit, valid in ((50, False), (71, False), (72, True)):
         puzzle = puzzles.Puzzle((9, 8, 9, 9, 9), 45, "forward", limit)
         assert puzzles.check(puzzle, text(work, answer)) == puzzles.Check("L", valid)
-    problem = countdown.problems(countdown.Settings(kinds={"forward": 1.0}), 50, 1)
-    words = {w for p in problem for _, work, _ in countdown.completions(p) for w in work.split()}
+    problem = countdown.Countdown(kinds={"forward": 1.0}).problems(50, 1)
+    words = {
+        w
+        for p in problem
+        for _, work, _ in countdown.Countdown.completions(p)
+        for w in work.split()
+    }
     assert {int(word) for word in words if word.isdigit()} <= set(range(51))

@@ -18,7 +18,7 @@ from sage_lib.tasks import countdown
 from sage_lib.training import callbacks
 from sage_lib.training.callbacks import ExactLog
 
-SETTINGS = countdown.Settings(fewest=3, most=5, limit=50)
+SETTINGS = countdown.Countdown(fewest=3, most=5, limit=50)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def tokenizer(tiny_model):
 
 
 def test_a_batch_of_problems_has_the_probabilities_of_each_alone(model, tokenizer, monkeypatch):
-    asked = countdown.problems(SETTINGS, 6, 1)
+    asked = SETTINGS.problems(6, 1)
     together = scoring.valid_probabilities(model, tokenizer, asked)
     assert len({len(problem.detail.digits) for problem in asked}) > 1, "of unequal length"
     monkeypatch.setattr(scoring, "LOGITS", 1)
@@ -53,7 +53,7 @@ def test_the_summary_sums_over_completions_and_averages_over_problems():
 def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mode(
     model, tokenizer, tmp_path
 ):
-    asked = countdown.problems(SETTINGS, 3, 1)
+    asked = SETTINGS.problems(3, 1)
     log = ExactLog(tmp_path / "exact.jsonl", tokenizer, asked, every=2)
     model.train()
     torch.manual_seed(0)
@@ -76,7 +76,7 @@ def test_what_is_measured_before_the_first_step_is_measured_once(
     model, tokenizer, tmp_path, monkeypatch
 ):
     """And anew where the file is damaged."""
-    asked, start = countdown.problems(SETTINGS, 3, 1), tmp_path / "start.json"
+    asked, start = SETTINGS.problems(3, 1), tmp_path / "start.json"
     counted = []
     made = callbacks.valid_probabilities
     monkeypatch.setattr(
@@ -113,7 +113,7 @@ def test_every_valid_completion_fits_the_length_limits(name, tokenizer):
     lengths = {}
     for problem in problems.evaluation_problems(profile):
         prompt = len(loading.encode(tokenizer, problem.question))
-        for _, working, answer in countdown.completions(problem):
+        for _, working, answer in countdown.Countdown.completions(problem):
             whole = scoring._conversation(tokenizer, problem.question, working, answer)
             assert len(whole) <= profile.model.max_seq_length
             lengths.setdefault(len(problem.detail.digits), set()).add(len(whole) - prompt)
@@ -129,7 +129,7 @@ def learned(model, tokenizer, problem):
     start = len(loading.encode(tokenizer, problem.question))
     turns = [
         scoring._conversation(tokenizer, problem.question, working, answer)
-        for way, working, answer in countdown.completions(problem)
+        for way, working, answer in countdown.Countdown.completions(problem)
         for _ in range(3 if way == "L" else 1)
     ]
     ids = torch.tensor(turns)
@@ -148,7 +148,7 @@ def learned(model, tokenizer, problem):
 def test_exact_probabilities_are_the_frequencies_of_samples(model, tokenizer):
     """Two ways that share no code: listed completions scored in one pass, against 20,000 samples
     at temperature 1, token by token, read by the step checker."""
-    [problem] = countdown.problems(countdown.Settings(fewest=3, most=3, limit=50), 1, 1)
+    [problem] = countdown.Countdown(fewest=3, most=3, limit=50).problems(1, 1)
     learner = learned(model, tokenizer, problem)
     table = scoring.valid_probabilities(learner, tokenizer, [problem])
     exact = np.exp(table["logp"]).groupby(table["way"]).sum()

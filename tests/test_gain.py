@@ -138,7 +138,7 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
     profile = load_profile(guide_gain.of_model(argparse.Namespace(**given)))
     assert profile.model.name == "some/model" and not profile.methods and not profile.rl
     assert [run.name for run in runs.every_run(profile)] == ["sft", "eval-sft"]
-    assert profile.evaluation.data[0].settings.gold == "gold"
+    assert profile.evaluation.data[0].task.gold == "gold"
     with pytest.raises(SageError, match="is no file"):
         guide_gain.of_model(argparse.Namespace(**{**given, "data": "nowhere.csv"}))
     with pytest.raises(SageError, match=r"no folder '\./nothere' with a model"):

@@ -60,7 +60,7 @@ def test_what_a_profile_takes_from_paper_is_what_it_would_make_itself():
 
 def test_the_two_problems_of_appendix_j_are_taken_by_their_ids(monkeypatch):
     data = load_profile("paper_perplexity").evaluation.data[0]
-    ids = [*data.settings.only, "another"]
+    ids = [*data.task.only, "another"]
     there = [Problem(name, "aime", f"question {name}", "1", "aime") for name in ids]
     monkeypatch.setattr(public_sets, "load", lambda *given: there)
     assert [problem.id for problem in problems.load(data)] == ids[:2]

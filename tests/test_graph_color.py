@@ -22,7 +22,7 @@ def tiny(tmp_path_factory):
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     model = Model(tiny_qwen.NAME, 128, seed=0, architecture=shape, largest_number=9)
     folder = tmp_path_factory.mktemp("tiny_graphs")
-    assert loading.starting_point(model, folder, graph_color.Settings().words) == folder
+    assert loading.starting_point(model, folder, graph_color.GraphColor().words) == folder
     return AutoModelForCausalLM.from_pretrained(folder).eval(), loading.load_tokenizer(
         model, folder
     )
@@ -71,11 +71,11 @@ def test_words_of_a_task_leave_the_ids_of_all_others_as_they_were():
 
 def test_the_tiny_model_can_write_all_right_answers_and_their_mass_is_exact(tiny):
     model, tokenizer = tiny
-    asked = graph_color.problems(colored(fewest=3), 3, 1)
+    asked = colored(fewest=3).problems(3, 1)
     table = scoring.valid_probabilities(model, tokenizer, asked)
-    assert len(table) == sum(len(graph_color.completions(p)) for p in asked)
+    assert len(table) == sum(len(graph_color.GraphColor.completions(p)) for p in asked)
     for problem in asked:
-        listed = graph_color.completions(problem)
+        listed = graph_color.GraphColor.completions(problem)
         own = table[table["problem"] == problem.id].reset_index()
         for number in random.Random(0).sample(range(len(listed)), 3):
             way, work, answer = listed[number]
@@ -98,8 +98,10 @@ def test_the_tiny_model_can_write_all_right_answers_and_their_mass_is_exact(tiny
 
 def test_the_answer_must_be_the_coloring_of_the_work():
     """Both colorings are right, and each is valid with its own answer alone."""
-    [problem] = graph_color.problems(colored(fewest=3), 1, 1)
-    (_, first_work, first_answer), (_, work, answer), *_ = graph_color.completions(problem)
+    [problem] = colored(fewest=3).problems(1, 1)
+    (_, first_work, first_answer), (_, work, answer), *_ = graph_color.GraphColor.completions(
+        problem
+    )
     valid = {
         pair: graph_color.check(
             problem.detail, prompts.answer_turn(*pair).removeprefix(prompts.WORK_START)

@@ -31,7 +31,7 @@ def says(statement, roles):
 
 @pytest.mark.parametrize("people", [2, 3, 5, 8])
 def test_every_puzzle_has_the_gold_answer_as_its_only_solution(people):
-    made = knights_knaves.problems(knights_knaves.Settings(people=people), 12, seed=7)
+    made = knights_knaves.KnightsKnaves(people=people).problems(12, seed=7)
     assert len({p.question for p in made}) == len({p.id for p in made}) == 12
     shape = {"n_people": people, "depth_constraint": 2, "width_constraint": 2}
     generator = reasoning_gym.create_dataset("knights_knaves", **shape, size=2**31 - 1, seed=7)
@@ -45,19 +45,13 @@ def test_every_puzzle_has_the_gold_answer_as_its_only_solution(people):
             if all(says(s, roles) == roles[i] for i, s in enumerate(statements))
         ]
         assert solutions == [tuple(entry["metadata"]["solution"])]
-        assert knights_knaves.correct(puzzle.gold, puzzle.gold)
-
-
-def test_puzzles_are_a_function_of_their_seed():
-    three = knights_knaves.Settings(people=3)
-    first = knights_knaves.problems(three, 5, 1)
-    assert first == knights_knaves.problems(three, 5, 1) != knights_knaves.problems(three, 5, 2)
+        assert knights_knaves.is_solution(puzzle.gold, puzzle.gold)
 
 
 def test_there_is_nothing_to_learn_from():
-    three = knights_knaves.Settings(people=3)
+    three = knights_knaves.KnightsKnaves(people=3)
     with pytest.raises(SageError, match="no worked answers"):
-        knights_knaves.demonstrations(three, 5, 1, count_tokens=len, max_seq_length=9)
+        three.demonstrations(5, 1, count_tokens=len, max_seq_length=9)
 
 
 GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
@@ -97,7 +91,7 @@ GOLD = "Emma is a knight, Liam is a knave, and Mia is a knight."
     ],
 )
 def test_scores(answer, expected):
-    assert knights_knaves.correct(GOLD, answer) is expected
+    assert knights_knaves.is_solution(GOLD, answer) is expected
 
 
 ROLES = [tuple(word.split()[1] for word in pair) for pair in KNIGHT_KNAVE_PAIRS]
@@ -140,7 +134,7 @@ def test_the_true_solution_in_any_order_and_dress_is_right(puzzle, rng):
     rng.shuffle(statements)
     answer = rng.choice([", ", " and ", ", and ", "; ", ".\n", ") ("]).join(statements)
     answer = rng.choice([str, str.lower, str.upper])(answer)
-    assert knights_knaves.correct(gold, answer) and knights_knaves.correct(gold, gold)
+    assert knights_knaves.is_solution(gold, answer) and knights_knaves.is_solution(gold, gold)
 
 
 @settings(max_examples=150, deadline=None)
@@ -153,7 +147,7 @@ def test_another_solution_is_wrong(puzzle, data):
     for answer in (other, renamed, solution[1:] + other[:1], solution[:-1]):
         right = dict(answer) == dict(solution)
         text = ", ".join(f"{person} is a {role}" for person, role in answer)
-        assert knights_knaves.correct(written(solution), text) is right
+        assert knights_knaves.is_solution(written(solution), text) is right
         assert not right or by_reasoning_gym(written(solution), text), "a second opinion"
 
 
@@ -175,7 +169,7 @@ def test_the_true_solution_with_anything_beside_it_is_wrong(puzzle, data):
     if sorted(answer.replace(",", " ").replace(".", " ").replace(" and ", " ").split()) != sorted(
         " ".join(f"{person} is a {role}" for person, role in solution).split()
     ):
-        assert not knights_knaves.correct(written(solution), answer)
+        assert not knights_knaves.is_solution(written(solution), answer)
 
 
 @settings(max_examples=300, deadline=None)
@@ -189,4 +183,4 @@ def test_a_word_more_or_less_is_wrong(puzzle, data):
     new = data.draw(st.sampled_from(["", words[place] * 2, f"{words[place]} " * 2, *vocabulary]))
     changed = words[:place] + new.split() + words[place + 1 :]
     harmless = changed == words or (new == "" and words[place] == "a")
-    assert knights_knaves.correct(written(solution), " ".join(changed)) is harmless
+    assert knights_knaves.is_solution(written(solution), " ".join(changed)) is harmless

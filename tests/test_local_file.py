@@ -5,10 +5,10 @@ import json
 import pytest
 
 from sage_lib.errors import SageError
-from sage_lib.tasks import judging, local_file
+from sage_lib.tasks import judging
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import answer_turn
-from sage_lib.tasks.table import check_settings
+from sage_lib.tasks.table import make_task
 from sage_lib.tasks.verifier import Verifier
 
 JSONL = (
@@ -38,35 +38,35 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def settings(folder, **given):
-    return check_settings("file", {"path": "my.jsonl", "question": "problem", **given}, {}, folder)
+def task(folder, **given):
+    return make_task("file", {"path": "my.jsonl", "question": "problem", **given}, {}, folder)
 
 
 @pytest.mark.parametrize("path", ["my.jsonl", "my.csv"])
 def test_both_formats(folder, path):
-    chosen = settings(folder, path=path, id="key", working="steps")
-    made = local_file.problems(chosen, 9, 0)
+    chosen = task(folder, path=path, id="key", working="steps")
+    made = chosen.problems(9, 0)
     assert [(p.id, p.dataset, p.question, p.gold) for p in made] == [
         ("a", "my", "1 + 1?", "2"),
         ("b", "my", "half of 1?", "1/2"),
     ]
-    assert [p.id for p in local_file.problems(settings(folder, path=path), 1, 0)] == ["1"]
-    rest = local_file.problems(chosen, 9, 0, frozenset(["1 + 1?"]))
+    assert [p.id for p in task(folder, path=path).problems(1, 0)] == ["1"]
+    rest = chosen.problems(9, 0, frozenset(["1 + 1?"]))
     assert [p.id for p in rest] == ["b"]
-    learned = local_file.demonstrations(chosen, 9, 0, count_tokens=len, max_seq_length=34)
+    learned = chosen.demonstrations(9, 0, count_tokens=len, max_seq_length=34)
     assert (learned[0].working, learned[0].answer) == ("one and one", "2")
     assert len(learned) == 1 + (path == "my.jsonl"), "the quotation marks are too long"
-    absolute = settings("/elsewhere", path=str(folder / path))
-    assert len(local_file.problems(absolute, 9, 0)) == 2
+    absolute = task("/elsewhere", path=str(folder / path))
+    assert len(absolute.problems(9, 0)) == 2
 
 
 def test_a_function_judges_where_one_is_named(folder):
-    by_length = settings(folder, judge="judges_of_one_s_own:same_length")
-    made = local_file.problems(by_length, 9, 0)
+    by_length = task(folder, judge="judges_of_one_s_own:same_length")
+    made = by_length.problems(9, 0)
     mixed = [*made, Problem("1", "questions", "1 + 1?", "2", "file", "math")]
     completions = [answer_turn("so", answer) for answer in ("7", "12", "2")]
     verifier = Verifier()
-    judging.require_golds(local_file.problems(settings(folder), 9, 0), verifier)
+    judging.require_golds(task(folder).problems(9, 0), verifier)
     assert judging.judge(mixed, completions, verifier) == [True, False, True]
     assert judging.judge(made, ["no answer", "none"], verifier) == [False, False]
     judging.require_golds(made, verifier)
@@ -76,12 +76,12 @@ def test_a_function_judges_where_one_is_named(folder):
     ("judge", "words"),
     [
         ("no_such_module_here:same", "cannot be imported .*PYTHONPATH"),
-        ("judges_of_one_s_own:other", "is not there: .* has no 'other'"),
+        ("judges_of_one_s_own:other", "cannot be imported .*no attribute 'other'"),
     ],
 )
 def test_a_judge_that_cannot_be_had_is_named_before_the_work(folder, judge, words):
     with pytest.raises(SageError, match=words):
-        local_file.problems(settings(folder, judge=judge), 9, 0)
+        task(folder, judge=judge).problems(9, 0)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_judge_that_cannot_be_had_is_named_before_the_work(folder, judge, word
     ],
 )
 def test_a_faulty_judge_stops_the_run(folder, judge, words):
-    made = local_file.problems(settings(folder, judge=f"judges_of_one_s_own:{judge}"), 9, 0)
+    made = task(folder, judge=f"judges_of_one_s_own:{judge}").problems(9, 0)
     completions = [answer_turn("so", answer) for answer in ("2", "1/2")]
     with pytest.raises(SageError, match=words):
         judging.judge(made, completions, Verifier())
@@ -102,10 +102,22 @@ def test_a_faulty_judge_stops_the_run(folder, judge, words):
     ("path", "old", "new", "given", "words"),
     [
         ("my.jsonl", "", "", {"path": "other.jsonl"}, "no data file .*other.jsonl: correct"),
-        ("my.jsonl", "", "", {"gold": "gold"}, "my.jsonl:1: the column 'gold' is missing; it has"),
+        (
+            "my.jsonl",
+            "",
+            "",
+            {"gold": "gold"},
+            "1: there is no gold answer .*'gold'; there are key",
+        ),
         ("my.jsonl", '"b"', '"a"', {"id": "key"}, "my.jsonl:3: the id a occurs twice"),
         ("my.jsonl", '"1/2"', '" "', {}, "my.jsonl:3: there is no gold answer"),
-        ("my.csv", "2,one", "2,more,one", {}, "my.csv:2 has another number of columns"),
+        (
+            "my.csv",
+            "2,one",
+            "2,more,one",
+            {},
+            "line 2 is not valid CSV .another number",
+        ),
         ("my.csv", '""half"""', '"half', {}, "line 3 is not valid CSV"),
         ("my.jsonl", '"b", ', '"b" ', {}, "my.jsonl, line 3 is not valid JSON"),
     ],
@@ -115,24 +127,24 @@ def test_what_is_wrong_with_a_file_is_one_sentence(folder, path, old, new, given
         assert old in (folder / path).read_text()
         (folder / path).write_text((folder / path).read_text().replace(old, new))
     with pytest.raises(SageError, match=words) as caught:
-        local_file.problems(settings(folder, **{"path": path, **given}), 9, 0)
+        task(folder, **{"path": path, **given}).problems(9, 0)
     assert "\n" not in str(caught.value)
 
 
 def test_a_changed_file_is_another_data_set_and_a_moved_one_is_not(folder):
-    before = settings(folder)
+    before = task(folder)
     (folder / "moved").mkdir()
     (folder / "moved" / "my.jsonl").write_text(JSONL)
-    assert settings(folder / "moved").identity() == before.identity()
+    assert task(folder / "moved").identity() == before.identity()
     kept = json.dumps(before.identity())
     (folder / "my.jsonl").write_text(JSONL.replace("1/2", "1/3"))
     assert json.dumps(before.identity()) != kept
-    assert [p.gold for p in local_file.problems(before, 9, 0)] == ["2", "1/3"]
-    assert before.given() == {"name": "file", "path": "my.jsonl", "question": "problem"}
-    assert settings(folder, path="gone.csv").identity()["label"] == "gone"
+    assert [p.gold for p in before.problems(9, 0)] == ["2", "1/3"]
+    assert before.changes() == {"name": "file", "path": "my.jsonl", "question": "problem"}
+    assert task(folder, path="gone.csv").identity()["label"] == "gone"
 
 
 def test_only_what_the_file_holds_is_held_out_of_it(folder):
     for question, held in (("half of 1?", True), ("half of 2?", False)):
         problem = Problem("1", "questions", question, "", "file", "math")
-        assert local_file.could_draw(settings(folder), problem) == held
+        assert task(folder).could_draw(problem) == held

@@ -8,7 +8,7 @@ from sage_lib.algorithm.guides import BranchGuide, TokenGuide
 from sage_lib.evaluation import optima
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy.enumeration import Enumeration
-from sage_lib.tasks.countdown import Settings, completions, problems
+from sage_lib.tasks.countdown import Countdown
 from sage_lib.tasks.prompts import answer_turn
 from sage_lib.theory.solutions import tilted
 from sage_lib.theory.tree import random_tree
@@ -18,8 +18,8 @@ from sage_lib.theory.tree import random_tree
 def planted():
     """A problem, and a random tree of completions of which some are the problem's valid ones."""
     rng = np.random.default_rng(1)
-    problem = problems(Settings(), 1, 5)[0]
-    valid = [answer_turn(*worked) for _, *worked in completions(problem)]
+    problem = Countdown().problems(1, 5)[0]
+    valid = [answer_turn(*worked) for _, *worked in Countdown.completions(problem)]
     tree = random_tree(rng, depth=4, branches=3)
     log_policy = tree.log_policy(torch.tensor(rng.normal(size=len(tree.edges))))
     longest, number = max(map(len, tree.completions)), len(tree.completions)

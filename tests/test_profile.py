@@ -103,7 +103,10 @@ def variant(tmp_path):
         ("rl: {learning_rate: -1}", "rl.learning_rate: .*greater than or equal to 0, not -1"),
         ("rl: {beta: null}", "rl.beta: .*number, not None"),
         ("rl: {use_bias_correction_kl: true}", "rl.use_bias_correction_kl: .*False, not True"),
-        ("methods: {mine: {label: M, guide: {name: branhc}}}", "branhc.*branch, random, token"),
+        (
+            "methods: {mine: {label: M, guide: {name: branhc}}}",
+            "'branhc'; did you mean branch",
+        ),
         ("methods: {mine: {label: M, guide: 3}}", "methods.mine.guide: there is no guide 3"),
         ("methods: {mine: {label: M, guide: branch, rl: {beta: 0.0}}}", "needs beta > 0"),
         ("methods: {mine: {label: M, guide: token, anchor: forward_kl}}", "takes no guide"),
@@ -238,7 +241,7 @@ def test_what_is_held_out_follows_the_training_set_in_one_process():
     few, many = (
         dataclasses.replace(
             profile.rl_data,
-            settings=dataclasses.replace(profile.rl_data.settings, fewest=n, most=n),
+            task=dataclasses.replace(profile.rl_data.task, fewest=n, most=n),
         )
         for n in (3, 5)
     )

@@ -78,7 +78,7 @@ def test_problems_are_what_they_were(folder):
 
 
 def problems(name, rows=9999, **given):
-    return public_sets.problems(public_sets.Settings(name=name), rows, 0, **given)
+    return public_sets.PublicSet(name=name).problems(rows, 0, **given)
 
 
 def test_the_first_rows_are_taken_of_those_that_are_not_excluded(folder):
@@ -88,8 +88,8 @@ def test_the_first_rows_are_taken_of_those_that_are_not_excluded(folder):
 
 
 def demonstrations(name, rows=9999, max_seq_length=1000):
-    made = public_sets.demonstrations(
-        public_sets.Settings(name=name), rows, 0, count_tokens=len, max_seq_length=max_seq_length
+    made = public_sets.PublicSet(name=name).demonstrations(
+        rows, 0, count_tokens=len, max_seq_length=max_seq_length
     )
     return [(worked.working, worked.answer) for worked in made]
 

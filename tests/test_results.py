@@ -17,7 +17,7 @@ from sage_lib.experiment.profile import load_profile
 from sage_lib.files import write_json
 from sage_lib.pipeline import stages
 from sage_lib.report import inference, passk
-from sage_lib.tasks import countdown
+from sage_lib.tasks.task import Task
 
 STEPS = 115
 RECORD = dict.fromkeys(records.KEYS, "x") | {"seconds": 1.5, "weights": "w"}
@@ -29,7 +29,7 @@ def test_published_results_are_read_without_a_hash_a_problem_or_torch(monkeypatc
         raise AssertionError("reading needs no identity")
 
     monkeypatch.setattr(hashlib, "sha256", refuse)
-    monkeypatch.setattr(countdown, "problems", refuse)
+    monkeypatch.setattr(Task, "problems", refuse)
     study = results.load("smoke")
     for name in results.FRAMES.keys() - {"rounds"}:
         frame = getattr(study, name)

@@ -227,7 +227,7 @@ def test_a_run_is_made_again_where_its_demonstrations_or_what_is_right_change(pr
 
 
 def test_valid_work_is_asked_for_only_where_steps_are_checked(profile, base, monkeypatch):
-    puzzles = knights_knaves.problems(knights_knaves.Settings(people=2), 2, 1)
+    puzzles = knights_knaves.KnightsKnaves(people=2).problems(2, 1)
     monkeypatch.setattr(rft.problems, "rl_problems", lambda profile: puzzles)
     settings = profile.rft_of("rft_entropy")
     for reward in ("accuracy", "valid"):
@@ -257,7 +257,7 @@ def test_a_planted_wrong_completion_is_never_learned_from(
     def planted(paths, posed, samples):
         rows = []
         for problem in posed:
-            _, working, answer = countdown.completions(problem)[0]
+            _, working, answer = countdown.Countdown.completions(problem)[0]
             worked = f"{working} <end_working_out> <SOLUTION> {answer} </SOLUTION>"
             wrong = f"{working} <end_working_out> <SOLUTION> 9 - 9 - 9 </SOLUTION>"
             # The first answer counts: a right one that comes later saves nothing.

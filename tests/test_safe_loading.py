@@ -14,8 +14,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import Model, load_profile
 from sage_lib.policy import loading
-from sage_lib.tasks import local_file
-from sage_lib.tasks.table import check_settings
+from sage_lib.tasks.table import make_task
 from sage_lib.training.callbacks import WHOLE, train_on
 
 __all__ = ["make"]  # the fixture
@@ -118,7 +117,7 @@ def test_a_pickle_in_a_checkpoint_is_refused(make, run, tmp_path, mark, name):
 def test_a_data_file_that_is_a_pickle_is_refused(tmp_path, mark, name):
     (tmp_path / name).write_bytes(pickle.dumps(Bomb(mark)))
     with pytest.raises(SageError, match=name):
-        local_file.problems(check_settings("file", {"path": name}, {}, tmp_path), 1, 0)
+        make_task("file", {"path": name}, {}, tmp_path).problems(1, 0)
 
 
 @pytest.mark.parametrize("read", [load_profile, load_grid])

@@ -159,10 +159,10 @@ def test_rows_of_another_configuration_are_named_and_not_mixed(model, tmp_path):
     row = {"dataset": "both", "problem": "a", "number": 0, "completion": "x", "ids": []}
     row |= {"tokens": 1, "finished": True, "made_from": "x"}
     for change, words in (
-        ({"number": 10}, "sample 10 of both/a, which these settings do not ask for"),
-        ({"problem": "z"}, "both/z, which these settings"),
-        ({"ids": None}, "without ids"),
-        ({"made_from": None}, "without made_from"),
+        ({"number": 10}, "bad holds sample 10 of both/a, drawn otherwise"),
+        ({"problem": "z"}, "both/z, drawn otherwise"),
+        ({"ids": None}, "sample 0 of both/a, drawn otherwise"),
+        ({"made_from": None}, "sample 0 of both/a, drawn otherwise"),
     ):
         bad = {k: v for k, v in {**row, **change}.items() if v is not None}
         (tmp_path / "bad").write_text(json.dumps(bad) + "\n")
@@ -180,10 +180,10 @@ def test_samples_of_other_settings_are_refused_and_not_returned(model, tmp_path)
     changes = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 12}
     for name, value in {**changes, "max_new_tokens": 11}.items():
         other = settings(**{name: value})
-        with pytest.raises(SageError, match="of both/a that were drawn otherwise"):
+        with pytest.raises(SageError, match="of both/a, drawn otherwise"):
             draw(model, tmp_path / "s", other)
         with pytest.raises(SageError, match="drawn otherwise"):
-            draw(model, tmp_path / "new", other, beside=[tmp_path / "s"])
+            draw(model, tmp_path / "new", other, other_paths=[tmp_path / "s"])
     assert (tmp_path / "s").read_bytes() == before
 
 
@@ -196,7 +196,7 @@ def test_samples_of_other_weights_or_prompts_are_refused(model, tmp_path):
     with pytest.raises(SageError, match="drawn otherwise"):
         draw((other, tokenizer), tmp_path / "s", settings())
     reworded = [dataclasses.replace(PROBLEMS[0], question="reach 9 from 1 2 4"), *PROBLEMS[1:]]
-    with pytest.raises(SageError, match="of both/a that were drawn otherwise"):
+    with pytest.raises(SageError, match="of both/a, drawn otherwise"):
         draw(model, tmp_path / "s", settings(), reworded)
     same = copy.deepcopy(network)  # the very weights, another batch size, more samples: goes on
     assert drawn((same, tokenizer), tmp_path / "s", settings(batch_size=3)) == whole

@@ -103,12 +103,12 @@ def test_scores_do_not_depend_on_how_many_samples_are_held_at_a_time(
 
 def test_probabilities_of_valid_completions_are_products_over_tokens(tiny_model, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    settings = countdown.Settings(fewest=3, most=3, limit=30)
-    (problem,) = countdown.problems(settings, rows=1, seed=5)
+    task = countdown.Countdown(fewest=3, most=3, limit=30)
+    (problem,) = task.problems(rows=1, seed=5)
     unlisted = Problem("k", "puzzles", "who lies", "Ann", "knights_knaves")
     asked = [problem, unlisted, problem]
     table = scoring.valid_probabilities(model, tokenizer, asked)
-    valid = countdown.completions(problem)
+    valid = countdown.Countdown.completions(problem)
     assert list(table["way"]) == [way for way, _, _ in valid] * 2
     assert list(table["completion"]) == list(range(len(valid))) * 2
     prompt, end = loading.encode(tokenizer, problem.question), tokenizer.eos_token_id

@@ -14,9 +14,9 @@ def tokenizer(tiny_model):
 
 
 def test_a_worked_problem_survives_the_round_trip(tokenizer):
-    [problem] = countdown.problems(countdown.Settings(name="countdown", limit=99), 1, 1)
+    [problem] = countdown.Countdown(name="countdown", limit=99).problems(1, 1)
     turns = prompts.messages(problem.question)
-    work, answer = countdown.demonstration(problem.detail, 0.5, random.Random(0))
+    work, answer = countdown.aimed_work(problem.detail, 0.5, random.Random(0))
     prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     shown = {"role": "assistant", "content": prompts.answer_turn(work, answer)}
     whole = tokenizer.apply_chat_template([*turns, shown], return_dict=False)
@@ -29,8 +29,8 @@ def test_a_worked_problem_survives_the_round_trip(tokenizer):
 
 
 def test_more_operators_are_new_words_behind_the_old_ones():
-    assert countdown.Settings().words == ()
-    more = countdown.Settings(operators=("+", "max", "dist")).words
+    assert countdown.Countdown().words == ()
+    more = countdown.Countdown(operators=("+", "max", "dist")).words
     before, after = (tiny_qwen.tokenizer(50, 64, words).get_vocab() for words in ((), more))
     assert more == ("max", "dist") and after.keys() - before.keys() == set(more)
     of_words = [name for name in before if name not in (prompts.SYSTEM_PROMPT, *prompts.MARKERS)]

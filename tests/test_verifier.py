@@ -71,7 +71,7 @@ def test_no_hostile_completion_hangs_crashes_or_scores_and_what_is_right_stays_r
     counts = dict(strict.counts)
     assert min(counts["timeout"], counts["too long"]) > 20 and counts["no answer"] > 5
     del counts["distinct"]
-    assert counts.pop("asked") == len(cases) == sum(counts.values())
+    assert counts.pop("pairs") == len(cases) == sum(counts.values())
     assert strict.verify_answers(["7"], ["8 - 1"])[0].correct, "the pool works on"
     assert not list(tmp_path.iterdir()), "nothing in an answer is run"
     strict.close()
@@ -182,5 +182,5 @@ def test_reward_takes_texts_and_conversations():
 def test_equal_pairs_are_verified_once():
     fresh = Verifier()
     fresh.verify_answers(["6"] * 50, ["2 * 3"] * 49 + [None])
-    assert {"asked": 50, "distinct": 2, "no answer": 1}.items() <= fresh.counts.items()
+    assert {"pairs": 50, "distinct": 2, "no answer": 1}.items() <= fresh.counts.items()
     fresh.close()

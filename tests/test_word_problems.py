@@ -13,9 +13,9 @@ from sage_lib.tasks.verifier import Verifier
 
 
 def test_demonstrations_are_the_same_problems_with_their_working():
-    settings = word_problems.Settings(longest=200)
-    made = word_problems.problems(settings, 60, 1)
-    worked = word_problems.demonstrations(settings, 60, 1, count_tokens=len, max_seq_length=1)
+    task = word_problems.WordProblems(longest=200)
+    made = task.problems(60, 1)
+    worked = task.demonstrations(60, 1, count_tokens=len, max_seq_length=1)
     for problem, example in zip(made, worked, strict=True):
         assert (example.question, example.answer) == (problem.question, problem.gold)
         assert example.working and len(example.working) <= 200 and "####" not in example.working
@@ -30,7 +30,7 @@ def test_training_holds_no_held_out_question_and_every_gold_parses(offline):
     assert len(held_out) == 32 and len(rl) == 400 and len(sft) == 640
     assert not held_out & {p.question for p in rl} and not held_out & set(sft)
     verifier = Verifier()
-    assert all(word_problems.judge(rl, [p.gold for p in rl], verifier))
+    assert all(word_problems.WordProblems.are_correct(rl, [p.gold for p in rl], verifier))
     verifier.close()
 
 
@@ -41,8 +41,8 @@ def test_no_number_is_larger_than_asked_for():
         text = " ".join([p.question, p.working, p.gold])
         return [float(n.replace(",", "")) for n in re.findall(r"[0-9][0-9,.]*[0-9]|[0-9]", text)]
 
-    small = word_problems.problems(word_problems.Settings(largest=50), 20, 1)
-    every = word_problems.problems(word_problems.Settings(), 400, 1)
+    small = word_problems.WordProblems(largest=50).problems(20, 1)
+    every = word_problems.WordProblems().problems(400, 1)
     kept = [p for p in every if max(numbers(p)) <= 50]
     assert 5 < len(kept) < 200 and [p.id for p in small[: len(kept)]] == [p.id for p in kept][:20]
     assert word_problems.largest_of("1,200 of 7", "3.5") == 1200
@@ -52,9 +52,9 @@ def test_no_number_is_larger_than_asked_for():
 STEP = re.compile(r"(?<![0-9.])([0-9]+(?: ?[-+*/] ?[0-9]+)+) ?= ?([0-9]+)(?![0-9]|[.][0-9])")
 
 
-def worked(rows=200, **settings):
-    chosen = word_problems.Settings(longest=100, largest=50, **settings)
-    return word_problems.demonstrations(chosen, rows, 1, count_tokens=len, max_seq_length=1)
+def worked(rows=200, **fields):
+    chosen = word_problems.WordProblems(longest=100, largest=50, **fields)
+    return chosen.demonstrations(rows, 1, count_tokens=len, max_seq_length=1)
 
 
 def test_aimless_work_is_true_in_every_step_and_often_wrong():

@@ -23,8 +23,9 @@ WORDS = {
 PUBLIC = {"results.py": {"own"}, "settings.py": {"beside", "every"}, "made_from.py": {"every"}}
 PUBLIC |= {"compare.py": {"own"}, "publish.py": {"own"}, "guide_gain.py": {"asked", "found"}}
 FILES = [
-    *sorted((ROOT / "sage_lib" / "experiment").glob("*.py")),
-    *sorted((ROOT / "sage_lib" / "pipeline").glob("*.py")),
+    path
+    for room in ("experiment", "pipeline", "policy", "tasks")
+    for path in sorted((ROOT / "sage_lib" / room).glob("*.py"))
 ]
 
 

@@ -18,8 +18,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from sage_lib.algorithm.anchors import REDUCTIONS
-from sage_lib.algorithm.guides import STRICT, Number, make, named
+from sage_lib.algorithm.guides import STRICT, Number, named
 from sage_lib.errors import SageError
+from sage_lib.validation import make
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
+from sage_lib.validation import make, pick
 
 if TYPE_CHECKING:
     import torch
@@ -256,30 +257,20 @@ GUIDES: dict[str, type[Any]] = {
 def named(
     choice: object, table: Mapping[str, type[Any]], where: str, kind: str
 ) -> tuple[type[Any], dict[str, Any]]:
-    """The class that a choice names, and its parameters without those that are None."""
-    given = choice if isinstance(choice, Mapping) else {"name": choice}
-    name = given.get("name")
-    if not isinstance(name, str) or name not in table:
-        raise SageError(
-            f"{where}: there is no {kind} {name!r}: choose one of {', '.join(table)}, as in "
-            f"{{name: {next(iter(table))}}}"
-        )
-    return table[name], {k: v for k, v in given.items() if k != "name" and v is not None}
+    """Look up a choice, a name or a mapping with a name.
 
+    Args:
+        choice: ``name``, or ``{name: ..., parameter: ...}``.
+        table: what may be chosen.
+        where: the place of the choice, for errors.
+        kind: what the table holds, such as "guide".
 
-def make(cls: type[Any], parameters: Mapping[str, Any], where: str) -> Any:
-    """An instance of ``cls``; SageError with the place of the first wrong parameter."""
-    known = [f.name for f in dataclasses.fields(cls)]
-    if unknown := [name for name in parameters if name not in known]:
-        raise SageError(f"{where}.{unknown[0]}: no such parameter; there are {', '.join(known)}")
-    try:
-        return cls(**parameters)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, (where, *first["loc"])))
-        raise SageError(f"{place}: {first['msg']}, not {first['input']!r}") from None
-    except SageError as error:
-        raise SageError(f"{where}: {error}") from None
+    Returns:
+        The class, and the parameters that are not None.
+    """
+    section = choice if isinstance(choice, Mapping) else {"name": choice}
+    parameters = {k: v for k, v in section.items() if k != "name" and v is not None}
+    return pick(section.get("name"), table, where, kind), parameters
 
 
 def check_choice(choice: str | Mapping[str, Any], where: str = "guide") -> None:

@@ -1,68 +1,17 @@
-"""Settings checked, with errors of one sentence; and settings as text and as a hash."""
+"""Sections for TRL and PEFT, checked; and settings as text and as a hash."""
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sage_lib.errors import SageError
-
-T = TypeVar("T")
-
-#: Names that an error still lists.
-MANY = 30
-
-
-def make(cls: type[T], section: Any, where: str) -> T:
-    """Return ``cls(**section)``, or raise SageError that begins with the place ``where``."""
-    if not isinstance(section, dict):
-        raise SageError(f"{where} must be a section of named settings, not {section!r}")
-    try:
-        return cls(**section)
-    except ValidationError as error:
-        raise _said(error, where, cls) from None
-
-
-def _said(error: ValidationError, where: str, cls: Any = None) -> SageError:
-    first = error.errors()[0]
-    loc, said = list(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    if first["type"] == "unexpected_keyword_argument":
-        return unknown(where, loc[0], [f.name for f in dataclasses.fields(cls)])
-    value = "" if first["type"] in ("missing", "value_error") else f", not {first['input']!r}"
-    return SageError(f"{functools.reduce(below, loc, where)}: {said[0].lower()}{said[1:]}{value}")
-
-
-def below(where: str, key: str) -> str:
-    """Return the place of a key: "smoke: rl.beta" below "smoke: rl"."""
-    return f"{where}.{key}" if ": " in where else f"{where}: {key}"
-
-
-def unknown(
-    where: str, key: str, known: Iterable[str], raw: Mapping[str, Any] | None = None, of: str = ""
-) -> SageError:
-    """Return the error for a key that is not ``known``. It names the known key that is spelt most
-    alike, or the sections of ``raw`` that have the key.
-
-    ``of``: what has the known keys, where they are many.
-    """
-    alike = difflib.get_close_matches(key, known := list(known), 1)
-    guesses = [below(where, name).split(": ")[-1] for name in alike]
-    sections = {name: value for name, value in (raw or {}).items() if isinstance(value, dict)}
-    guesses = guesses or [f"{name}.{key}" for name, section in sections.items() if key in section]
-    if guesses:
-        advice = f"did you mean {' or '.join(guesses)}?"
-    elif of and len(known) > MANY:
-        advice = f"{of} has no setting of this name"
-    else:
-        advice = f"choose one of {', '.join(known)}"
-    return SageError(f"{below(where, key)} is unknown; {advice}")
+from sage_lib.validation import below, refusal, unknown
 
 
 @functools.cache
@@ -80,13 +29,13 @@ def check_section(cls: type, section: Mapping[str, Any], where: str) -> None:
     hints, known = typing.get_type_hints(cls), [f.name for f in dataclasses.fields(cls) if f.init]
     for key, value in section.items():
         if key not in known:
-            raise unknown(where, key, known, of=cls.__name__)
+            raise unknown(where, key, known, owner=cls.__name__)
         adapter = _adapter(hints[key])
         try:
             if adapter is not None and key != "scale_rewards":  # false is "none" in TRL
                 adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            raise _said(error, below(where, key)) from None
+            raise refusal(error, below(where, key)) from None
 
 
 def digest(value: Any) -> str:

@@ -152,7 +152,7 @@ def _content(data: Data | None) -> dict[str, Any] | None:
     if data is None:
         return None
     fields = {"rows": data.rows, "seed": data.seed, "revision": data.revision}
-    return {**fields, **data.settings.identity()}
+    return {**fields, **data.task.identity()}
 
 
 def _learning(section: dict[str, Any]) -> dict[str, Any]:

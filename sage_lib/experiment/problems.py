@@ -55,10 +55,13 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[
     data = profile.sft_data
     if data is None:
         raise SageError(f"profile {profile.name} has no section sft_data: name what SFT trains on")
-    request = (data.settings, data.rows, data.seed, held_out(profile, data), data.revision)
-    longest = {"count_tokens": count_tokens, "max_seq_length": profile.model.max_seq_length}
+    demonstrations = data.task.demonstrations(
+        *(data.rows, data.seed, held_out(profile, data), data.revision),
+        count_tokens=count_tokens,
+        max_seq_length=profile.model.max_seq_length,
+    )
     rows = []
-    for shown in task_of(data.name).demonstrations(*request, **longest):
+    for shown in demonstrations:
         answer = {"role": "assistant", "content": prompts.answer_turn(shown.working, shown.answer)}
         rows.append({"prompt": prompts.messages(shown.question), "completion": [answer]})
     return rows
@@ -66,8 +69,7 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[
 
 def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
     """Return the problems of a data set, without those whose questions are in ``exclude``."""
-    request = (data.settings, data.rows, data.seed, exclude, data.revision)
-    return task_of(data.name).problems(*request)
+    return data.task.problems(data.rows, data.seed, exclude, data.revision)
 
 
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
@@ -82,11 +84,10 @@ def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
 
 def _drawable(data: Data, sets: list[Data]) -> frozenset[str]:
     """Return the questions of ``sets`` that ``data`` could draw; every stage needs them."""
-    key = digest([{**vars(test), "settings": test.settings.identity()} for test in (data, *sets)])
+    key = digest([{**vars(test), "task": test.task.identity()} for test in (data, *sets)])
     if key not in _DRAWABLE:
-        could_draw = task_of(data.name).could_draw
         problems = [problem for test in sets for problem in load(test)]
-        _DRAWABLE[key] = frozenset(p.question for p in problems if could_draw(data.settings, p))
+        _DRAWABLE[key] = frozenset(p.question for p in problems if data.task.could_draw(p))
     return _DRAWABLE[key]
 
 

@@ -24,10 +24,11 @@ from sage_lib.algorithm.anchors import check_anchor
 from sage_lib.algorithm.guides import GUIDES, check_choice, needs_entropies
 from sage_lib.errors import SageError
 from sage_lib.experiment import settings as kinds
-from sage_lib.experiment.checked import below, default_of, digest, make, unknown
+from sage_lib.experiment.checked import default_of, digest
 from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Method, Model, Profile, Rft
 from sage_lib.paths import PROFILES
-from sage_lib.tasks.table import TASKS, check_settings
+from sage_lib.tasks.table import TASKS, make_task
+from sage_lib.validation import below, make, unknown
 
 __all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_profile"]
 
@@ -149,14 +150,11 @@ def _data(section: Any, tasks: dict[str, dict], where: str, folder: Path) -> Dat
     """Make a data set: the keys of Data, and all others as settings of its task."""
     if not isinstance(section, dict) or not isinstance(section.get("name"), str):
         raise SageError(f"{where}: a data set is a section with a name, not {section!r}")
-    common = {f.name for f in dataclasses.fields(Data)} - {"settings"}
+    common = {f.name for f in dataclasses.fields(Data)} - {"task"}
     of_task, name = {k: v for k, v in section.items() if k not in common}, section["name"]
-    try:
-        settings = check_settings(name, of_task, tasks.get(name, {}), folder)
-    except SageError as error:
-        raise SageError(f"{where}: {error}") from None
+    task = make_task(name, of_task, tasks.get(name, {}), folder, where)
     of_data = {k: v for k, v in section.items() if k in common}
-    return make(Data, {**of_data, "settings": settings}, where)
+    return make(Data, {**of_data, "task": task}, where)
 
 
 def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]:

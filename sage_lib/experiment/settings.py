@@ -14,9 +14,10 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.checked import flatten, make
+from sage_lib.experiment.checked import flatten
 from sage_lib.tasks.filters import REDUNDANCY_LIMIT
-from sage_lib.tasks.table import task_of
+from sage_lib.tasks.task import ExactTask, Task
+from sage_lib.validation import make
 
 #: The method key of the SFT model in every table, and its name in the paper.
 BASE, BASE_LABEL = "base", "Base Model"
@@ -52,19 +53,19 @@ class Model:
 
 @dataclass(frozen=True, config=STRICT)
 class Data:
-    """Where problems come from: a task, its settings, how many, and which."""
+    """Where problems come from: a task with its settings, how many, and which."""
 
     name: str  # a name of tasks.table.TASKS
     rows: PositiveInt  # training rows, or held-out problems
+    task: Task
     seed: Seed = 0
     revision: str | None = None
     ood: bool = False  # evaluation: outside Table 1 and its average, as in Figure 4 and Table 9
-    settings: Any = None  # the task's own Settings
 
     @property
     def label(self) -> str:
         """The data set's name in tables and figures."""
-        return task_of(self.name).label(self.settings)
+        return self.task.display_label
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -279,7 +280,7 @@ class Profile:
     @property
     def exact(self) -> bool:
         """Whether it evaluates a task whose valid completions can be listed."""
-        return any("valid" in task_of(name).LOGGED for name in self.tasks)
+        return any(isinstance(data.task, ExactTask) for data in self.evaluation.data)
 
     def seeds_of(self, method: str) -> tuple[int, ...]:
         """Return the training seeds of a method."""

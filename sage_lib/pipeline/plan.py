@@ -260,7 +260,7 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
 def _missing(profile: Profile) -> list[str]:
     """Return the user's data files that do not exist."""
     used = [profile.sft_data, profile.rl_data, *profile.evaluation.data]
-    files = [getattr(data.settings, "file", None) for data in used if data is not None]
+    files = [getattr(data.task, "file", None) for data in used if data is not None]
     return list(dict.fromkeys(str(file) for file in files if file and not file.is_file()))
 
 

@@ -1,4 +1,4 @@
-"""Every completion that a policy is likely to draw, each with its exact probability."""
+"""All completions that a policy is likely to draw, with their exact probabilities."""
 
 import copy
 import math
@@ -9,14 +9,13 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from sage_lib.algorithm.token_probabilities import entropies_of, log_probabilities
-from sage_lib.errors import SageError
 
 #: Prefixes that are carried on in one forward pass.
 AT_A_TIME = 1024
 
 
 class Enumeration(NamedTuple):
-    """Completions of one prompt by falling probability: tensors of shape (completions, time)."""
+    """Completions of a prompt by falling probability: tensors of shape (completions, time)."""
 
     ids: torch.Tensor  # tokens, the end token included, 0 behind it
     logps: torch.Tensor  # log pi of each token, nats, 0 behind the end
@@ -25,7 +24,7 @@ class Enumeration(NamedTuple):
 
     @property
     def probabilities(self) -> torch.Tensor:
-        """pi of each completion, shape (completions,). Their sum is the mass that is covered."""
+        """pi of each completion, shape (completions,). Their sum is the mass that they cover."""
         return self.logps.double().sum(dim=1).exp()
 
 
@@ -33,16 +32,24 @@ class Enumeration(NamedTuple):
 def enumerate_completions(
     model: PreTrainedModel, prompt: list[int], end: int, floor: float, longest: int
 ) -> Enumeration:
-    """Every completion of at least the probability ``floor``, at temperature 1.
+    """List the completions of a prompt whose probability is not below a floor, at temperature 1.
 
     No prefix is more likely than its continuations together, so a prefix below the floor is left
-    with all that would follow it. One that has ``longest`` tokens and no ``end`` is left as well.
+    out with all that would follow it.
+
+    Args:
+        model: the policy.
+        prompt: its token ids.
+        end: id of the end token.
+        floor: the least probability, above 0.
+        longest: completions with this many tokens and no end token are left out.
+
+    Returns:
+        All completions from the floor on.
     """
-    if not 0 < floor < 1:
-        raise SageError(f"the floor is a probability between 0 and 1, not {floor}")
     device, bound = model.device, math.log(floor)
     start = torch.tensor([prompt], device=device)
-    found: list[tuple[torch.Tensor, ...]] = []
+    complete: list[tuple[torch.Tensor, ...]] = []
     # Depth first over groups of prefixes of one length: what waits is bounded by the depth.
     none = torch.zeros(1, 0, device=device)
     waiting = [(start, DynamicCache(), none.long(), none, none)]
@@ -51,30 +58,30 @@ def enumerate_completions(
         output = model(input_ids=read, past_key_values=cache, use_cache=True)
         log_pi = log_probabilities(output.logits[:, -1])
         entropy = entropies_of(log_pi)
-        kept = log_pi + logps.sum(dim=1, keepdim=True) >= bound
-        parents, tokens = kept.nonzero(as_tuple=True)
+        likely = log_pi + logps.sum(dim=1, keepdim=True) >= bound
+        parents, tokens = likely.nonzero(as_tuple=True)
         grown = (
             torch.cat([ids[parents], tokens[:, None]], dim=1),
             torch.cat([logps[parents], log_pi[parents, tokens, None]], dim=1),
             torch.cat([entropies[parents], entropy[parents, None]], dim=1),
         )
         ended = tokens == end
-        found.append(tuple(one[ended].cpu() for one in grown))
+        complete.append(tuple(x[ended].cpu() for x in grown))
         goes_on = (~ended).nonzero()[:, 0]
         if len(goes_on) == 0 or ids.shape[1] + 1 == longest:
             continue
         for part in goes_on.split(AT_A_TIME):
-            own = copy.deepcopy(cache) if len(goes_on) > AT_A_TIME else cache
-            own.batch_select_indices(parents[part])
-            waiting.append((tokens[part, None], own, *(one[part] for one in grown)))
-    return _by_probability(found)
+            part_cache = copy.deepcopy(cache) if len(goes_on) > AT_A_TIME else cache
+            part_cache.batch_select_indices(parents[part])
+            waiting.append((tokens[part, None], part_cache, *(x[part] for x in grown)))
+    return _by_probability(complete)
 
 
-def _by_probability(found: list[tuple[torch.Tensor, ...]]) -> Enumeration:
-    """Completions of all lengths in one block, the most likely ones first."""
-    lengths = torch.cat([torch.full((len(ids),), ids.shape[1]) for ids, *_ in found])
+def _by_probability(groups: list[tuple[torch.Tensor, ...]]) -> Enumeration:
+    """Join ids, log-probabilities and entropies of completions, the most likely ones first."""
+    lengths = torch.cat([torch.full((len(ids),), ids.shape[1]) for ids, *_ in groups])
     time = int(lengths.max()) if len(lengths) else 0
-    padded = [[pad(x[:, :time], (0, max(0, time - x.shape[1]))) for x in one] for one in found]
+    padded = [[pad(x[:, :time], (0, max(0, time - x.shape[1]))) for x in group] for group in groups]
     ids, logps, entropies = (torch.cat(parts) for parts in zip(*padded, strict=True))
     order = logps.sum(dim=1).argsort(descending=True, stable=True)
     ids, logps, entropies = ids[order], logps[order], entropies[order]

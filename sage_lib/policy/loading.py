@@ -1,4 +1,4 @@
-"""Models and their tokenizers: where one starts from, and how a finished one is loaded."""
+"""Models and their tokenizers: the start of a training, and loading of a finished model."""
 
 import hashlib
 import os
@@ -19,38 +19,49 @@ from sage_lib.files import weights_hash as weights_hash  # of a folder, as weigh
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
 
-#: The name of :func:`grouped_attention` among those of transformers.
+#: The name under which transformers knows :func:`grouped_attention`.
 GROUPED = "grouped_plain"
-#: How every model is read: no pickles, and none of the code that lies beside them.
+#: How all models are read: no pickles, and no code from their folders.
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
 
 def starting_point(model: Model, folder: Path, words: Sequence[str] = ()) -> str | Path:
-    """What fine-tuning starts from: a model made in ``folder``, with more ``words`` of a task in
-    its vocabulary, a hub name or a folder."""
+    """Return the name or the folder of the model that fine-tuning starts from.
+
+    Args:
+        model: the section of the profile.
+        folder: where a tiny model is made.
+        words: of a task, which the tiny model's vocabulary lacks.
+    """
     if model.name == tiny_qwen.NAME:
         tiny_qwen.create(folder, model, words)
         return folder
     if model.name == smollm.NAME:
         return smollm.convert()
-    given = Path(model.name)
-    if given.is_dir() and not any(given.glob("*.safetensors")):  # pickles can run code
-        raise SageError(f"the folder {given} holds no .safetensors file: save the model again")
+    path = Path(model.name)
+    if path.is_dir() and not any(path.glob("*.safetensors")):  # pickles can run code
+        raise SageError(f"the folder {path} holds no .safetensors file: save the model again")
     return model.name
 
 
 def load_tokenizer(
     model: Model, folder: str | Path, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer in ``folder``, with the one prompt of SFT, RL and evaluation."""
+    """Return the tokenizer in a folder, with the prompt of SFT, RL and evaluation.
+
+    Args:
+        model: the section of the profile.
+        folder: or a hub name.
+        revision: of a hub name.
+    """
     if model.name == tiny_qwen.NAME:
         return with_prompt(tiny_qwen.load_tokenizer(folder))
-    found = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
-    return with_prompt(found)
+    tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
+    return with_prompt(tokenizer)
 
 
 def base_of(folder: str | Path) -> Path | None:
-    """The model that an adapter in ``folder`` belongs to; None where a whole model lies there."""
+    """Return the base of the adapter in a folder; None where the folder holds a whole model."""
     config = Path(folder) / "adapter_config.json"
     if not config.is_file():
         return None
@@ -58,14 +69,20 @@ def base_of(folder: str | Path) -> Path | None:
 
 
 def save_adapter(model: Any, folder: Path, base: Path) -> None:
-    """A PEFT model's adapter, and where its base lies from ``folder``: both can be moved."""
+    """Save a PEFT model's adapter, with the path of its base from there: both can be moved.
+
+    Args:
+        model: of PEFT.
+        folder: of the adapter.
+        base: folder of the base.
+    """
     model.save_pretrained(folder, selected_adapters=["default"])
-    config, place = folder / "adapter_config.json", os.path.relpath(base, folder)
-    write_json(config, {**read_json(config), "base_model_name_or_path": place})
+    config, path = folder / "adapter_config.json", os.path.relpath(base, folder)
+    write_json(config, {**read_json(config), "base_model_name_or_path": path})
 
 
 def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """What a stage saved in ``folder``, an adapter merged, on this process's GPU if any."""
+    """Load the model of a stage on this process's GPU, if any. An adapter is merged."""
     dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
     base = base_of(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
@@ -86,11 +103,21 @@ def grouped_attention(
     scaling: float,
     **more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """transformers' plain attention, without a copy of keys and values for each query head.
+    """Attend as transformers' plain attention, without a copy of keys for each query head.
 
-    ``query`` has shape (rows, heads, columns, width), and ``key`` and ``value`` fewer heads; the
-    result is (rows, columns, heads, width), and no weights. Where a model asks for more than a
-    mask, such as a cap or dropout, its own plain attention is called.
+    Where a model needs more than a mask, such as a cap or dropout, its plain attention is called.
+
+    Args:
+        module: the attention layer.
+        query: shape (rows, heads, columns, width).
+        key: shape (rows, fewer heads, columns, width).
+        value: shape of ``key``.
+        attention_mask: added to the scores, None for none.
+        scaling: factor of the scores.
+        more: further options of the model.
+
+    Returns:
+        The output, shape (rows, columns, heads, width), and no weights.
     """
     if any(more.get(name) for name in ("dropout", "softcap", "output_attentions")) or (
         more.get("s_aux") is not None
@@ -104,8 +131,8 @@ def grouped_attention(
     if attention_mask is not None:
         scores = scores + attention_mask[:, :, None]
     weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-    found = weights.flatten(2, 3) @ value
-    return found.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
+    output = weights.flatten(2, 3) @ value
+    return output.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
 
 
 transformers.AttentionInterface.register(GROUPED, grouped_attention)
@@ -113,11 +140,11 @@ transformers.AttentionMaskInterface.register(GROUPED, eager_mask)
 
 
 def quick(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, computing the same in less time on a CPU.
+    """Make a model compute the same in less time on a CPU, and return it.
 
-    Its large output layer is given whole inputs: without gradients, torch copies that layer's
-    weights once for every row of a batch whose input is a slice. And where heads share keys, or in
-    16 bits, it attends by :func:`grouped_attention` in place of torch's fused attention.
+    Its large output layer gets whole inputs: without gradients, torch copies the weights of the
+    layer for each row of a batch whose input is a slice. And where heads share keys, or in 16 bits,
+    it attends by :func:`grouped_attention` in place of torch's fused attention.
     """
     head = model.get_output_embeddings()
     if head is not None and head.weight.numel() > 1e6:  # a small one is copied in no time
@@ -132,27 +159,27 @@ def quick(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def with_prompt(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer with our chat template, and prompts padded left."""
+    """Set the chat template, and padding on the left, and return the tokenizer."""
     tokenizer.padding_side = "left"
     tokenizer.chat_template = prompts.CHAT_TEMPLATE
     return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
-    """Token ids of the prompt that asks ``question``, with the marker that opens the work."""
+    """Return the token ids of a question's prompt, up to the marker that opens the work."""
     encoded = tokenizer.apply_chat_template(
         prompts.messages(question), add_generation_prompt=True, return_dict=True
     )
     return list(encoded["input_ids"])
 
 
-def weights_mark(model: torch.nn.Module, kept: int = 1024) -> str:
-    """Hash (12 hex digits) of a loaded model: some ``kept`` values of each parameter and buffer."""
-    found = hashlib.sha256()
+def weights_mark(model: torch.nn.Module, size: int = 1024) -> str:
+    """Return the hash (12 hex digits) of some ``size`` values of each parameter and buffer."""
+    sha256 = hashlib.sha256()
     for name, values in model.state_dict().items():
-        found.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+        sha256.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
         flat = values.detach().flatten()
         if flat.numel() and not flat.is_meta:
-            some = flat[:: max(1, flat.numel() // kept)].contiguous()
-            found.update(some.view(torch.uint8).cpu().numpy().tobytes())
-    return found.hexdigest()[:12]
+            some = flat[:: max(1, flat.numel() // size)].contiguous()
+            sha256.update(some.view(torch.uint8).cpu().numpy().tobytes())
+    return sha256.hexdigest()[:12]

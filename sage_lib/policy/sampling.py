@@ -1,10 +1,7 @@
 """Completions of a model, n a problem: batches filled across problems, resumable.
 
-With transformers every sample has a random stream of its own, seeded by what it is (data set,
-problem, number): a resumed run, another batch size or several processes draw the same samples.
-
-``settings`` is any object with temperature, top_p (1 is off), top_k (0), min_p (0 or None),
-max_new_tokens, samples (of a problem), batch_size and seed.
+With transformers each sample has its random stream, seeded by data set, problem and number. So a
+resumed run, another batch size or several processes draw the same samples.
 """
 
 import hashlib
@@ -27,30 +24,44 @@ from sage_lib.tasks.problem import Problem
 
 #: A sample to draw: (place of the problem in the list, number of the sample among the problem's).
 Wanted = tuple[int, int]
+#: How samples are drawn, such as a profile's section ``evaluation``: an object with temperature,
+#: top_p (1 is off), top_k (0), min_p (0 or None), max_new_tokens, samples (of a problem),
+#: batch_size, seed and, for vLLM, vllm.
+Sampling = Any
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What draws samples of a list of problems, with the settings that it was made for."""
+    """A function that draws samples of a list of problems."""
 
-    #: Of each sample of a batch its token ids without the end token, and whether there was one.
+    #: Returns of each sample the token ids without the end token, and whether there was one.
     draw: Callable[[Sequence[Wanted]], list[tuple[list[int], bool]]]
-    #: Of each problem a fingerprint of all that makes its samples, and not of how many are drawn.
+    #: For each problem a fingerprint of all that decides its samples, but not how many there are.
     made_from: tuple[str, ...]
-    at_once: int | None = None  # samples that it is handed at once; None is the batch size
-    close: Callable[[], None] = lambda: None  # gives back what it holds, such as a GPU's memory
+    at_once: int | None = None  # samples that ``draw`` takes at once; None is the batch size
+    close: Callable[[], None] = lambda: None  # frees memory, such as a GPU's
 
 
 def fingerprints(
     name: str,
     weights: str,
     prompts: Sequence[list[int]],
-    settings: Any,
+    sampling: Sampling,
     ends: int | list[int],
     **more: Any,
 ) -> tuple[str, ...]:
+    """Return for each prompt the hash of all that decides its samples.
+
+    Args:
+        name: of the engine.
+        weights: hash of the model's.
+        prompts: token ids.
+        sampling: how samples are drawn.
+        ends: ids of the end tokens.
+        more: what else decides.
+    """
     named = ("temperature", "top_p", "top_k", "max_new_tokens", "seed")
-    common = {key: getattr(settings, key) for key in named} | {"min_p": settings.min_p or 0.0}
+    common = {key: getattr(sampling, key) for key in named} | {"min_p": sampling.min_p or 0.0}
     common |= {"engine": name, "weights": weights, "ends": ends, **more}
     return tuple(digest([common, prompt]) for prompt in prompts)
 
@@ -63,31 +74,35 @@ def sample_seed(seed: int, problem: Problem, number: int) -> int:
 def warpers(
     temperature: float, top_p: float, top_k: int, min_p: float | None
 ) -> list[transformers.LogitsProcessor]:
-    """Temperature and truncation in the order of transformers; what is off is left out."""
-    found: list[transformers.LogitsProcessor] = []
+    """Return temperature and truncations in the order of transformers.
+
+    Args:
+        temperature: 1 is off.
+        top_p: 1 is off.
+        top_k: 0 is off.
+        min_p: 0 or None is off.
+    """
+    active: list[transformers.LogitsProcessor] = []
     if temperature != 1:
-        found.append(transformers.TemperatureLogitsWarper(temperature))
+        active.append(transformers.TemperatureLogitsWarper(temperature))
     if top_k:
-        found.append(transformers.TopKLogitsWarper(top_k))
+        active.append(transformers.TopKLogitsWarper(top_k))
     if top_p < 1:
-        found.append(transformers.TopPLogitsWarper(top_p))
+        active.append(transformers.TopPLogitsWarper(top_p))
     if min_p:
-        found.append(transformers.MinPLogitsWarper(min_p))
-    return found
+        active.append(transformers.MinPLogitsWarper(min_p))
+    return active
 
 
 class InverseTransform(transformers.LogitsProcessor):
-    """Draws each row's next token by the inverse of its distribution function, after the warpers.
-
-    ``uniform`` holds a number in [0, 1) for every token, shape (rows, tokens); ``start`` is the
-    length of the padded prompts.
-    """
+    """Draws each row's next token by inverting its distribution function, after the warpers."""
 
     def __init__(self, uniform: torch.Tensor, start: int):
+        """Take a number in [0, 1) for each token, shape (rows, tokens), and the prompts' length."""
         self.uniform, self.start = uniform, start
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """``scores``, shape (rows, vocabulary), with 0 at the drawn token and -inf elsewhere."""
+        """Return scores, shape (rows, vocabulary): 0 at the drawn token and -inf elsewhere."""
         token = input_ids.shape[1] - self.start
         cdf = scores.double().softmax(-1).cumsum(-1)
         total = cdf[:, -1:]  # 1 up to rounding
@@ -99,27 +114,35 @@ class InverseTransform(transformers.LogitsProcessor):
 def transformers_engine(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Problem],
-    settings: Any,
+    problems: Sequence[Problem],
+    sampling: Sampling,
 ) -> Engine:
-    prompts = [loading.encode(tokenizer, problem.question) for problem in asked]
-    # Written out, so that a model's own generation_config fills in none of them.
+    """Return an engine that draws with transformers.
+
+    Args:
+        model: the policy.
+        tokenizer: of the policy.
+        problems: of which samples are drawn.
+        sampling: how they are drawn.
+    """
+    prompts = [loading.encode(tokenizer, problem.question) for problem in problems]
+    # All options, so that the model's generation_config decides none of them.
     ends = _end_tokens(model, tokenizer)
     config = transformers.GenerationConfig(
         do_sample=False,
-        max_new_tokens=settings.max_new_tokens,
+        max_new_tokens=sampling.max_new_tokens,
         repetition_penalty=1.0,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=ends,
     )
-    possible = warpers(settings.temperature, settings.top_p, settings.top_k, settings.min_p)
+    active = warpers(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
     model.eval()
 
     def stream(wanted: Wanted) -> torch.Tensor:
         place, number = wanted
         generator = torch.Generator()
-        generator.manual_seed(sample_seed(settings.seed, asked[place], number))
-        return torch.rand(settings.max_new_tokens, generator=generator, dtype=torch.float64)
+        generator.manual_seed(sample_seed(sampling.seed, problems[place], number))
+        return torch.rand(sampling.max_new_tokens, generator=generator, dtype=torch.float64)
 
     @torch.no_grad()
     def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
@@ -134,12 +157,12 @@ def transformers_engine(
                 input_ids=ids,
                 attention_mask=mask,
                 generation_config=config,
-                logits_processor=LogitsProcessorList([*possible, InverseTransform(uniform, start)]),
+                logits_processor=LogitsProcessorList([*active, InverseTransform(uniform, start)]),
             )
         return _until_end(out[:, start:], ends)
 
     weights = loading.weights_mark(model)
-    return Engine(draw, fingerprints("transformers", weights, prompts, settings, ends))
+    return Engine(draw, fingerprints("transformers", weights, prompts, sampling, ends))
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -147,7 +170,7 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> A
 
 
 def _until_end(new: torch.Tensor, ends: int | list[int]) -> list[tuple[list[int], bool]]:
-    """Each row of ``new``, shape (rows, tokens), up to its first end token; whether it has one."""
+    """Cut rows, shape (rows, tokens), at their first end token; return whether they have one."""
     is_end = torch.isin(new, torch.as_tensor(ends, device=new.device))
     first_end, finished = is_end.int().argmax(1).tolist(), is_end.any(1).tolist()
     rows = zip(new.tolist(), first_end, finished, strict=True)
@@ -155,10 +178,20 @@ def _until_end(new: torch.Tensor, ends: int | list[int]) -> list[tuple[list[int]
 
 
 def partition(problems: int, samples: int, batch_size: int, processes: int) -> list[list[Wanted]]:
-    """What each process draws, in order: batches of ``batch_size``, dealt to them in turn."""
-    every = [(place, number) for place in range(problems) for number in range(samples)]
-    batches = _batches(every, batch_size)
-    return [[one for batch in batches[p::processes] for one in batch] for p in range(processes)]
+    """Deal batches to processes in turn.
+
+    Args:
+        problems: number of problems.
+        samples: of a problem.
+        batch_size: samples in a batch.
+        processes: number of processes.
+
+    Returns:
+        For each process the samples that it draws, in order.
+    """
+    wanted = [(place, number) for place in range(problems) for number in range(samples)]
+    batches = _batches(wanted, batch_size)
+    return [[pair for batch in batches[p::processes] for pair in batch] for p in range(processes)]
 
 
 def _batches(wanted: Sequence[Wanted], size: int) -> list[Sequence[Wanted]]:
@@ -168,33 +201,42 @@ def _batches(wanted: Sequence[Wanted], size: int) -> list[Sequence[Wanted]]:
 def sample(
     engine: Engine,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Problem],
-    settings: Any,
+    problems: Sequence[Problem],
+    sampling: Sampling,
     path: Path,
     progress: Callable[[int, int, float], None] = lambda done, total, rate: None,
     process: int = 0,
     processes: int = 1,
-    beside: Sequence[Path] = (),
+    other_paths: Sequence[Path] = (),
 ) -> None:
-    """Draw this process's part of ``settings.samples`` completions a problem into ``path``.
+    """Draw this process's part of the samples into a file.
 
     Each is a row {"dataset", "problem", "number", "completion": text, "ids": token ids without the
-    end token, "tokens": with it, "finished": not cut by the length limit, "made_from"}. What is in
-    ``path`` or the files ``beside`` it already is kept. ``progress`` is called after each batch
-    with (samples done, samples in all, tokens per second).
+    end token, "tokens": with it, "finished": not cut by the length limit, "made_from"}.
+
+    Args:
+        engine: draws the samples.
+        tokenizer: decodes them.
+        problems: as the engine has them.
+        sampling: how many samples, and how many in a batch.
+        path: of the file. Its samples are not drawn again.
+        progress: called after each batch with (samples done, samples in all, tokens per second).
+        process: number of this process.
+        processes: number of all.
+        other_paths: of further files, whose samples are not drawn again.
     """
     read_lines(path, repair=True)
-    known = read_samples([path, *beside], asked, settings.samples, engine.made_from)
-    mine = partition(len(asked), settings.samples, settings.batch_size, processes)[process]
+    known = read_samples([path, *other_paths], problems, sampling.samples, engine.made_from)
+    mine = partition(len(problems), sampling.samples, sampling.batch_size, processes)[process]
     waiting = [
         (place, number)
         for place, number in mine
-        if number not in known[asked[place].dataset, asked[place].id]
+        if number not in known[problems[place].dataset, problems[place].id]
     ]
     done, tokens, started = len(mine) - len(waiting), 0, time.perf_counter()
-    for batch in _batches(waiting, engine.at_once or settings.batch_size):
+    for batch in _batches(waiting, engine.at_once or sampling.batch_size):
         for (place, number), (ids, finished) in zip(batch, engine.draw(batch), strict=True):
-            text, problem = tokenizer.decode(ids, skip_special_tokens=True), asked[place]
+            text, problem = tokenizer.decode(ids, skip_special_tokens=True), problems[place]
             row = {"dataset": problem.dataset, "problem": problem.id, "number": number}
             row |= {"completion": text, "ids": ids, "tokens": len(ids) + finished}
             append_line(path, {**row, "finished": finished, "made_from": engine.made_from[place]})
@@ -209,31 +251,34 @@ def read_samples(
     samples: int,
     made_from: Sequence[str] | None = None,
 ) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
-    """What is there already: (data set, problem) -> number of the sample -> its row.
+    """Read the samples that were drawn.
 
-    Every problem has an entry, in the order of ``problems``. With ``made_from``, as an engine has
-    it, samples must have been made from the same; without, all samples of a problem from one.
+    Args:
+        paths: of the files.
+        problems: of which the samples are.
+        samples: of a problem.
+        made_from: the fingerprints of an engine, which the samples must have. None: all samples of
+            a problem have the same.
+
+    Returns:
+        (data set, problem) -> number of the sample -> its row, for all problems in their order.
+        SageError for other samples.
     """
-    asked = [(problem.dataset, problem.id) for problem in problems]
-    known: dict[tuple[str, str], dict[int, dict[str, Any]]] = {key: {} for key in asked}
-    expected = dict(zip(asked, made_from, strict=True)) if made_from is not None else {}
-    named = {"dataset", "problem", "number", "made_from"}
-    drawn = {"completion", "ids", "tokens", "finished"}
+    keys = [(problem.dataset, problem.id) for problem in problems]
+    known: dict[tuple[str, str], dict[int, dict[str, Any]]] = {key: {} for key in keys}
+    expected = dict(zip(keys, made_from, strict=True)) if made_from is not None else {}
+    fields = {"dataset", "problem", "number", "made_from"}
+    fields |= {"completion", "ids", "tokens", "finished"}
     for path in paths:
         file = f"{path.parent.name}/{path.name}"
         for row in read_lines(path):
-            if missing := (named | drawn) - row.keys():
-                raise SageError(f"{file} holds a row without {min(missing)}: move it away")
-            key, number = (row["dataset"], row["problem"]), row["number"]
-            if key not in known or not 0 <= number < samples:
+            key = (str(row.get("dataset")), str(row.get("problem")))
+            number = row.get("number", -1)
+            fits = row.keys() >= fields and key in known and 0 <= number < samples
+            if not fits or row["made_from"] != expected.setdefault(key, row["made_from"]):
                 raise SageError(
-                    f"{file} holds sample {number} of {'/'.join(key)}, which these settings do "
-                    "not ask for: move it away"
-                )
-            if row["made_from"] != expected.setdefault(key, row["made_from"]):
-                raise SageError(
-                    f"{file} holds samples of {'/'.join(key)} that were drawn otherwise (settings, "
-                    "engine, model or prompt): move it away"
+                    f"{file} holds sample {number} of {key[0]}/{key[1]}, drawn otherwise (another "
+                    "problem, prompt, model, engine or setting): move it away"
                 )
             known[key][number] = row
     return known
@@ -242,16 +287,20 @@ def read_samples(
 def collect(
     paths: Sequence[Path], problems: Sequence[Problem], samples: int
 ) -> list[dict[str, Any]]:
-    """One row per problem: dataset, problem and lists of completions, ids, tokens and finished, in
-    the order of the samples' numbers; SageError where one is missing."""
+    """Gather the samples of each problem; the arguments are as in :func:`read_samples`.
+
+    Returns:
+        A row for each problem: dataset, problem, and lists of completions, ids, tokens and
+        finished, in the order of the samples' numbers. SageError where a sample is missing.
+    """
     rows = []
     for (dataset, problem), known in read_samples(paths, problems, samples).items():
         if len(known) < samples:
             raise SageError(f"{dataset}/{problem} has {len(known)} of {samples} samples: run again")
         row: dict[str, Any] = {"dataset": dataset, "problem": problem}
-        names = {"completions": "completion", "ids": "ids", "tokens": "tokens"}
-        for name, one in {**names, "finished": "finished"}.items():
-            row[name] = [known[number][one] for number in range(samples)]
+        row["completions"] = [known[number]["completion"] for number in range(samples)]
+        for name in ("ids", "tokens", "finished"):
+            row[name] = [known[number][name] for number in range(samples)]
         rows.append(row)
     return rows
 
@@ -262,14 +311,22 @@ def rollouts(
     tokenizer: PreTrainedTokenizerBase,
     problem: Problem,
     count: int,
-    settings: Mapping[str, Any],
+    rl: Mapping[str, Any],
     seed: int,
 ) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """``count`` completions of one problem as RL samples them, by torch's global stream.
+    """Draw completions of a problem as RL does, by torch's global stream.
 
-    Of ``settings``, which are those of GRPOConfig, the sampling and the length are read. Returns
-    token ids of prompts and completions, shape (count, prompt and tokens); the length of the
-    prompt; and the mask, shape (count, tokens), which is 1 up to and with the end token.
+    Args:
+        model: the policy.
+        tokenizer: of the policy.
+        problem: of which completions are drawn.
+        count: how many.
+        rl: keywords of GRPOConfig. Temperature, truncations and length are read.
+        seed: of the stream.
+
+    Returns:
+        Token ids of prompts and completions, shape (count, prompt and tokens); the length of the
+        prompt; and the mask, shape (count, tokens), which is 1 up to and with the end token.
     """
     model.eval()
     torch.manual_seed(seed)
@@ -279,9 +336,9 @@ def rollouts(
         input_ids=prompts,
         attention_mask=torch.ones_like(prompts),
         do_sample=True,
-        **{key: settings[key] for key in ("temperature", "top_p", "top_k", "min_p")},
+        **{key: rl[key] for key in ("temperature", "top_p", "top_k", "min_p")},
         repetition_penalty=1.0,
-        max_new_tokens=settings["max_completion_length"],
+        max_new_tokens=rl["max_completion_length"],
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
     )

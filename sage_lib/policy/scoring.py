@@ -1,4 +1,4 @@
-"""What models say of finished samples, and the exact probability of every valid completion."""
+"""Scores of finished samples by models, and exact probabilities of valid completions."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +22,10 @@ COLUMNS += ["perplexity", "entropy", "branching"]
 LOGITS = 100_000_000  # that are held at a time (samples x tokens x vocabulary)
 
 
-class Signals(NamedTuple):  # of each token of one completion, shape (tokens,)
+class Signals(NamedTuple):  # of each token of a completion, shape (tokens,)
     base_log_pi: NDArray[Any]  # of the token under the base model, nats
     entropy: NDArray[Any]  # of the state before it under the policy, nats
-    branching: NDArray[Any] = np.empty(0)  # of that state under the policy, tokens, if asked
+    branching: NDArray[Any] = np.empty(0)  # factor of that state under the policy, or empty
 
 
 @torch.no_grad()
@@ -37,13 +37,22 @@ def score(
     rows: Sequence[Mapping[str, Any]],
     limit: int,
 ) -> pd.DataFrame:
-    """Score the first ``limit`` samples of every problem, a row each: columns as :data:`COLUMNS`.
+    """Score samples.
 
-    ``perplexity`` (eq. 39) is that under ``base``; ``entropy`` (nats, temperature 1) and
-    ``branching`` (tokens within 95 % of the mass) are means over the states of ``model``; NaN for a
-    sample without tokens. ``rows`` are those of ``sampling.collect``, with a list "correct".
+    Args:
+        model: the policy.
+        base: its base.
+        tokenizer: of both.
+        problems: of which the samples are.
+        rows: of ``sampling.collect``, one for each problem, with a list "correct".
+        limit: of each problem the first samples up to this number.
+
+    Returns:
+        A row for each sample, with columns :data:`COLUMNS`. ``perplexity`` (eq. 39) is under the
+        base; ``entropy`` (nats, temperature 1) and ``branching`` (tokens within 95 % of the mass)
+        are means over the policy's states. All three are NaN for a sample without tokens.
     """
-    found = []
+    table = []
     for problem, row in zip(problems, rows, strict=True):
         prompt = loading.encode(tokenizer, problem.question)
         drawn = itertools.islice(zip(row["ids"], row["finished"], strict=True), limit)
@@ -53,8 +62,8 @@ def score(
             name = (problem.dataset, problem.id, number, bool(row["correct"][number]))
             perplexity, tokens = token_signals.perplexity(of_tokens.base_log_pi), len(of_tokens[0])
             means = [x.mean() if tokens else np.nan for x in of_tokens[1:]]
-            found.append((*name, tokens, perplexity, *means))
-    return pd.DataFrame(found, columns=COLUMNS)
+            table.append((*name, tokens, perplexity, *means))
+    return pd.DataFrame(table, columns=COLUMNS)
 
 
 @torch.no_grad()
@@ -66,20 +75,32 @@ def signals(
     pad: int,
     branching: bool = True,
 ) -> Iterator[Signals]:
-    """The signals of each completion (token ids) of one prompt. Without ``branching``, which sorts
-    the vocabulary, a large one costs half the time."""
+    """Compute the signals of completions of a prompt.
+
+    Args:
+        model: the policy.
+        base: its base.
+        prompt: token ids.
+        bodies: token ids of each completion.
+        pad: id of the padding token.
+        branching: whether its factor is needed. It sorts the vocabulary, and so doubles the time
+            for a large one.
+
+    Returns:
+        The signals of each completion.
+    """
     start = len(prompt)
     length = start + max(map(len, bodies), default=0)
     at_a_time = max(1, LOGITS // (length * model.config.vocab_size))
     for first in range(0, len(bodies), at_a_time):
         part = bodies[first : first + at_a_time]
         ids, mask = (x.to(model.device) for x in _padded_right(prompt, part, pad))
-        own = _log_pi(model, ids, start, mask)
-        anchor = own if base is model else _log_pi(base, ids, start, mask)
-        drawn = probs.drawn_log_probabilities(anchor, ids[:, start:])
-        found = [drawn, probs.entropies_of(own)]
-        found += [token_signals.branching_factor(own.exp())] if branching else []
-        by_row = [x.cpu().numpy() for x in found]
+        log_pi = _log_pi(model, ids, start, mask)
+        base_log_pi = log_pi if base is model else _log_pi(base, ids, start, mask)
+        drawn = probs.drawn_log_probabilities(base_log_pi, ids[:, start:])
+        by_token = [drawn, probs.entropies_of(log_pi)]
+        by_token += [token_signals.branching_factor(log_pi.exp())] if branching else []
+        by_row = [x.cpu().numpy() for x in by_token]
         for row, body in enumerate(part):
             yield Signals(*(x[row, : len(body)] for x in by_row))
 
@@ -140,7 +161,7 @@ def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[s
 def _conversation(
     tokenizer: PreTrainedTokenizerBase, question: str, working: str, answer: str
 ) -> list[int]:
-    """Token ids of prompt and answer, end token included, as supervised fine-tuning reads them."""
+    """Return the token ids of prompt and answer, end token included, as SFT reads them."""
     turn = {"role": "assistant", "content": prompts.answer_turn(working, answer)}
     turns = [*prompts.messages(question), turn]
     return list(tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"])
@@ -157,7 +178,7 @@ def _log_pi(
 def _padded_right(
     prompt: list[int], bodies: Sequence[list[int]], pad: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both of shape (bodies, prompt and longest body)."""
+    """Return token ids and attention mask, both of shape (bodies, prompt and longest body)."""
     width = max(map(len, bodies))
     ids = [prompt + body + [pad] * (width - len(body)) for body in bodies]
     mask = [[1] * (len(prompt) + len(body)) + [0] * (width - len(body)) for body in bodies]

@@ -17,7 +17,10 @@ EOS, PAD = "<|im_end|>", "<|endoftext|>"
 
 
 def convert() -> Path:
-    """Folder of the converted model; SageError when the package is missing or another one."""
+    """Convert the model if it is not yet, and return its folder.
+
+    SageError where the package is missing or has another version.
+    """
     folder = paths.build("models") / NAME
     if (folder / "whole").is_file():
         return folder

@@ -9,11 +9,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from sage_lib.errors import SageError
 from sage_lib.experiment.problems import rl_problems
 from sage_lib.experiment.profile import Model, load_profile
 from sage_lib.tasks.prompts import CHAT_TEMPLATE, MARKERS, SYSTEM_PROMPT, messages
 from sage_lib.tasks.puzzles import OPERATORS, WAYS
+from sage_lib.validation import unknown
 
 NAME = "tiny_qwen"
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -22,8 +22,15 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 def tokenizer(
     largest_number: int, max_length: int, more: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """One token a word, marker or system prompt (Appendix E.4). Markers are not special tokens:
-    decoding keeps them. ``more`` are words of a task besides those of countdown."""
+    """Make a tokenizer with one token a word, a marker or the system prompt (Appendix E.4).
+
+    Markers are not special tokens: they stay in decoded texts.
+
+    Args:
+        largest_number: the vocabulary has 0 to this number.
+        max_length: of a text, in tokens.
+        more: words of a task, besides the words of countdown.
+    """
     numbers = map(str, range(largest_number + 1))
     words = [PAD, EOS, UNKNOWN, "reach", "from", *WAYS, *OPERATORS, "=", ",", "(", ")", *numbers]
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*words, *more]))}
@@ -45,28 +52,33 @@ def tokenizer(
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer that :func:`create` saved; AutoTokenizer would take Qwen2's own."""
+    """Load a tokenizer that :func:`create` saved; AutoTokenizer would take Qwen2's."""
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def check_architecture(model: Model) -> None:
-    """SageError for a name that Qwen2Config does not have, or that the tokenizer decides."""
+    """Raise SageError for a name that Qwen2Config lacks, or that the tokenizer decides."""
     known = {f.name for f in dataclasses.fields(Qwen2Config)}
     if model.name == NAME:
         known -= {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
     for key, value in (model.architecture or {}).items():
         if value is not None and key not in known:
-            raise SageError(f"model.architecture of {model.name} has no {key!r}: correct it")
+            raise unknown(f"{model.name}: model.architecture", key, known, owner="Qwen2Config")
 
 
 def create(folder: Path, model: Model, more: Sequence[str] = ()) -> None:
-    """Write model and tokenizer to ``folder``: random weights from ``model.seed``; ``more`` as in
-    :func:`tokenizer`."""
+    """Write a model with random weights, and its tokenizer.
+
+    Args:
+        folder: for both.
+        model: the section of the profile, with the seed of the weights.
+        more: words, as in :func:`tokenizer`.
+    """
     words = tokenizer(model.largest_number or 0, model.max_seq_length, more)
     check_architecture(model)
-    given = (model.architecture or {}).items()
+    architecture = (model.architecture or {}).items()
     ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
-    shape = {key: value for key, value in given if value is not None}
+    shape = {key: value for key, value in architecture if value is not None}
     config = Qwen2Config(vocab_size=len(words), bos_token_id=None, **ends, **shape)
     torch.manual_seed(model.seed)
     Qwen2ForCausalLM(config).save_pretrained(folder)
@@ -74,10 +86,11 @@ def create(folder: Path, model: Model, more: Sequence[str] = ()) -> None:
 
 
 def example(folder: str | Path) -> tuple[Any, PreTrainedTokenizerFast]:
-    """Something to try a trainer on: write a model with random weights (0.4 million) to ``folder``.
+    """Write a model with random weights (0.4 million), on which a trainer can be tried.
 
-    Returns problems of countdown as a ``datasets.Dataset`` with the columns prompt (a conversation)
-    and answer, and the model's tokenizer. Model and problems are those of the profile smoke.
+    Returns:
+        Problems of countdown as a ``datasets.Dataset`` with the columns prompt (a conversation) and
+        answer, and the model's tokenizer. The profile smoke defines model and problems.
     """
     from datasets import Dataset  # late: a model needs none
 

@@ -1,4 +1,4 @@
-"""What changed between two policies, token by token, in groups by kind, place and uncertainty."""
+"""Changes between two policies, token by token, in groups by kind, place and uncertainty."""
 
 import re
 from collections.abc import Sequence
@@ -30,40 +30,48 @@ EQUAL_PARTS = 10
 
 
 def kind(text: str) -> str:
-    """A name of :data:`KINDS`, or "other"."""
+    """Return the kind of a token's text, a key of :data:`KINDS` or "other"."""
     return next((k for k, form in KINDS.items() if re.fullmatch(form, text.strip())), OTHER)
 
 
 def kinds(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The kind of each token; special ones are format."""
+    """Return the kind of each token; special ones are format."""
     special = set(tokenizer.all_special_ids)
     return ["format" if i in special else kind(tokenizer.decode([i])) for i in ids]
 
 
 def largest(values: Sequence[float] | np.ndarray, share: float = TOP) -> np.ndarray:
-    """Which values are the largest ``share`` (rounded up; of equals the first), shape (values,)."""
+    """Return whether each value is among the largest ``share``, shape (values,).
+
+    The share is rounded up. Of equal values the first counts as larger.
+    """
     numbers = np.asarray(values, dtype=np.float64)
-    chosen = np.zeros(len(numbers), dtype=bool)
+    is_large = np.zeros(len(numbers), dtype=bool)
     order = np.argsort(-numbers, kind="stable")
-    chosen[order[: int(np.ceil(share * len(numbers) - 1e-9))]] = True
-    return chosen
+    is_large[order[: int(np.ceil(share * len(numbers) - 1e-9))]] = True
+    return is_large
 
 
 def parts(values: Sequence[float] | np.ndarray, count: int = EQUAL_PARTS) -> np.ndarray:
-    """The number, 1 (the smallest) to ``count``, of each value's part of equal size."""
-    found = np.empty(len(values), dtype=np.int64)
+    """Deal values by size into ``count`` equal parts, and return each value's part, from 1 on."""
+    part_of = np.empty(len(values), dtype=np.int64)
     order = np.argsort(np.asarray(values, dtype=np.float64), kind="stable")
     for number, part in enumerate(np.array_split(order, count), 1):
-        found[part] = number
-    return found
+        part_of[part] = number
+    return part_of
 
 
 def grouped(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Tokens by kind, tenth of the completion, tenth of the entropy before, and fifth of the
-    completions by perplexity (eq. 39) before; and all together. Columns :data:`GROUPS`.
+    """Average over tokens by kind, tenth of the completion, tenth of the entropy before, and fifth
+    of the completions by perplexity (eq. 39) before; and over all together.
 
-    ``tokens`` has the columns completion, sign, kind, place (0 to below 1 within the completion),
-    before and after (entropies, nats), p_before and p_after (of the drawn token), maybe gradient.
+    Args:
+        tokens: with the columns completion, sign, kind, place (0 to below 1 within the completion),
+            before and after (entropies, nats), p_before and p_after (of the drawn token), and
+            perhaps gradient.
+
+    Returns:
+        A row for each group, with columns :data:`GROUPS`.
     """
     shift = (tokens["p_after"] - tokens["p_before"]).abs()
     surprise = -np.log(tokens["p_before"].clip(lower=1e-300))
@@ -84,15 +92,15 @@ def grouped(tokens: pd.DataFrame) -> pd.DataFrame:
         "entropy": pd.Series(parts(tokens["before"]), index=tokens.index),
         "perplexity": tokens["completion"].map(fifths),
     }
-    found = []
+    tables = []
     for name, key in keys.items():
         groups = frame.assign(by=name, group=key.astype(str)).groupby(["by", "group", "sign"])
-        found.append(groups[list(MEANS)].mean().assign(tokens=groups.size()).reset_index())
-    return pd.concat(found, ignore_index=True)[list(GROUPS)]
+        tables.append(groups[list(MEANS)].mean().assign(tokens=groups.size()).reset_index())
+    return pd.concat(tables, ignore_index=True)[list(GROUPS)]
 
 
 def merged(groups: pd.DataFrame, keys: Sequence[str] = ("by", "group", "sign")) -> pd.DataFrame:
-    """Several tables of :func:`grouped` as one: means weighed by tokens, for each of ``keys``."""
+    """Merge tables of :func:`grouped` into one: means weighed by tokens, for each of ``keys``."""
     weighed = groups[list(MEANS)].mul(groups["tokens"], axis=0)
     sums = weighed.assign(tokens=groups["tokens"], **{key: groups[key] for key in keys})
     totals = sums.groupby(list(keys), sort=False).sum(min_count=1).reset_index()

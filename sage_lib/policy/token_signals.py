@@ -1,4 +1,4 @@
-"""What a distribution over the next token says: branching, kept mass, size of the update."""
+"""Signals of a distribution over the next token: branching, mass, size of the update."""
 
 from __future__ import annotations
 
@@ -19,35 +19,45 @@ BINS = 60
 def gradient_norm(
     weight: ArrayLike, logits: ArrayLike, drawn: ArrayLike, hidden: ArrayLike
 ) -> NDArray[np.float64]:
-    """G_t of the exploration report (eq. 4, 14): |alpha_t| · ‖e(o_t) - pi‖ · ‖h_t‖.
+    """Return G_t of the exploration report (eq. 4, 14): |alpha_t| · ‖e(o_t) - pi‖ · ‖h_t‖.
 
-    The Frobenius norm of a token's gradient in the output matrix. ``weight`` (alpha_t) and the
-    ``drawn`` token have shape (tokens,), as the result has; ``logits`` (tokens, vocabulary), the
-    last ``hidden`` state (tokens, width).
+    It is the Frobenius norm of a token's gradient in the output matrix.
+
+    Args:
+        weight: alpha_t, shape (tokens,).
+        logits: shape (tokens, vocabulary).
+        drawn: ids of the tokens, shape (tokens,).
+        hidden: the last hidden state, shape (tokens, width).
+
+    Returns:
+        Norms, shape (tokens,).
     """
-    chosen = np.asarray(drawn)
+    ids = np.asarray(drawn)
     difference = -softmax(np.asarray(logits, dtype=np.float64), axis=-1)
-    difference[np.arange(len(chosen)), chosen] += 1
+    difference[np.arange(len(ids)), ids] += 1
     length = np.linalg.norm(difference, axis=-1)
     return np.abs(weight) * length * np.linalg.norm(hidden, axis=-1)
 
 
 def runner_up(logits: ArrayLike, drawn: ArrayLike) -> NDArray[np.int64]:
-    """The most likely token but for the drawn one (exploration report, eq. 5), shape (tokens,)."""
-    chosen = np.asarray(drawn)
+    """Return the most likely token besides the drawn one (exploration report, eq. 5).
+
+    Shapes are as in :func:`gradient_norm`.
+    """
+    ids = np.asarray(drawn)
     others = np.array(logits, dtype=np.float64)
-    others[np.arange(len(chosen)), chosen] = -np.inf
+    others[np.arange(len(ids)), ids] = -np.inf
     return others.argmax(axis=-1)
 
 
 def perplexity(log_probabilities: ArrayLike) -> float:
-    """Eq. 39 of one completion, from the log-probabilities (nats) of its tokens; NaN for none."""
+    """Return eq. 39 of a completion, NaN without tokens, from their log-probabilities (nats)."""
     values = np.asarray(log_probabilities, dtype=np.float64)
     return float(np.exp(-values.mean())) if values.size else float("nan")
 
 
 def summary(values: NDArray[Any]) -> dict[str, Any]:
-    """What is kept of a signal, ``values`` of shape (tokens,)."""
+    """Return number, mean, quantiles and histogram of a signal, shape (tokens,)."""
     counts, edges = np.histogram(values, bins=BINS)
     return {
         "tokens": int(values.size),
@@ -58,15 +68,16 @@ def summary(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def branching_factor(probabilities: torch.Tensor, mass: float = 0.95) -> torch.Tensor:
-    """Rollout branching factor (exploration report, 2.2): the fewest tokens that hold ``mass``.
+    """Return the rollout branching factor (exploration report, 2.2), whole numbers of shape (...).
 
-    ``probabilities`` has shape (..., vocabulary); returns whole numbers of shape (...).
+    It is the number of tokens, likeliest first, that together hold ``mass``. ``probabilities`` have
+    shape (..., vocabulary).
     """
     ordered = probabilities.double().sort(-1, descending=True).values
     return (ordered.cumsum(-1) < mass - 1e-12).sum(-1) + 1
 
 
 def kept_mass(log_pi: torch.Tensor, min_p: float) -> torch.Tensor:
-    """Probability of the tokens of at least ``min_p`` times the likeliest: what min-p can draw."""
+    """Return the mass that min-p can draw: tokens of at least ``min_p`` times the likeliest."""
     pi = log_pi.exp()
     return (pi * (pi >= min_p * pi.amax(-1, keepdim=True))).sum(-1)

@@ -1,4 +1,4 @@
-"""Samples by vLLM, on a GPU: the same prompts and settings as those of transformers."""
+"""Samples by vLLM, on a GPU: its prompts and sampling are the same as with transformers."""
 
 import os
 from collections.abc import Sequence
@@ -10,20 +10,28 @@ from transformers import PreTrainedTokenizerBase
 from sage_lib.errors import SageError
 from sage_lib.files import read_json
 from sage_lib.policy import loading
-from sage_lib.policy.sampling import Engine, Wanted, fingerprints, sample_seed
+from sage_lib.policy.sampling import Engine, Sampling, Wanted, fingerprints, sample_seed
 from sage_lib.tasks.problem import Problem
 
 
 def vllm_engine(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Problem],
-    settings: Any,
+    problems: Sequence[Problem],
+    sampling: Sampling,
 ) -> Engine:
-    """Samples by vLLM of the model in ``folder``, or of its base with the adapter that lies there.
+    """Start vLLM. It takes a GPU's memory until it is closed.
 
-    ``settings.vllm`` holds keywords of vllm.LLM besides. It takes a GPU's memory until it is
-    closed, and promises the same sample again only for the same version and batch.
+    The same sample comes again only for the same version and batch.
+
+    Args:
+        folder: of a model, or of an adapter.
+        tokenizer: of the model.
+        problems: of which samples are drawn.
+        sampling: how they are drawn; its ``vllm`` holds keywords of vllm.LLM.
+
+    Returns:
+        The engine.
     """
     # vLLM forks its engine unless torch says that the GPU is in use. This process has asked CUDA
     # for its GPUs, which torch does not call use; but what is forked after that cannot use them.
@@ -34,9 +42,9 @@ def vllm_engine(
         raise SageError(
             "the package vllm is missing: make vllm, or choose evaluation.engine=transformers"
         ) from error
-    prompts = [loading.encode(tokenizer, problem.question) for problem in asked]
+    prompts = [loading.encode(tokenizer, problem.question) for problem in problems]
     end, base = tokenizer.eos_token_id, loading.base_of(folder)
-    keywords: dict[str, Any] = {"max_model_len": max(map(len, prompts)) + settings.max_new_tokens}
+    keywords: dict[str, Any] = {"max_model_len": max(map(len, prompts)) + sampling.max_new_tokens}
     adapter, weights = None, loading.weights_hash(folder)
     if base is not None:
         from vllm.lora.request import LoRARequest
@@ -46,28 +54,28 @@ def vllm_engine(
         keywords |= {"enable_lora": True, "max_lora_rank": min(r for r in kernels if r >= rank)}
         adapter = LoRARequest("policy", 1, str(folder))
         weights = f"{loading.weights_hash(base)}+{weights}"
-    llm = LLM(model=str(base or folder), **keywords, **(settings.vllm or {}))
+    llm = LLM(model=str(base or folder), **keywords, **(sampling.vllm or {}))
     common = {
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "top_k": settings.top_k or -1,
-        "min_p": settings.min_p or 0.0,
-        "max_tokens": settings.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p or 0.0,
+        "max_tokens": sampling.max_new_tokens,
         "stop_token_ids": [end],
         "detokenize": False,
     }
 
     def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
         requests = [{"prompt_token_ids": prompts[place]} for place, _ in batch]
-        seeds = [sample_seed(settings.seed, asked[place], number) for place, number in batch]
+        seeds = [sample_seed(sampling.seed, problems[place], number) for place, number in batch]
         parameters = [SamplingParams(**common, seed=seed) for seed in seeds]
-        found = []
+        samples = []
         for output in llm.generate(requests, parameters, use_tqdm=False, lora_request=adapter):
             drawn = output.outputs[0]
             ids, finished = list(drawn.token_ids), drawn.finish_reason == "stop"
-            found.append((ids[:-1] if finished and ids[-1:] == [end] else ids, finished))
-        return found
+            samples.append((ids[:-1] if finished and ids[-1:] == [end] else ids, finished))
+        return samples
 
-    made_from = fingerprints("vllm", weights, prompts, settings, end, vllm=settings.vllm or {})
+    made_from = fingerprints("vllm", weights, prompts, sampling, end, vllm=sampling.vllm or {})
     # 4096 requests at once are minutes of work, and a killed run loses no more.
     return Engine(draw, made_from, 4096, llm.llm_engine.engine_core.shutdown)

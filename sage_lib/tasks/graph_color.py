@@ -15,62 +15,27 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from sage_lib.errors import SageError
-from sage_lib.tasks import problem as shared
 from sage_lib.tasks import reasoning_gym
-from sage_lib.tasks.problem import Demonstration, Problem, TaskSettings
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
-from sage_lib.tasks.puzzles import WAYS
-from sage_lib.tasks.verifier import LENGTH_LIMIT, Verifier
+from sage_lib.tasks.task import STRICT, ExactTask, distinct_problems
+from sage_lib.tasks.verifier import LENGTH_LIMIT
 
-COMMON, _ = WAYS
-LOGGED = ("valid", "unsound")
-COUNTED = ("rare", "valid_common", "valid_rare")
 MOST_VERTICES = 6
 #: What the tiny model's vocabulary needs besides numbers, "=", "," and "-".
 WORDS = ("color", "with", ":", "{", "}", *(f'"{vertex}":' for vertex in range(MOST_VERTICES)))
 #: Entries that one seed makes, many of them twice: there are 2^15 graphs of six vertices.
 SIZE = 1_000_000
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Edges = Annotated[int, Field(ge=1, le=12)]
-
-
-@dataclass(frozen=True, kw_only=True, config=shared.STRICT)
-class Settings(TaskSettings):
-    name: str = "graph_color"
-    vertices: Annotated[int, Field(ge=3, le=MOST_VERTICES)] = 6
-    colors: Annotated[int, Field(ge=2, le=3)] = 3
-    edge_probability: Annotated[float, Field(gt=0, le=0.9)] = 0.4  # of each pair of vertices
-    fewest: Edges = 1  # edges of a problem: the more, the fewer colorings are right
-    most: Edges = 12
-    #: Of demonstrations that aim at nothing: true steps whose colors are drawn at random.
-    aimless_share: Share = 0.0
-    #: Distinct graphs that demonstrations are made of; None is one for each row.
-    distinct: Annotated[int, Field(ge=1)] | None = None
-
-    def __post_init__(self) -> None:
-        # The most edges that so many colors allow: groups of equal size, all joined (Turan).
-        size, more = divmod(self.vertices, self.colors)
-        groups = [size + 1] * more + [size] * (self.colors - more)
-        bound = sum(a * b for a, b in itertools.combinations(groups, 2))
-        if self.fewest > min(self.most, bound):
-            raise SageError(
-                f"graph_color's fewest edges, {self.fewest}, are more than most, {self.most}, or "
-                f"than {self.vertices} vertices and {self.colors} colors allow, {bound}"
-            )
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return WORDS
 
 
 @plain_dataclass(frozen=True)
@@ -95,7 +60,7 @@ class Graph:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """As the package's scorer reads it."""
+        """The graph as the package's scorer reads it."""
         puzzle = {
             "vertices": list(range(self.vertices)),
             "edges": list(self.edges),
@@ -104,102 +69,109 @@ class Graph:
         return {"metadata": {"puzzle": puzzle}}
 
 
-def label(settings: Settings) -> str:
-    """The task, and numbers of vertices, colors and edges other than the usual ones."""
-    found, usual = settings.name, (Settings.fewest, Settings.most)
-    if settings.vertices != Settings.vertices or settings.colors != Settings.colors:
-        found += f"_{settings.vertices}_with_{settings.colors}"
-    if (settings.fewest, settings.most) != usual:
-        found += f"_{settings.fewest}_to_{settings.most}_edges"
-    return found
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GraphColor(ExactTask):
+    COUNTED: ClassVar[tuple[str, ...]] = ("rare", "valid_common", "valid_rare")
+    WAYS: ClassVar[Mapping[str, str]] = {"L": "common", "R": "rare"}
 
+    name: Literal["graph_color"] = "graph_color"
+    vertices: Annotated[int, Field(ge=3, le=MOST_VERTICES)] = 6
+    colors: Annotated[int, Field(ge=2, le=3)] = 3
+    edge_probability: Annotated[float, Field(gt=0, le=0.9)] = 0.4  # of each pair of vertices
+    fewest: Edges = 1  # edges of a problem: the more, the fewer colorings are right
+    most: Edges = 12
 
-def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
-    made, dataset = _generator(settings, seed), label(settings)
-    for index in range(SIZE):
-        found = made[index]["metadata"]
-        edges = tuple((a, b) for a, b in found["puzzle"]["edges"])
-        if settings.fewest <= len(edges) <= settings.most:
-            graph = Graph(settings.vertices, settings.colors, edges)
-            first = found["possible_answer"]
-            _, gold = worked(graph, [first[vertex] for vertex in range(graph.vertices)])
-            yield Problem(graph.id, dataset, graph.question, gold, settings.name, graph)
+    def __post_init__(self) -> None:
+        # The most edges that so many colors allow: groups of equal size, all joined (Turan).
+        size, more = divmod(self.vertices, self.colors)
+        groups = [size + 1] * more + [size] * (self.colors - more)
+        bound = sum(a * b for a, b in itertools.combinations(groups, 2))
+        if self.fewest > min(self.most, bound):
+            raise ValueError(
+                f"fewest edges, {self.fewest}, are more than most, {self.most}, or than "
+                f"{self.vertices} vertices and {self.colors} colors allow, {bound}"
+            )
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        return WORDS
 
-stream = shared.stream_of(_drawn)
+    @property
+    def display_label(self) -> str:
+        """The task, and numbers of vertices, colors and edges that differ from the usual ones."""
+        usual, label = (GraphColor.fewest, GraphColor.most), str(self.name)
+        if self.vertices != GraphColor.vertices or self.colors != GraphColor.colors:
+            label += f"_{self.vertices}_with_{self.colors}"
+        if (self.fewest, self.most) != usual:
+            label += f"_{self.fewest}_to_{self.most}_edges"
+        return label
 
+    def stream(self, seed: int, exclude: frozenset[str], revision: str | None) -> Iterator[Problem]:
+        return distinct_problems(self._drawn(seed), exclude)
 
-def _generator(settings: Settings, seed: int) -> Any:
-    config = {
-        "num_colors": settings.colors,
-        "min_num_vertices": settings.vertices,
-        "max_num_vertices": settings.vertices,
-        "edge_probability": settings.edge_probability,
-    }
-    return reasoning_gym.generator("graph_color", json.dumps(config), seed, SIZE)
+    def _drawn(self, seed: int) -> Iterator[Problem]:
+        config = {
+            "num_colors": self.colors,
+            "min_num_vertices": self.vertices,
+            "max_num_vertices": self.vertices,
+            "edge_probability": self.edge_probability,
+        }
+        entries = reasoning_gym.generator("graph_color", json.dumps(config), seed, SIZE)
+        label = self.display_label
+        for index in range(SIZE):
+            metadata = entries[index]["metadata"]
+            edges = tuple((a, b) for a, b in metadata["puzzle"]["edges"])
+            if self.fewest <= len(edges) <= self.most:
+                graph = Graph(self.vertices, self.colors, edges)
+                coloring = metadata["possible_answer"]
+                _, gold = worked(graph, [coloring[vertex] for vertex in range(graph.vertices)])
+                yield Problem(graph.id, label, graph.question, gold, self.name, graph)
 
+    def demonstrate(
+        self, problem: Problem, rng: random.Random, aimless: bool, early: bool
+    ) -> tuple[str, str]:
+        """Draw one of all right colorings, or any coloring where it is ``aimless``.
 
-problems = shared.problems_of(stream)
-
-
-def demonstrations(
-    settings: Settings,
-    rows: int,
-    seed: int,
-    exclude: frozenset[str] = frozenset(),
-    revision: str | None = None,
-    *,
-    count_tokens: Callable[[str], int],
-    max_seq_length: int,
-) -> list[Demonstration]:
-    """Colored graphs. All are short.
-
-    A right coloring is drawn from all right ones. With ``distinct`` each graph is shown several
-    times, each time with a coloring drawn anew.
-    """
-    rng = random.Random(seed)
-    drawn = problems(settings, min(rows, settings.distinct or rows), seed, exclude, revision)
-    shown = drawn if settings.distinct is None else []
-    while len(shown) < rows:
-        shown += rng.sample(drawn, len(drawn))
-    found = []
-    for problem in shown[:rows]:
+        Args and result are as in :meth:`ExactTask.demonstrate`.
+        """
         graph: Graph = problem.detail
-        if settings.aimless_share and rng.random() < settings.aimless_share:
+        if aimless:
             coloring = tuple(rng.randint(1, graph.colors) for _ in range(graph.vertices))
         else:
             coloring = rng.choice(colorings(graph))
-        found.append(Demonstration(problem.question, *worked(graph, coloring)))
-    return found
+        return worked(graph, coloring)
 
+    def could_draw(self, problem: Problem) -> bool:
+        """Return whether the question has as many vertices, colors and edges, from any task."""
+        edge, question = "[0-9] - [0-9]", problem.question
+        shape = f"color {self.vertices} with {self.colors} : {edge}(?: , {edge})*"
+        return bool(re.fullmatch(shape, question)) and (
+            self.fewest <= question.count(" - ") <= self.most
+        )
 
-def could_draw(settings: Settings, problem: Problem) -> bool:
-    """Whether the question is one of these with as many vertices, colors and edges, wherever it
-    comes from."""
-    edge = "[0-9] - [0-9]"
-    shape = f"color {settings.vertices} with {settings.colors} : {edge}(?: , {edge})*"
-    asked = problem.question
-    edges = asked.count(" - ")
-    return bool(re.fullmatch(shape, asked)) and settings.fewest <= edges <= settings.most
+    @classmethod
+    def is_correct(cls, problem: Problem, answer: str | None) -> bool:
+        """Return whether the package's scorer gives an answer 1.0.
 
+        It takes any JSON map that has every vertex, also one with further keys.
+        """
+        if answer is None or len(answer) > LENGTH_LIMIT:
+            return False
+        graph: Graph = problem.detail
+        return reasoning_gym.score(_scorer(), answer, graph.entry) >= 1.0
 
-def require_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
-    """Every gold is the generator's own, and no formula."""
+    @classmethod
+    def measures(cls, problem: Problem, text: str, correct: bool) -> dict[str, bool]:
+        return {**super().measures(problem, text, correct), "rare": False}
 
+    @classmethod
+    def way_of(cls, problem: Problem, text: str) -> str | None:
+        return "L" if check(problem.detail, text) else None
 
-def judge(
-    problems: Sequence[Problem], answers: Sequence[str | None], verifier: Verifier
-) -> list[bool]:
-    """Whether the package's scorer gives each answer its full score."""
-    return [correct(p.detail, answer) for p, answer in zip(problems, answers, strict=True)]
-
-
-def correct(graph: Graph, answer: str | None) -> bool:
-    """Whether the package's scorer gives ``answer`` 1.0; it takes any JSON map that has every
-    vertex, also one with vertices besides."""
-    if answer is None or len(answer) > LENGTH_LIMIT:
-        return False
-    return reasoning_gym.score(_scorer(), answer, graph.entry) >= 1.0
+    @classmethod
+    def completions(cls, problem: Problem) -> list[tuple[str, str, str]]:
+        graph: Graph = problem.detail
+        return [("L", *worked(graph, coloring)) for coloring in colorings(graph)]
 
 
 @lru_cache(maxsize=1)
@@ -207,22 +179,12 @@ def _scorer() -> Any:
     return reasoning_gym.generator("graph_color", "{}", 0, 1)
 
 
-def measures(problem: Problem, text: str, correct: bool) -> dict[str, bool]:
-    """``valid`` is work that is listed in :func:`completions`, ``unsound`` a correct answer without
-    valid work. No work is rare."""
-    valid = check(problem.detail, text)
-    return {
-        "valid": valid,
-        "rare": False,
-        "unsound": correct and not valid,
-        "valid_common": valid,
-        "valid_rare": False,
-    }
-
-
 def check(graph: Graph, text: str) -> bool:
-    """Whether a completion (the text after the generation prompt) states every step truly, colors
-    the graph rightly, and has an answer that says the same and nothing else."""
+    """Return whether a completion, which follows the generation prompt, is valid.
+
+    It states every step truly, colors the graph rightly, and its answer says the same and nothing
+    else.
+    """
     work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)
     answer = rest.strip()
     marked = answer.startswith(SOLUTION_START) and answer.endswith(SOLUTION_END)
@@ -233,31 +195,25 @@ def check(graph: Graph, text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _right(graph: Graph) -> frozenset[tuple[str, str]]:
-    return frozenset(worked(graph, one) for one in colorings(graph))
-
-
-def completions(problem: Problem) -> list[tuple[str, str, str]]:
-    """(way, working, answer) of every right coloring; the way is always the common one."""
-    graph: Graph = problem.detail
-    return [(COMMON, *worked(graph, one)) for one in colorings(graph)]
+    return frozenset(worked(graph, coloring) for coloring in colorings(graph))
 
 
 @lru_cache(maxsize=1024)
 def colorings(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Every right coloring: the colors of vertices 0, 1, ..."""
-    found: list[tuple[int, ...]] = [()]
+    """Return every right coloring: the colors of vertices 0, 1, ..."""
+    partial: list[tuple[int, ...]] = [()]
     for vertex in range(graph.vertices):
-        found = [
-            (*one, color)
-            for one in found
+        partial = [
+            (*colors, color)
+            for colors in partial
             for color in range(1, graph.colors + 1)
-            if all(one[neighbour] != color for neighbour in graph.before(vertex))
+            if all(colors[neighbour] != color for neighbour in graph.before(vertex))
         ]
-    return tuple(found)
+    return tuple(partial)
 
 
 def worked(graph: Graph, coloring: Sequence[int]) -> tuple[str, str]:
-    """Work and answer of a coloring: ``0 = 1 , 1 - 1 = 2`` and ``{ "0": 1 , "1": 2 }``."""
+    """Return work and answer of a coloring: ``0 = 1 , 1 - 1 = 2``, ``{ "0": 1 , "1": 2 }``."""
     steps = []
     for vertex, color in enumerate(coloring):
         colored = "".join(f" {coloring[neighbour]}" for neighbour in graph.before(vertex))

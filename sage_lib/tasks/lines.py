@@ -1,4 +1,4 @@
-"""Lines of data files, with what is wrong in them said by file, line and column."""
+"""Lines of data files. An error names the file, the line and the column."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from sage_lib.errors import SageError
 
-#: Where a line stands ("amc23.jsonl:2"), and its columns.
+#: The place of a line, such as "amc23.jsonl:2", and its columns.
 Line = tuple[str, dict[str, Any]]
 
 
 def read(name: str, data: bytes) -> list[Line]:
-    """The lines of a CSV file, whose first names the columns, or the JSON objects, one a line."""
+    """Return the lines of a CSV file with a header, or of a file of one JSON object a line."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -23,7 +23,7 @@ def read(name: str, data: bytes) -> list[Line]:
 
 
 def _json_lines(name: str, text: str) -> list[Line]:
-    found = []
+    lines = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -36,46 +36,60 @@ def _json_lines(name: str, text: str) -> list[Line]:
                 f"{name}, line {number} is not valid JSON with named columns (half-written?): "
                 "correct or delete it, or fetch the file again"
             )
-        found.append((f"{name}:{number}", row))
-    return found
+        lines.append((f"{name}:{number}", row))
+    return lines
 
 
 def _csv_lines(name: str, text: str) -> list[Line]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    found = []
+    lines = []
     try:
         for row in reader:
-            where = f"{name}:{reader.line_num}"
             if None in row or None in row.values():
-                raise SageError(
-                    f"{where} has another number of columns than the first line: "
-                    "put quotation marks around values with commas"
-                )
-            found.append((where, row))
+                raise csv.Error("another number of columns than in the first line")
+            lines.append((f"{name}:{reader.line_num}", row))
     except csv.Error as error:
         raise SageError(
-            f"{name}, line {reader.reader.line_num} is not valid CSV ({error}): correct it"
+            f"{name}, line {reader.reader.line_num} is not valid CSV ({error}): correct it, with "
+            "quotation marks around values with commas"
         ) from None
-    return found
+    return lines
 
 
-def cell(where: str, row: dict[str, Any], name: str, what: str) -> str:
-    """The text in a column; SageError where the column is missing or the text empty."""
-    if name not in row:
-        raise SageError(f"{where}: the column {name!r} is missing; it has {', '.join(row)}")
-    return text(where, row[name], what)
+def cell(place: str, row: dict[str, Any], column: str, content: str) -> str:
+    """Return the text in a column of a row, if any; the other Args are as in :func:`text`."""
+    content += f" (column {column!r}; there are {', '.join(row)})"
+    return text(place, row.get(column), content)
 
 
-def text(where: str, value: Any, what: str) -> str:
-    """``value`` as text without blanks around it; SageError where nothing is left."""
-    found = "" if value is None else str(value).strip()
-    if not found or isinstance(value, (dict, list)):
-        raise SageError(f"{where}: there is no {what}, which must be a text or a number")
-    return found
+def text(place: str, value: Any, content: str) -> str:
+    """Return a value as text without blanks around it.
+
+    Args:
+        place: of the value, for errors.
+        value: from a file.
+        content: what the value is, such as "gold answer", for errors.
+
+    Returns:
+        The text. SageError where it is empty.
+    """
+    stripped = "" if value is None else str(value).strip()
+    if not stripped or isinstance(value, (dict, list)):
+        raise SageError(f"{place}: there is no {content}, which must be a text or a number")
+    return stripped
 
 
-def new_id(where: str, identity: str, seen: set[str]) -> None:
-    """Add an id to those seen; SageError where it is among them."""
-    if identity in seen:
-        raise SageError(f"{where}: the id {identity} occurs twice")
-    seen.add(identity)
+def add_id(place: str, identity: str, ids: set[str]) -> None:
+    """Add an id to the ids of the lines above.
+
+    Args:
+        place: of the line, for errors.
+        identity: the id of the line.
+        ids: of the lines above; it grows.
+
+    Raises:
+        SageError: if ``ids`` holds it.
+    """
+    if identity in ids:
+        raise SageError(f"{place}: the id {identity} occurs twice")
+    ids.add(identity)

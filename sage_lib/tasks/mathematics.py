@@ -1,10 +1,10 @@
-"""Whether two mathematical answers are equal: Math-Verify, on texts that are first written as it
-reads them. Loaded in the verifier's workers alone.
+"""Whether two mathematical answers are equal, by Math-Verify. Texts are first rewritten in a
+spelling that it reads. Only the verifier's workers load this module.
 
-What it gets wrong and is not mended: upper and lower case, a number and its percentage, a number
-and one of another base or unit, a set of two and a pair are the same; names of several letters,
-primes and second derivatives are products and powers of letters; log has base 10; bare words, x for
-times, units such as m/s and "about" are not understood.
+Known faults of Math-Verify remain. It takes as the same: upper and lower case, a number and its
+percentage, numbers of different bases or units, a set of two and a pair. It reads names of several
+letters, primes and second derivatives as products and powers of letters, and log with base 10. It
+does not understand bare words, x for times, units such as m/s, and "about".
 """
 
 from __future__ import annotations
@@ -38,35 +38,38 @@ _DECIMALS, _PRECISION = 6, 15
 
 
 def equal(gold: str, answer: str) -> bool | None:
-    """Math-Verify's verdict; None for a gold that does not parse."""
+    """Return whether Math-Verify finds gold and answer equal; None if the gold is no formula."""
     expected, has_variables = parse_gold(gold)
     if not expected:
         return None
-    given = parse(answer)
+    parsed = parse(answer)
     if has_variables:
-        given = _plain_symbols(parse(answer, units=False) + given)
-    if any(_contradicts_itself(part) for part in given):
+        parsed = _plain_symbols(parse(answer, units=False) + parsed)
+    if any(_contradicts_itself(part) for part in parsed):
         return False
-    a, b = _number(gold, expected), _number(answer, given)
+    a, b = _number(gold, expected), _number(answer, parsed)
     if a is not None and b is not None:
         # No rounding makes them equal; Math-Verify would take long to say so.
         if abs(a - b) > 0.001 * max(1.0, abs(a), abs(b)):
             return False
-        if _same_fraction(expected[0], given[0]):
+        if _same_fraction(expected[0], parsed[0]):
             return True
     # Math-Verify's six decimals, and more for numbers such as 7.4e-12: six would make them 0.
-    smallest = min((size for part in expected + given for size in _sizes(part)), default=1.0)
+    smallest = min((size for part in expected + parsed for size in _sizes(part)), default=1.0)
     more = 0 if smallest >= 1e-3 else min(math.ceil(-math.log10(smallest)), 400)
     decimals = _DECIMALS + more
     digits = max(_PRECISION, decimals + _PRECISION - _DECIMALS)
-    return bool(math_verify.verify(expected, given, decimals, digits, timeout_seconds=None))
+    return bool(math_verify.verify(expected, parsed, decimals, digits, timeout_seconds=None))
 
 
 def parse(text: str, units: bool = True) -> list:
-    """What Math-Verify makes of a text that is one formula; [] when it is none.
+    """Parse a text that is one formula.
 
-    Left to itself Math-Verify would pick a number out of any text, such as ( 9. With ``units`` a
-    last letter is one and is dropped, as in 5 m; without, it is a variable.
+    Math-Verify alone would pick a number out of any text, such as ( 9. With ``units`` a last letter
+    is a unit and is dropped, as in 5 m; without, it is a variable.
+
+    Returns:
+        What Math-Verify reads, [] where the text is no formula.
     """
     readable = _rewritten(text)
     if readable is None:
@@ -80,7 +83,7 @@ def parse(text: str, units: bool = True) -> list:
 
 @lru_cache(maxsize=4096)
 def parse_gold(gold: str) -> tuple[list, bool]:
-    """What Math-Verify makes of a gold ([] when it is no formula), and whether it has variables."""
+    """Parse a gold, as :func:`parse` does, and return whether it has variables, too."""
     parsed = parse(gold)
     if not _understood(parsed):
         return [], False
@@ -98,7 +101,7 @@ def _latex(units: bool) -> Any:
 
 
 def _rewritten(text: str) -> str | None:
-    """The text in a spelling that Math-Verify reads; None for an exponent of ten too long."""
+    """Return the text in a spelling that Math-Verify reads; None if an exponent is too long."""
     if any(len(match[3]) > 3 for match in _SCIENTIFIC.finditer(text)):
         return None
     readable = _POWER.sub(_braced_power, _SCIENTIFIC.sub(_power_of_ten, text))
@@ -132,9 +135,9 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _plain_symbols(parsed: list) -> list:
-    """With i for the imaginary unit, one kind of variable, a variable in place of dx/dt, and
-    fractions for decimals."""
-    found = []
+    """Return formulas with i for the imaginary unit, one kind of variable, a variable in place of
+    dx/dt, and fractions for decimals."""
+    formulas = []
     for part in parsed:
         if not isinstance(part, str):
             plain = {s: sympy.Symbol(s.name, real=True) for s in part.free_symbols}
@@ -142,12 +145,12 @@ def _plain_symbols(parsed: list) -> list:
             rates = {d: sympy.Symbol(str(d), real=True) for d in part.atoms(sympy.Derivative)}
             plain.update({d: rate for d, rate in rates.items() if d.expr.is_Symbol})
             part = part.xreplace({**plain, **_written_decimals(part)})
-        found.append(part)
-    return found
+        formulas.append(part)
+    return formulas
 
 
 def _contradicts_itself(part: Any) -> bool:
-    """Whether it holds an equation of two different numbers, such as 4 = 5; 1/3 = 0.33 is none."""
+    """Return whether a formula equates different numbers, as 4 = 5 does and 1/3 = 0.33 does not."""
     if not isinstance(part, sympy.logic.boolalg.Boolean):
         return False
     for equation in part.atoms(sympy.Eq):
@@ -164,7 +167,7 @@ def _is_number(side: Any) -> bool:
 
 
 def _number(text: str, parsed: list) -> float | None:
-    """The value of a text that is one real number; None for all else, and for 28%."""
+    """Return the value of a text that is one real number; None for others, and for 28%."""
     if len(parsed) != 2 or "%" in text or not _is_number(parsed[0]):
         return None
     value = parsed[0].evalf(15)
@@ -172,8 +175,10 @@ def _number(text: str, parsed: list) -> float | None:
 
 
 def _same_fraction(a: Any, b: Any) -> bool:
-    """Whether both are products and powers of integers and decimals, and of one value: doubles of
-    2.19 times 10^6 and 21.9 times 10^5 may differ."""
+    """Return whether both are products and powers of numbers, with one value as fractions.
+
+    As doubles, 2.19 times 10^6 and 21.9 times 10^5 may differ.
+    """
     if not (_is_product(a) and _is_product(b)):
         return False
     first, second = (f.xreplace(_written_decimals(f)).doit() for f in (a, b))

@@ -31,11 +31,10 @@ CHAT_TEMPLATE = (
 
 
 def messages(question: str) -> list[dict[str, str]]:
-    """The conversation that asks ``question``: system prompt (Appendix E.4) and one user turn."""
+    """Return the prompt of a question: system prompt (Appendix E.4) and one user turn."""
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
 def answer_turn(working: str, answer: str) -> str:
-    """The assistant's turn for a worked answer (Appendix E.4), from the opening working-out marker
-    to the last one."""
+    """Return the assistant's turn for a worked answer (Appendix E.4), with all four markers."""
     return f"{WORK_START}{working}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"

@@ -1,8 +1,7 @@
-"""Public data sets by name: fetched at a pinned revision, or read from a local folder of the same
-files; checksums decide.
+"""Public data sets by name: fetched at a pinned revision, or read from a local folder with the same
+files. Checksums decide.
 
-Set ``SAGE_DATA`` to a folder laid out as :data:`SOURCES` names the files; what is not there is
-fetched.
+Set ``SAGE_DATA`` to a folder with the files that :data:`SOURCES` names. Missing files are fetched.
 """
 
 from __future__ import annotations
@@ -11,44 +10,35 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass as plain_dataclass
 from http.client import HTTPException
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 from urllib.request import urlopen
 
-import pydantic.dataclasses
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.files import write_bytes
 from sage_lib.tasks import lines
-from sage_lib.tasks import problem as shared
 from sage_lib.tasks.lines import Line
-from sage_lib.tasks.problem import Problem, TaskSettings
-from sage_lib.tasks.verifier import judge_by_math, last_boxed, require_math_golds
-
-LOGGED = COUNTED = ()
-judge, require_golds = judge_by_math, require_math_golds
-measures, completions = shared.no_measures, shared.no_completions
+from sage_lib.tasks.problem import Demonstration, Problem
+from sage_lib.tasks.task import STRICT, Task
+from sage_lib.tasks.verifier import last_boxed
 
 
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=shared.STRICT)
-class Settings(TaskSettings):
-    only: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # ids that are taken
-
-
-@dataclass(frozen=True)
+@plain_dataclass(frozen=True)
 class File:
-    local: str  # its place below a local folder
+    local: str  # path below a local folder
     url: str  # with {revision}
     revision: str  # a commit, or a branch where no commit is known
     sha256: str
 
 
-@dataclass(frozen=True)
+@plain_dataclass(frozen=True)
 class Hub:
     """A set read by the package datasets or from a JSON-lines export; its rows are counted."""
 
@@ -59,12 +49,12 @@ class Hub:
     revision: str
 
 
-@dataclass(frozen=True)
+@plain_dataclass(frozen=True)
 class Source:
     parts: tuple[File | Hub, ...]
     question: str  # column
     gold: Callable[[dict], object]
-    rows: int  # that are kept
+    rows: int  # after ``keep``
     keep: Callable[[dict], bool] = lambda row: True
     working: Callable[[dict], str] | None = None  # of sets with worked answers, for SFT
 
@@ -169,32 +159,36 @@ SOURCES = {
 }
 
 
-def label(settings: Settings) -> str:
-    return settings.name
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PublicSet(Task):
+    """A key of :data:`SOURCES`."""
+
+    HAS_REVISIONS: ClassVar[bool] = True
+
+    only: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # ids that are taken
+
+    def stream(self, seed: int, exclude: frozenset[str], revision: str | None) -> Iterator[Problem]:
+        """Yield the problems in file order, or the ones that ``only`` names."""
+        problems = [p for p in load(self.name, revision) if p.question not in exclude]
+        if self.only is not None:
+            unknown = sorted(set(self.only) - {p.id for p in problems})
+            if unknown:
+                raise SageError(f"{self.name} has no problem {unknown[0]!r}: correct its id")
+            problems = [p for p in problems if p.id in self.only]
+        return iter(problems)
+
+    def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
+        """Yield the worked answers that are numbers; Args are as in :meth:`Task.worked`."""
+        if SOURCES[self.name].working is None:
+            raise SageError(f"{self.name} has no worked answers: choose another set for sft_data")
+        return (e for e in super().worked(problems, rows, seed) if _is_number(e.answer))
+
+    def could_draw(self, problem: Problem) -> bool:
+        """Return False: no problem is left out of a published set."""
+        return False
 
 
-def stream(
-    settings: Settings, seed: int, exclude: frozenset[str], revision: str | None
-) -> Iterator[Problem]:
-    """The problems in file order, or those of them that ``only`` names."""
-    allowed = [p for p in load(settings.name, revision) if p.question not in exclude]
-    if settings.only is not None:
-        unknown = sorted(set(settings.only) - {p.id for p in allowed})
-        if unknown:
-            raise SageError(f"{settings.name} has no problem {unknown[0]!r}: correct its id")
-        allowed = [p for p in allowed if p.id in settings.only]
-    return iter(allowed)
-
-
-def _worked(
-    settings: Settings, seed: int, exclude: frozenset[str], revision: str | None
-) -> Iterator[Problem]:
-    if SOURCES[settings.name].working is None:
-        raise SageError(f"{settings.name} has no worked answers: choose another set for sft_data")
-    return (p for p in stream(settings, seed, exclude, revision) if _numeric(p.gold))
-
-
-def _numeric(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -202,53 +196,49 @@ def _numeric(text: str) -> bool:
     return True
 
 
-problems = shared.problems_of(stream)
-demonstrations = shared.demonstrations_of(_worked)
-
-
-def could_draw(settings: Settings, problem: Problem) -> bool:
-    """No: nothing is held out of a published set."""
-    return False
-
-
 def load(name: str, revision: str | None = None) -> list[Problem]:
-    """The data set ``name`` (a key of :data:`SOURCES`), in file order.
+    """Return a public data set in file order.
 
-    Checksum and size are asserted, but not of another ``revision``.
+    Args:
+        name: a key of :data:`SOURCES`.
+        revision: in place of the pinned one.
+
+    Returns:
+        Its problems. SageError where checksum or size differ, unless there is a ``revision``.
     """
-    source, found, seen = SOURCES[name], list[Problem](), set[str]()
-    for where, row in (line for part in source.parts for line in _rows(part, revision)):
+    source, problems, ids = SOURCES[name], list[Problem](), set[str]()
+    for place, row in (line for part in source.parts for line in _rows(part, revision)):
         try:
             if not source.keep(row):
                 continue
             question, gold = str(row[source.question]), source.gold(row)
             working = source.working(row) if source.working else None
         except KeyError as error:
-            raise SageError(f"{where}: the column {error} is missing") from None
-        own = [row[column] for column in ("id", "unique_id", "idx") if column in row]
-        identity = f"{where.rsplit(':', 1)[0]}/{(own or [len(found)])[0]}"
-        lines.new_id(where, identity, seen)
-        gold_text = lines.text(where, gold, "gold answer")
-        found.append(Problem(identity, name, question, gold_text, name, working=working))
-    if revision is None and len(found) != source.rows:
-        raise SageError(f"{name} should have {source.rows} problems and has {len(found)}")
-    return found
+            raise SageError(f"{place}: the column {error} is missing") from None
+        row_ids = [row[column] for column in ("id", "unique_id", "idx") if column in row]
+        identity = f"{place.rsplit(':', 1)[0]}/{(row_ids or [len(problems)])[0]}"
+        lines.add_id(place, identity, ids)
+        gold_text = lines.text(place, gold, "gold answer")
+        problems.append(Problem(identity, name, question, gold_text, name, working=working))
+    if revision is None and len(problems) != source.rows:
+        raise SageError(f"{name} should have {source.rows} problems and has {len(problems)}")
+    return problems
 
 
-def _kept(file: File, revision: str | None) -> Path:
+def _cached(file: File, revision: str | None) -> Path:
     return paths.build("data") / (revision or file.revision) / file.local
 
 
-def _here(part: File | Hub, revision: str | None) -> Path | None:
-    """The part's file in the folder ``SAGE_DATA``, or that kept from an earlier fetch."""
+def _local_path(part: File | Hub, revision: str | None) -> Path | None:
+    """Return the part's file in the folder ``SAGE_DATA``, or from an earlier fetch, if any."""
     folder = os.environ.get("SAGE_DATA")
-    places = [Path(folder) / part.local] if folder and revision is None else []
-    places += [_kept(part, revision)] if isinstance(part, File) else []
-    return next((path for path in places if path.is_file()), None)
+    paths = [Path(folder) / part.local] if folder and revision is None else []
+    paths += [_cached(part, revision)] if isinstance(part, File) else []
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _rows(part: File | Hub, revision: str | None) -> list[Line]:
-    path = _here(part, revision)
+    path = _local_path(part, revision)
     if isinstance(part, Hub):
         return lines.read(part.local, path.read_bytes()) if path else _from_hub(part, revision)
     data = path.read_bytes() if path else _fetch(part, revision)
@@ -260,7 +250,7 @@ def _rows(part: File | Hub, revision: str | None) -> list[Line]:
         )
     rows = lines.read(part.local, data)
     if path is None:
-        write_bytes(_kept(part, revision), data)
+        write_bytes(_cached(part, revision), data)
     return rows
 
 
@@ -279,9 +269,9 @@ def _fetch(file: File, revision: str | None) -> bytes:
 def _from_hub(part: Hub, revision: str | None) -> list[Line]:
     from datasets import load_dataset
 
-    place = {"split": part.split, "revision": revision or part.revision}
+    version = {"split": part.split, "revision": revision or part.revision}
     try:
-        rows = load_dataset(part.repository, part.configuration, **place)
+        rows = load_dataset(part.repository, part.configuration, **version)
         return [(f"{part.repository}:{number}", row) for number, row in enumerate(rows, 1)]
     except Exception as error:
         raise SageError(

@@ -1,4 +1,4 @@
-"""The arithmetic of countdown: what a way reaches from digits, and how its work is written."""
+"""The arithmetic of countdown: which targets a way reaches from digits, and how work is written."""
 
 from __future__ import annotations
 
@@ -44,16 +44,22 @@ class Puzzle:
 
     @property
     def question(self) -> str:
-        return self.asked("reach")
+        return self.question_with("reach")
 
-    def asked(self, verb: str) -> str:
+    def question_with(self, verb: str) -> str:
         return f"{verb} {self.target} from {' '.join(map(str, self.digits))}"
 
 
 def _steps(
     digits: tuple[int, ...], way: str, operators: tuple[str, ...]
 ) -> tuple[int, list[tuple[str, int]]]:
-    """The first value, and operator and digit of each step; ``operators`` from left to right."""
+    """Return the first value, and operator and digit of each step.
+
+    Args:
+        digits: in the order they are shown.
+        way: "L" or "R".
+        operators: from left to right.
+    """
     if way == "L":
         return digits[0], list(zip(operators, digits[1:], strict=True))
     return digits[-1], list(zip(operators, digits[:-1], strict=True))[::-1]
@@ -62,8 +68,18 @@ def _steps(
 def reached(
     digits: tuple[int, ...], way: str, limit: int | None, operators: tuple[str, ...] = OPERATORS
 ) -> NDArray[np.float64]:
-    """What each operator sequence makes of ``digits``, in the order of itertools.product; NaN where
-    a running value leaves 0..limit."""
+    """Calculate the value of every operator sequence.
+
+    Args:
+        digits: in the order they are shown.
+        way: "L" or "R".
+        limit: of running values; None is none.
+        operators: of which sequences are made.
+
+    Returns:
+        Values in the order of itertools.product, NaN where a running value leaves 0..limit. Shape
+        (sequences,).
+    """
     first, *rest = digits if way == "L" else digits[::-1]
     values = np.array([float(first)])
     for digit in rest:
@@ -80,55 +96,76 @@ def reached(
 def targets(
     digits: tuple[int, ...], way: str, limit: int | None, operators: tuple[str, ...] = OPERATORS
 ) -> frozenset[int]:
-    """Every target that ``way`` reaches from ``digits``."""
+    """Return every target that a way reaches; its arguments are as in :func:`reached`."""
     values = reached(digits, way, limit, operators)
     return frozenset(values[~np.isnan(values)].astype(int).tolist())
 
 
 @cache  # every sequence once in memory for all puzzles
 def sequences(length: int, operators: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Every sequence of ``length`` operators."""
+    """Return every sequence of ``length`` operators."""
     return tuple(itertools.product(operators, repeat=length))
 
 
 @lru_cache(maxsize=40_000)  # each puzzle is drawn from, demonstrated and listed many times
 def solving(puzzle: Puzzle, way: str) -> tuple[tuple[str, ...], ...]:
-    """The operator sequences, from left to right, by which ``way`` reaches the target."""
-    every = sequences(len(puzzle.digits) - 1, puzzle.operators)
+    """Return the operator sequences, from left to right, by which a way reaches the target."""
+    operators = sequences(len(puzzle.digits) - 1, puzzle.operators)
     values = reached(puzzle.digits, way, puzzle.limit, puzzle.operators)
-    return tuple(every[place] for place in np.flatnonzero(values == puzzle.target))
+    return tuple(operators[index] for index in np.flatnonzero(values == puzzle.target))
 
 
 @lru_cache(maxsize=2000)
 def allowed(puzzle: Puzzle, way: str) -> NDArray[np.int64]:
-    """Places, in :func:`sequences`, of those within the limit: a target's side by side, the targets
-    in the order in which they are first reached."""
+    """Return the indices, in :func:`sequences`, of the sequences within the limit.
+
+    Sequences with one target are neighbours, and targets have the order in which they are first
+    reached.
+    """
     values = reached(puzzle.digits, way, puzzle.limit, puzzle.operators)
-    places = np.flatnonzero(~np.isnan(values))
-    _, first, which = np.unique(values[places], return_index=True, return_inverse=True)
-    return places[np.argsort(first[which], kind="stable")]
+    indices = np.flatnonzero(~np.isnan(values))
+    _, first, which = np.unique(values[indices], return_index=True, return_inverse=True)
+    return indices[np.argsort(first[which], kind="stable")]
 
 
 @lru_cache(maxsize=200_000)
 def other_targets(
     digits: tuple[int, ...], ways: str = "LR", operators: tuple[str, ...] = OPERATORS
 ) -> frozenset[int]:
-    """Every value of a bracketing other than those of ``ways``, running values of any size."""
+    """Return the value of every bracketing that belongs to none of some ways.
+
+    Args:
+        digits: in the order they are shown.
+        ways: which are left out: "L", "R", both or none.
+        operators: that may stand between digits.
+
+    Returns:
+        The values, with running values of any size.
+    """
     if len(digits) == 1:
         return frozenset(() if ways else digits)
-    found: set[int] = set()
+    values: set[int] = set()
     for cut in range(1, len(digits)):
         left, right = digits[:cut], digits[cut:]
         # With one digit on its right the rest must not go from left to right, and so on.
         lefts = other_targets(left, "L" if "L" in ways and len(right) == 1 else "", operators)
         rights = other_targets(right, "R" if "R" in ways and len(left) == 1 else "", operators)
         for a, b in itertools.product(lefts, rights):
-            found |= {_APPLY[operator](a, b) for operator in operators}
-    return frozenset(found)
+            values |= {_APPLY[operator](a, b) for operator in operators}
+    return frozenset(values)
 
 
 def solution(puzzle: Puzzle, way: str, operators: tuple[str, ...]) -> tuple[str, str]:
-    """Work and answer, as a completion has them, of ``operators`` (from left to right)."""
+    """Write down a solution.
+
+    Args:
+        puzzle: whose digits are used.
+        way: "L" or "R".
+        operators: from left to right.
+
+    Returns:
+        Work and answer, as a completion has them.
+    """
     value, chain = _steps(puzzle.digits, way, operators)
     expression, steps = str(value), list[str]()
     for operator, digit in chain:
@@ -148,10 +185,10 @@ class Check(NamedTuple):
 
 
 def check(puzzle: Puzzle, text: str) -> Check:
-    """Read a completion (the text after the generation prompt) step by step.
+    """Check a completion, which follows the generation prompt, step by step.
 
     It is valid where every step is true arithmetic on the digits in the way that it names, the last
-    one reaches the target, and the answer is the expression of those steps and nothing else.
+    step reaches the target, and the answer is the expression of these steps and nothing else.
     """
     work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)
     words, answer = work.split(), rest.strip()
@@ -170,7 +207,7 @@ def check(puzzle: Puzzle, text: str) -> Check:
 
 
 def parse(answer: str, operators: tuple[str, ...] = OPERATORS) -> tuple[list[int], int] | None:
-    """The numbers of an expression from left to right, and its value; None for all else.
+    """Return the numbers of an expression from left to right, and its value; None for other texts.
 
     max and dist stand between their numbers and bind as `*` does: from left to right, before + -.
     """

@@ -5,37 +5,32 @@ A line of a profile names the data set and its parameters:
 is right where the package's ``score_answer`` gives it ``threshold`` or more. Below 1.0 lies partial
 credit for wrong answers, so 1.0 is the default.
 
-Scorers run in this process. Data sets whose scorer runs an answer as code, can be kept busy for
-minutes or takes wrong answers are refused by name, and so are those whose problems are not a
-function of the seed (:data:`REFUSED`, of version 0.1.25).
+Scorers run in this process. A data set is refused by name if its scorer runs an answer as code, can
+be busy for minutes or accepts wrong answers, or if its problems are no function of the seed
+(:data:`REFUSED`, of version 0.1.25).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
-from sage_lib.tasks import problem as shared
 from sage_lib.tasks import verifier as verifiers
-from sage_lib.tasks.problem import Problem, TaskSettings
-from sage_lib.tasks.verifier import LENGTH_LIMIT, Verifier
+from sage_lib.tasks.problem import Demonstration, Problem
+from sage_lib.tasks.task import STRICT, Task, distinct_problems
+from sage_lib.tasks.verifier import LENGTH_LIMIT
+from sage_lib.validation import pick
 
-LOGGED = COUNTED = ()
-measures, completions = shared.no_measures, shared.no_completions
-#: Answers keep their lines: many of these data sets ask for a grid.
-last_answer = functools.partial(verifiers.last_answer, lines=True)
 #: Entries that one seed makes; some data sets plan all of them at once.
 SIZE = 20_000
 
@@ -59,9 +54,18 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, config=shared.STRICT)
-class Settings(TaskSettings):
-    name: str = "reasoning_gym"
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What the scorer reads of a problem."""
+
+    threshold: float
+    dataset: Any = dataclasses.field(compare=False, repr=False)  # the package's object
+    entry: Mapping[str, Any] = dataclasses.field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ReasoningGym(Task):
+    name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str  # a name of reasoning-gym's own list
     #: Parameters of the data set, by the names of its configuration class.
     config: dict[str, Any] = field(default_factory=dict)
@@ -69,110 +73,94 @@ class Settings(TaskSettings):
 
     def __post_init__(self) -> None:
         if self.dataset in REFUSED:
-            raise SageError(f"reasoning-gym's {self.dataset} is refused: {REFUSED[self.dataset]}")
+            raise ValueError(f"reasoning-gym's {self.dataset} is refused: {REFUSED[self.dataset]}")
         try:
             plain = json.loads(json.dumps(self.config, sort_keys=True, allow_nan=False))
         except (TypeError, ValueError):
-            raise SageError(
+            raise ValueError(
                 f"the config of {self.dataset} must hold numbers, texts, lists and maps alone"
             ) from None
         _check(self.dataset, plain)
         object.__setattr__(self, "config", plain)
 
+    @property
+    def display_label(self) -> str:
+        """The data set, and the parameters that a line of a profile names."""
+        parameters = "".join(f"_{key}_{value}" for key, value in self.config.items())
+        return self.dataset + re.sub(r"[^\w.]+", "-", parameters)
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What the scorer needs to know of a problem."""
+    def stream(self, seed: int, exclude: frozenset[str], revision: str | None) -> Iterator[Problem]:
+        return distinct_problems(self._drawn(seed), exclude)
 
-    threshold: float
-    made: Any = dataclasses.field(compare=False, repr=False)  # the package's data set object
-    entry: Mapping[str, Any] = dataclasses.field(compare=False, repr=False)
+    def _drawn(self, seed: int) -> Iterator[Problem]:
+        label = self.display_label
+        entries = generator(self.dataset, json.dumps(self.config), seed, SIZE)
+        for index in range(SIZE):
+            entry = entries[index]
+            gold = "" if entry["answer"] is None else str(entry["answer"])
+            detail, question = Entry(self.threshold, entries, entry), entry["question"].strip()
+            yield Problem(f"{seed}-{index}", label, question, gold, self.name, detail)
 
+    def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
+        # The package's answers, without work: it has none that all data sets share.
+        for example in super().worked(problems, rows, seed):
+            if not example.answer:
+                raise SageError(
+                    f"reasoning-gym's {self.dataset} lists no answers to learn from: choose "
+                    "another data set for sft_data, or leave out sft"
+                )
+            yield example
 
-def label(settings: Settings) -> str:
-    """The data set, and the parameters that a line of a profile gives it."""
-    given = "".join(f"_{key}_{value}" for key, value in settings.config.items())
-    return settings.dataset + re.sub(r"[^\w.]+", "-", given)
+    @staticmethod
+    def last_answer(text: str) -> str | None:
+        """Return the last answer with its lines: many of these data sets ask for a grid."""
+        return verifiers.last_answer(text, lines=True)
 
+    @classmethod
+    def is_correct(cls, problem: Problem, answer: str | None) -> bool:
+        """Return whether the scorer gives an answer the threshold or more.
 
-def _drawn(settings: Settings, seed: int) -> Iterator[Problem]:
-    dataset = label(settings)
-    made = generator(settings.dataset, json.dumps(settings.config), seed, SIZE)
-    for index in range(SIZE):
-        entry = made[index]
-        gold = "" if entry["answer"] is None else str(entry["answer"])
-        detail = Entry(settings.threshold, made, entry)
-        question = entry["question"].strip()
-        yield Problem(f"{seed}-{index}", dataset, question, gold, settings.name, detail)
-
-
-stream = shared.stream_of(_drawn)
-
-
-problems = shared.problems_of(stream)
-
-
-def _worked(
-    settings: Settings, seed: int, exclude: frozenset[str], revision: str | None
-) -> Iterator[Problem]:
-    for problem in stream(settings, seed, exclude, revision):
-        if not problem.gold:
-            raise SageError(
-                f"reasoning-gym's {settings.dataset} lists no answers to learn from: choose "
-                "another data set for sft_data, or leave out sft"
-            )
-        yield problem
-
-
-#: The package's own answers, without work: it has none that all data sets share.
-demonstrations = shared.demonstrations_of(_worked)
+        An answer much longer than the listed one is refused unread.
+        """
+        limit = max(LENGTH_LIMIT, 2 * len(problem.gold))
+        if answer is None or len(answer) > limit:
+            return False
+        detail: Entry = problem.detail
+        return score(detail.dataset, answer, detail.entry) >= detail.threshold
 
 
-def could_draw(settings: Settings, problem: Problem) -> bool:
-    """Whether it comes from reasoning-gym, or stands in a file, which may hold such questions."""
-    return problem.task in (settings.name, "file")
+def score(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
+    """Return the score, from 0 to 1, of an answer by a data set of reasoning-gym.
 
+    Args:
+        dataset: the package's object.
+        answer: to the question of the entry.
+        entry: of this data set.
 
-def require_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
-    """SageError for the first listed answer that its own scorer puts below the threshold."""
-    for problem in problems:
-        if problem.gold and not correct(problem, problem.gold):
-            raise SageError(
-                f"the scorer of {problem.dataset} puts its own answer of problem {problem.id} "
-                f"below {problem.detail.threshold}: lower threshold, or choose another data set"
-            )
-
-
-def judge(
-    problems: Sequence[Problem], answers: Sequence[str | None], verifier: Verifier
-) -> list[bool]:
-    return [correct(p, answer) for p, answer in zip(problems, answers, strict=True)]
-
-
-def correct(problem: Problem, answer: str | None) -> bool:
-    """Whether the scorer gives ``answer`` the threshold or more; what is much longer than the
-    listed answer is refused unread."""
-    limit = max(LENGTH_LIMIT, 2 * len(problem.gold))
-    if answer is None or len(answer) > limit:
-        return False
-    detail: Entry = problem.detail
-    return score(detail.made, answer, detail.entry) >= detail.threshold
-
-
-def score(made: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """What a data set of reasoning-gym scores an answer, from 0 to 1."""
+    Returns:
+        The score; 0 where the scorer fails at the answer.
+    """
     try:
-        return float(made.score_answer(answer, entry))
+        return float(dataset.score_answer(answer, entry))
     except Exception:  # whatever a scorer trips over in an answer that it cannot read
         return 0.0
 
 
 @lru_cache(maxsize=16)
 def generator(dataset: str, config: str, seed: int, size: int) -> Any:
-    """The package's data set object; ``config`` is JSON.
+    """Return the package's object of a data set.
 
     The package makes entry i of seed s from s + i: neighbouring seeds would have nearly all
     problems in common. So they are spread first.
+
+    Args:
+        dataset: its name.
+        config: its parameters, as JSON.
+        seed: of its entries.
+        size: how many entries it has.
+
+    Returns:
+        An object that makes each entry when it is read, and scores answers.
     """
     spread = random.Random(seed).getrandbits(31)
     create = _package().create_dataset
@@ -191,21 +179,12 @@ def _package() -> Any:
 
 
 def _check(dataset: str, config: Mapping[str, Any]) -> None:
-    """SageError for a data set that the package does not have, or a config that it refuses."""
-    known = _package().factory.DATASETS
-    if dataset not in known:
-        near = difflib.get_close_matches(dataset, known, 3) or sorted(known)
-        raise SageError(f"reasoning-gym has no data set {dataset!r}: take one such as {near}")
-    make = known[dataset][1]
-    names = {one.name for one in dataclasses.fields(make)} - {"seed", "size"}
-    for key in config:
-        if key not in names:
-            listed = ", ".join(sorted(names))
-            raise SageError(f"reasoning-gym's {dataset} has no parameter {key!r}; it has: {listed}")
+    """Raise an error for a data set that the package lacks, or a config that it refuses."""
+    make = pick(dataset, _package().factory.DATASETS, "reasoning-gym", "data set")[1]
     try:
-        made = make(**config)
-        if hasattr(made, "validate"):
-            made.validate()
-    except Exception as error:  # an assertion, or what its check of a mistyped value raises
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise SageError(f"reasoning-gym's {dataset} refuses its config: {said}") from None
+        parameters = make(**config, seed=0, size=1)
+        if hasattr(parameters, "validate"):
+            parameters.validate()
+    except Exception as error:  # an unknown parameter, an assertion, a mistyped value
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"reasoning-gym's {dataset} refuses its config: {reason}") from None

@@ -1,4 +1,4 @@
-"""The one verifier, for the reward and for evaluation: Math-Verify on the last answer, gold first.
+"""The verifier of the reward and of evaluation: Math-Verify compares gold and last answer.
 
 Math-Verify's own time limits use signals, which fail in threads. It is called without them, in
 worker processes with limits of their own: processor time (a busy machine changes no verdict),
@@ -28,15 +28,14 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from sage_lib.errors import SageError
-from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START
 
 #: A longer answer is refused unread (characters).
 LENGTH_LIMIT = 400
-CHUNK = 32  # pairs that a worker is given at a time
-#: What is compared without Math-Verify. Never \d, which matches the digits of every script.
+CHUNK = 32  # pairs that a worker takes at a time
+#: Integers are compared without Math-Verify. Never \d, which matches the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-#: Of which forms of answers a first batch was read.
+#: Forms of answers (boxed or not) of which a first batch was read.
 _FIRST_SEEN: set[bool] = set()
 
 Pair = tuple[str, str]  # a gold answer and an answer
@@ -49,11 +48,16 @@ class Verdict:
 
 
 def last_answer(text: str, boxed: bool = False, lines: bool = False) -> str | None:
-    r"""The answer in the last pair of solution markers, without a full stop at its end, or None.
+    r"""Return the last answer of a completion.
 
-    With ``boxed`` the content of the last \boxed{...} instead. Spaces are single: a line break
-    would hide the answer from Math-Verify. With ``lines`` blanks, lines and full stop are kept, but
-    for blanks at both ends.
+    Args:
+        text: the completion.
+        boxed: the answer stands in \boxed{...}, and not between solution markers.
+        lines: blanks, line breaks and a full stop at the end stay, as a grid needs them. Otherwise
+            blanks become single: a line break would hide the answer from Math-Verify.
+
+    Returns:
+        The answer, None where there is none.
     """
     if boxed:
         answer = last_boxed(text)
@@ -67,7 +71,7 @@ def last_answer(text: str, boxed: bool = False, lines: bool = False) -> str | No
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Contents of the last \boxed{...} with balanced braces; None when there is none."""
+    r"""Return the content of the last \boxed{...} with balanced braces; None without any."""
     _, box, rest = text.rpartition(r"\boxed{")
     depth = 1
     for position, character in enumerate(rest if box else ""):
@@ -78,7 +82,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _start_worker() -> None:
-    """Limit the memory and load Math-Verify, before the first pair's time runs."""
+    """Limit the worker's memory and load Math-Verify, before the first pair's time runs."""
     from sage_lib.tasks import mathematics
 
     # It warns of every call without its own time limit.
@@ -97,7 +101,7 @@ def _start_worker() -> None:
 
 
 class _TimeUp(BaseException):
-    """Raised by the alarm; nothing that catches Exception stops it."""
+    """The alarm raises it, and ``except Exception`` does not catch it."""
 
 
 def _time_up(number: int, frame: FrameType | None) -> None:
@@ -105,8 +109,10 @@ def _time_up(number: int, frame: FrameType | None) -> None:
 
 
 def _set_alarm(seconds: float) -> None:
-    """Let _TimeUp be raised after so much processor time; 0 stops it. The kernel ends soon after
-    (SIGXCPU) what does not listen."""
+    """Set an alarm that raises _TimeUp after some processor time; 0 stops it.
+
+    If nothing listens to it, the kernel ends the process soon after (SIGXCPU).
+    """
     try:
         import resource
 
@@ -120,10 +126,15 @@ def _set_alarm(seconds: float) -> None:
 
 
 def _verify_chunk(chunk: list[Pair], seconds: float) -> list[bool | str | None]:
-    """For each pair the verdict, None for a gold that does not parse, or why there is none."""
+    """Compare gold and answer of each pair, in a worker.
+
+    Returns:
+        For each pair whether they are equal; None for a gold that does not parse; or the reason
+        why nobody can tell.
+    """
     from sage_lib.tasks.mathematics import equal
 
-    found: list[bool | str | None] = []
+    verdicts: list[bool | str | None] = []
     for pair in chunk:
         try:
             _set_alarm(seconds)
@@ -137,33 +148,47 @@ def _verify_chunk(chunk: list[Pair], seconds: float) -> list[bool | str | None]:
             verdict = "out of memory"
         except Exception:  # whatever Math-Verify or sympy trips over
             verdict = "not understood"
-        found.append(verdict)
-    return found
+        verdicts.append(verdict)
+    return verdicts
 
 
 class Verifier:
-    """Verifies pairs in ``workers`` killable processes; safe to call from threads.
+    """Verifies pairs of gold and answer in processes that can be killed. Threads may share it.
 
-    ``counts`` says what happened to every pair: "asked", "distinct" (new ones) and each reason of
-    :class:`Verdict`. ``time_limit`` is in seconds of processor time.
+    ``counts`` has the number of "pairs", of "distinct" (new) ones, and of each reason of
+    :class:`Verdict`.
     """
 
     def __init__(self, workers: int = 1, time_limit: float = 3) -> None:
+        """Start no process yet.
+
+        Args:
+            workers: processes.
+            time_limit: of a pair, in seconds of processor time.
+        """
         self.workers, self.time_limit = workers, time_limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
         self._pool: ProcessPool | None = None
-        self._served = False  # whether that pool has done anything
+        self._served = False  # whether that pool has returned anything
         self._lock = threading.Lock()
 
     def verify_answers(
         self, golds: Sequence[str | int], answers: Sequence[str | int | None]
     ) -> list[Verdict]:
-        """A verdict for each (gold, answer) pair; SageError for a gold that cannot be parsed."""
-        both = zip(golds, answers, strict=True)
-        pairs = [(str(gold), None if given is None else str(given)) for gold, given in both]
+        """Compare each answer with its gold.
+
+        Args:
+            golds: formulas or numbers.
+            answers: one for each gold; None is not correct.
+
+        Returns:
+            One verdict for each pair. SageError for a gold that cannot be parsed.
+        """
+        columns = zip(golds, answers, strict=True)
+        pairs = [(str(gold), None if text is None else str(text)) for gold, text in columns]
         with self._lock:
-            self.counts["asked"] += len(pairs)
+            self.counts["pairs"] += len(pairs)
             self._verify_new([pair for pair in dict.fromkeys(pairs) if pair not in self._known])
             verdicts = [self._known[pair] for pair in pairs]
             self.counts.update(verdict.reason for verdict in verdicts)
@@ -186,15 +211,23 @@ class Verifier:
                 self._known[gold, answer] = Verdict(int(gold) == int(answer), "verified")
             else:
                 hard.append((gold, answer))
-        # Together first, since handing over costs time; what a killed worker took, one by one.
+        # Together first, since handing over costs time; the pairs of a killed worker one by one.
         lost = self._verify_chunks([hard[i : i + CHUNK] for i in range(0, len(hard), CHUNK)])
         lost = self._verify_chunks([[pair] for pair in lost])
         while lost:
             lost = self._verify_chunks([[pair] for pair in lost], last=True)
 
     def _verify_chunks(self, chunks: list[list[Pair]], last: bool = False) -> list[Pair]:
-        """Verify each chunk in one go; returns the pairs to ask again, one by one. But for the
-        ``last`` time, also those whose worker died: somebody else may have killed it."""
+        """Verify chunks of pairs, and remember the verdicts.
+
+        Args:
+            chunks: each is verified in one go.
+            last: a pair whose worker died is refused. Before, it is lost: another program may have
+                killed the worker.
+
+        Returns:
+            The lost pairs, to be verified one by one.
+        """
         lost: list[Pair] = []
         if not chunks:
             return lost
@@ -203,12 +236,12 @@ class Verifier:
         results = job.result()
         for number, chunk in enumerate(chunks):
             try:
-                found = next(results)
+                verdicts = next(results)
                 self._served = True
             except BrokenProcessPool as error:
                 self.close()
-                if self._served:  # a worker was killed as it took or gave something
-                    return lost + [pair for left in chunks[number:] for pair in left]
+                if self._served:  # a worker was killed as it took or returned something
+                    return lost + [pair for rest in chunks[number:] for pair in rest]
                 raise SageError(
                     "the verifier's processes could not start: put what your script runs under "
                     "if __name__ == '__main__':"
@@ -220,8 +253,8 @@ class Verifier:
                 if len(chunk) > 1 or (reason == "worker died" and not last):
                     lost += chunk
                     continue
-                found = [reason]
-            for pair, verdict in zip(chunk, found, strict=True):
+                verdicts = [reason]
+            for pair, verdict in zip(chunk, verdicts, strict=True):
                 if verdict is None:
                     raise SageError(
                         f"the gold answer {pair[0]!r} cannot be parsed: correct or drop its problem"
@@ -248,18 +281,6 @@ class Verifier:
             self._pool = None
 
 
-def judge_by_math(
-    problems: Sequence[Problem], answers: Sequence[str | None], verifier: Verifier
-) -> list[bool]:
-    """Whether Math-Verify finds each answer equal to the gold of the problem beside it."""
-    golds = [problem.gold for problem in problems]
-    return [verdict.correct for verdict in verifier.verify_answers(golds, answers)]
-
-
-def require_math_golds(problems: Sequence[Problem], verifier: Verifier) -> None:
-    verifier.require_golds([problem.gold for problem in problems])
-
-
 @lru_cache(maxsize=1)
 def shared() -> Verifier:
     return Verifier()
@@ -271,10 +292,18 @@ def accuracy_reward(
     boxed: bool = False,
     **kwargs: Any,
 ) -> list[float]:
-    """TRL reward function: 1.0 where the last answer equals the gold, else 0.0.
+    """Reward completions for TRL: 1.0 where the last answer equals the gold, else 0.0.
 
-    ``completions`` are texts or one-turn conversations; ``answer`` is the data set's column of gold
-    answers; ``boxed`` as in :func:`last_answer`. A first batch without any answer gives a warning.
+    A first batch without any answer gives a warning.
+
+    Args:
+        completions: texts or one-turn conversations.
+        answer: the data set's column of gold answers.
+        boxed: as in :func:`last_answer`.
+        kwargs: further columns, which are not read.
+
+    Returns:
+        One reward for each completion.
     """
     if answer is None:
         raise SageError(

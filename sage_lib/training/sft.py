@@ -29,7 +29,7 @@ def train(profile: Profile, run: Run) -> dict:
     check_sections(profile)  # RL's settings, too: before the hours, not after them
     seed = profile.sft.get("seed", profile.model.seed)
     record = Record("sft", profile.name, run.fingerprint, seed, profile.flat(methods=False))
-    words = profile.sft_data.settings.words if profile.sft_data else ()
+    words = profile.sft_data.task.words if profile.sft_data else ()
     start = loading.starting_point(profile.model, run.build / "base", words)
     checkpointing = profile.sft.get("gradient_checkpointing", False)
     lora, fast, rows = profile.sft_lora, unsloth_first.is_loaded(), []

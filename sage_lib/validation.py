@@ -1,0 +1,119 @@
+"""Sections of a profile as objects: pydantic checks them, and every error is one sentence."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from sage_lib.errors import SageError
+
+T = TypeVar("T")
+
+#: Names that an error still lists.
+MANY = 30
+
+
+def make(cls: type[T], raw: Any, where: str) -> T:
+    """Build a pydantic dataclass.
+
+    Args:
+        cls: the dataclass.
+        raw: a mapping of its fields, as YAML has it.
+        where: the place of ``raw``, such as "smoke: model". An error begins with it.
+
+    Returns:
+        ``cls(**raw)``. SageError for the first wrong key or value.
+    """
+    if not isinstance(raw, dict):
+        raise SageError(f"{where} must be a section of named settings, not {raw!r}")
+    try:
+        return cls(**raw)
+    except ValidationError as error:
+        raise refusal(error, where, inspect.signature(cls).parameters) from None
+    except SageError as error:
+        raise SageError(f"{where}: {error}") from None
+
+
+def refusal(error: ValidationError, where: str, known: Iterable[str] = ()) -> SageError:
+    """Turn an error of pydantic into one sentence, about an unknown key first.
+
+    Args:
+        error: of pydantic.
+        where: the place of what was checked.
+        known: the keys there, for "did you mean".
+
+    Returns:
+        The error to raise.
+    """
+    unexpected = "unexpected_keyword_argument"
+    first = min(error.errors(include_url=False), key=lambda e: e["type"] != unexpected)
+    keys, message = list(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    if first["type"] == unexpected:
+        return unknown(where, keys[0], known)
+    value = "" if first["type"] in ("missing", "value_error") else f", not {first['input']!r}"
+    place = functools.reduce(below, keys, where)
+    return SageError(f"{place}: {message[0].lower()}{message[1:]}{value}")
+
+
+def below(where: str, key: str) -> str:
+    """Return the place of a key: "smoke: rl.beta" below "smoke: rl"."""
+    return f"{where}.{key}" if ": " in where else f"{where}: {key}"
+
+
+def unknown(
+    where: str,
+    key: str,
+    known: Iterable[str],
+    sections: Mapping[str, Any] | None = None,
+    owner: str = "",
+) -> SageError:
+    """Return the error for a key that is not known.
+
+    Args:
+        where: the place of the section that has the key.
+        key: the unknown one.
+        known: the keys of that section.
+        sections: of which one may have the key, where none of ``known`` resembles it.
+        owner: the name of what has the known keys, where they are many.
+
+    Returns:
+        An error that asks for the key that is spelt most alike, or lists the known ones.
+    """
+    known = list(known)
+    alike = difflib.get_close_matches(key, known, 1)
+    places = [below(where, name).split(": ")[-1] for name in alike]
+    named = (sections or {}).items()
+    places = places or [f"{name}.{key}" for name, section in named if key in _keys(section)]
+    if places:
+        advice = f"did you mean {' or '.join(places)}?"
+    elif owner and len(known) > MANY:
+        advice = f"{owner} has no setting of this name"
+    else:
+        advice = f"choose one of {', '.join(known)}"
+    return SageError(f"{below(where, key)} is unknown; {advice}")
+
+
+def _keys(section: Any) -> Iterable[str]:
+    return section if isinstance(section, dict) else ()
+
+
+def pick(name: Any, table: Mapping[str, T], where: str, kind: str) -> T:
+    """Look up a name that a profile chooses.
+
+    Args:
+        name: a key of the table.
+        table: what may be chosen.
+        where: the place of the name, for the error.
+        kind: what the table holds, such as "guide".
+
+    Returns:
+        The entry. SageError for a name that the table lacks.
+    """
+    if isinstance(name, str) and name in table:
+        return table[name]
+    alike = difflib.get_close_matches(str(name), table, 1)
+    advice = f"did you mean {alike[0]}?" if alike else f"choose one of {', '.join(table)}"
+    raise SageError(f"{where}: there is no {kind} {name!r}; {advice}")
