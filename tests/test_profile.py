@@ -277,3 +277,12 @@ def test_an_inherited_path_is_below_the_folder_of_the_profile_that_names_it(tmp_
 def test_a_method_key_with_a_dash_can_be_changed(variant):
     path = variant("methods: {my-method: {label: A}}")
     assert load_profile(f"{path}+methods.my-method.label=B").methods["my-method"].label == "B"
+
+
+def test_a_training_is_a_method_with_the_sections_that_it_changes():
+    changes = "+rl_lora={r: 4}+methods.grpo.lora=false+methods.grpo.rl={max_steps: 5, beta: 0.3}"
+    profile = load_profile(f"smoke{changes}+methods.grpo_token.rl={{}}")
+    whole, adapted = profile.training("grpo", 7), profile.training("grpo_token", 8)
+    assert (whole.method.label, whole.lora, adapted.lora) == ("GRPO", None, {"r": 4})
+    assert whole.rl == {**profile.rl, "max_steps": 5, "beta": 0.3, "seed": 7}
+    assert adapted.rl == {**profile.rl, "seed": 8}
