@@ -27,7 +27,7 @@ SHOWN = {
     "both rise": "the paper: Branch raises both",
     "both rise, strong guide": "ours: a stronger Branch raises both",
     "P1, a schedule of beta": "ours: the stronger Branch equals GRPO at beta 0.25",
-    "overfits without KL, answer rewarded": "the paper: no KL, answer rewarded: worse",
+    "overfits without KL, answer rewarded": "the paper: no KL, answer rewarded: less valid work",
 }
 
 

@@ -28,9 +28,8 @@ def dose(study: Study, methods: Iterable[str] | None = None) -> pd.DataFrame:
     other than 1. mean q: over all tokens. first: at the first step; last: over the last quarter of
     the steps. All are means over runs.
 
-    weighted q: the mean q with tokens weighted by their KL, which under k3 says by what factor the
-    guide raises beta. Step logs do not have it. It is known where a method of the profile was set
-    to this factor times beta (MATCHED), and is NaN elsewhere.
+    weighted q: the factor by which the profile's matched beta exceeds beta (MATCHED), NaN without
+    one. It was set to the mean q with tokens weighted by their KL, which step logs do not have.
     """
     guides = {key: one.guide for key, one in study.settings.methods.items() if one.guide}
     chosen = [key for key in guides if methods is None or key in set(methods)]
