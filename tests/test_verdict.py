@@ -323,3 +323,15 @@ def test_the_published_outcomes_follow_from_the_printed_intervals(published):
 def test_the_readme_says_what_the_published_frames_say(published):
     text = (ROOT / "README.md").read_text()
     assert readme.filled(text, "result", readme.result(*published[1:3])) == text
+
+
+def test_a_claim_that_cannot_be_judged_here_is_no_failure(planted):
+    """Its comparisons are measured and shown; its outcome is not theirs."""
+    results = planted({"grpo": (0.3, 0.8), "grpo_branch": (0.28, 0.7)})
+    claims = asking(("grpo_branch", "grpo", "pass@1", "above"), by="paper")
+    compared = verdict.comparisons(claims, results)
+    assert verdict.judge(claims, compared)["outcome"].item() == NOT_SEEN
+    claims.claims[0].testable = False
+    outcome = verdict.judge(claims, compared).iloc[0]
+    assert (outcome["outcome"], outcome["settles"]) == (inference.NOT_TESTABLE, "more seeds")
+    assert compared["outcome"].item() == NOT_SEEN

@@ -25,7 +25,7 @@ EVIDENCE = "study"
 #: The claims of its table, in plain words.
 SHOWN = {
     "both rise": "the paper: Branch raises both",
-    "both rise, strong guide": "ours: a stronger Branch raises both",
+    "both rise, strong guide": "a check: a stronger Branch raises both",
     "P1, a schedule of beta": "ours: the stronger Branch equals GRPO at beta 0.25",
     "overfits without KL, answer rewarded": "the paper: no KL, answer rewarded: less valid work",
 }

@@ -25,6 +25,8 @@ AGREES, DISAGREES, CANNOT_TELL, NOT_RUN = "agrees", "disagrees", "cannot tell", 
 SMALLER = "real, but smaller than the margin"
 #: The word for "disagrees" where the claim is a paper's: our runs do not show what it saw.
 NOT_SEEN = "not seen here"
+#: Of a claim that these tasks and models cannot judge, whatever was measured.
+NOT_TESTABLE = "not testable here"
 DIFFERENCES = [
     *("method", "against", "metric", "difference", "low", "high", "low_seeds", "high_seeds"),
     *("detectable", "seeds", "problems", "ours", "theirs"),

@@ -18,7 +18,15 @@ from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE
 from sage_lib.experiment.results import Study
 from sage_lib.report import front, inference, passk, reported
-from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, NOT_SEEN, Values
+from sage_lib.report.inference import (
+    AGREES,
+    CANNOT_TELL,
+    DISAGREES,
+    NOT_RUN,
+    NOT_SEEN,
+    NOT_TESTABLE,
+    Values,
+)
 
 TAIL, UNSOUND = "perplexity tail", "unsound"
 DIVERSITY, BRANCHING = "diversity", "branching"
@@ -57,6 +65,7 @@ class Claim(BaseModel, extra="forbid"):
     source: str
     statement: str
     settles: str  # what would settle it, where it cannot be told here
+    testable: bool = True  # whether these tasks and models can judge it
     comparisons: list[Comparison]
     table: str | None = None  # the reported table that has the same comparison, by labels
     question: str = ""  # the notebook that shows it, where several share a file
@@ -157,14 +166,17 @@ def differences(study: Study, metric: str, pairs: Iterable[tuple[str, str]]) -> 
 
 def judge(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
     """Each claim with its outcome, from :func:`comparisons`: that of its worst comparison, which is
-    not corrected for their number (`inference.together`). Without comparisons it cannot be told."""
+    not corrected for their number (`inference.together`). Without comparisons it cannot be told. A
+    claim that is not testable is NOT_TESTABLE."""
     rows = []
     for claim in chosen.claims:
         found = list(compared.loc[compared["claim"] == claim.claim, "outcome"])
-        outcome = inference.together(found)
+        outcome = inference.together(found) if claim.testable else NOT_TESTABLE
         how = f"{found.count(AGREES)} of {len(found)} agree" if found else "none here"
-        settles = {CANNOT_TELL: claim.settles, NOT_RUN: "runs of its methods"}.get(outcome, "")
-        rows.append((claim.claim, claim.by, outcome, claim.statement, claim.source, how, settles))
+        settles = {NOT_RUN: "runs of its methods"}
+        settles |= dict.fromkeys((CANNOT_TELL, NOT_TESTABLE), claim.settles)
+        rows.append((claim.claim, claim.by, outcome, claim.statement, claim.source, how))
+        rows[-1] += (settles.get(outcome, ""),)
     columns = ["claim", "by", "outcome", "statement", "source", "comparisons", "settles"]
     return pd.DataFrame(rows, columns=columns)
 
