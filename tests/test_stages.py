@@ -257,6 +257,13 @@ def test_a_worker_does_one_run_after_another_and_a_failure_ends_it(fake, tmp_pat
     assert not any(is_alive(pid) for pid in pids)
 
 
+def test_where_there_is_a_gpu_each_run_has_a_process_of_its_own(fake, tmp_path):
+    fake(seconds=0.05, gpu=True)
+    stages.run(load_profile("smoke+train=[grpo]+compute.parallel=1"), "sft", "entropies")
+    pids = [call["pid"] for call in starts(tmp_path)]
+    assert len(pids) == len(set(pids)) == 2
+
+
 def test_a_worker_that_is_killed_without_a_job_is_replaced(fake, tmp_path):
     """pebble gives a pool up where nothing ran in it."""
     workers, job = jobs.Workers(1), jobs.Job("a", "a", print, ("said",), tmp_path / "a.log")
