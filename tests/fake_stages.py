@@ -1,8 +1,9 @@
 """A worker whose runs only sleep and write: for tests of what starts them.
 
 ``FAKE`` in the environment is a JSON object: "seconds" a run takes (in "steps" logged steps),
-"until" which file is there its last step waits, and by a run's name what it does: "fail",
-"collapse", "crash". Every start and end is a line of calls.jsonl in the build folder.
+"until" which file is there its last step waits, whether there is a "gpu", and by a run's name what
+it does: "fail", "collapse", "crash". Every start and end is a line of calls.jsonl in the build
+folder.
 """
 
 import json
@@ -19,6 +20,10 @@ from sage_lib.files import append_line, read_lines
 from sage_lib.pipeline import cli, jobs, plan, stages
 
 
+def told():
+    return json.loads(os.environ.get("FAKE", "{}"))
+
+
 def note(profile, run, what):
     calls = paths.build(profile.name).parent / "calls.jsonl"
     place = {"profile": profile.name, "run": run.name, "pid": os.getpid()}
@@ -31,7 +36,7 @@ def work(inputs, run):
     record = Record(run.stage, profile.name, run.fingerprint, 0, {})
     done = len(read_lines(run.live_steps))
     note(profile, run, f"start at {done}")
-    fake = json.loads(os.environ.get("FAKE", "{}"))
+    fake = told()
     fate, steps = fake.get(run.name, ""), fake.get("steps", 4)
     for step in range(done, steps):
         time.sleep(fake.get("seconds", 0.2) / steps)
@@ -53,7 +58,7 @@ def fake():
     sys.modules["torch"] = types.SimpleNamespace(
         set_num_threads=lambda threads: None,
         cuda=types.SimpleNamespace(is_available=lambda: False),
-        accelerator=types.SimpleNamespace(is_available=lambda: False),
+        accelerator=types.SimpleNamespace(is_available=lambda: told().get("gpu", False)),
     )
     stages.work_of = lambda name: work
     plan.check_settings = lambda profile: None  # which imports the true torch

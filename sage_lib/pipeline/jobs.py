@@ -85,6 +85,7 @@ def start_worker() -> None:
     """Make this process lead a session of its own, which an interrupt from the keyboard does not
     reach. It ends as a whole, with the process that started it, killed or not."""
     os.setsid()
+    multiprocessing.set_start_method(None, force=True)  # a job finds Python's default, not spawn
     signal.signal(signal.SIGTERM, _end_session)
     threading.Thread(target=_watch_parent, daemon=True).start()
 
