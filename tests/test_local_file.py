@@ -21,6 +21,9 @@ JUDGES = """
 def same_length(gold, answer):
     return len(gold) == len(answer)
 
+def longer(gold, answer):
+    return len(gold) < len(answer)
+
 def score(gold, answer):
     return 0.5
 
@@ -69,7 +72,9 @@ def test_a_function_judges_where_one_is_named(folder):
     judging.require_golds(task(folder).problems(9, 0), verifier)
     assert judging.judge(mixed, completions, verifier) == [True, False, True]
     assert judging.judge(made, ["no answer", "none"], verifier) == [False, False]
-    judging.require_golds(made, verifier)
+    # Its golds need not have the form of answers.
+    longer = task(folder, judge="judges_of_one_s_own:longer").problems(9, 0)
+    judging.require_golds(longer, verifier)
 
 
 @pytest.mark.parametrize(

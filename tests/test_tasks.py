@@ -174,13 +174,14 @@ def test_one_function_judges_every_task_in_any_order():
         Problem("a", "math", "1 + 1?", "2", "aime"),
         Problem("b", "knights", "who?", puzzle, "knights_knaves"),
         Problem("c", "math", "1 + 2?", "3", "gsm_symbolic"),
+        Problem("d", "math", "2 + 2?", "4", "aime"),
     ]
     verifier = Verifier()
-    answered = [answer_turn("so", answer) for answer in ("2", puzzle, "4")]
-    assert judging.judge(asked, answered, verifier) == [True, True, False]
-    assert judging.judge(asked[::-1], answered[::-1], verifier) == [False, True, True]
-    unmarked = ["2", puzzle, answer_turn("so", "3")]
-    assert judging.judge(asked, unmarked, verifier) == [False, False, True], "no markers, no answer"
+    answered = [answer_turn("so", answer) for answer in ("2", puzzle, "4", "2")]
+    assert judging.judge(asked, answered, verifier) == [True, True, False, False]
+    assert judging.judge(asked[::-1], answered[::-1], verifier) == [False, False, True, True]
+    unmarked = ["2", puzzle, answer_turn("so", "3"), "4"]
+    assert judging.judge(asked, unmarked, verifier) == [False, False, True, False], "no markers"
     judging.require_golds(asked, verifier)  # the puzzle's gold is no formula, and need not be
     with pytest.raises(ValueError):
         judging.judge(asked, unmarked[:1], verifier)
