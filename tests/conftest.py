@@ -47,6 +47,16 @@ def offline(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", no_network)
 
 
+@pytest.fixture(scope="module")
+def verifier():
+    """A verifier with one process, which the tests of a file share."""
+    from sage_lib.tasks.verifier import Verifier
+
+    shared = Verifier()
+    yield shared
+    shared.close()
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """Folder of a one-layer random model with the word-level tokenizer of countdown."""

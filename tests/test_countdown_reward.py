@@ -67,13 +67,6 @@ REFUSED = {
 HOSTILE = [answer for answers in REFUSED.values() for answer in answers]
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    made = Verifier()
-    yield made
-    made.close()
-
-
 def test_the_reward_is_paid_for_the_digits_in_their_order_with_the_targets_value(verifier):
     assert all(countdown.Countdown.are_correct([PROBLEM] * len(RIGHT), RIGHT, verifier))
     assert not any(

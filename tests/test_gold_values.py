@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from sage_lib.tasks import public_sets
-from sage_lib.tasks.verifier import Verifier
 
 DATA = Path(__file__).parent / "data"
 KINDS, READINGS = (
@@ -21,13 +20,6 @@ KINDS, READINGS = (
     )
     for name in ("kinds", "readings")
 )
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    made = Verifier()
-    yield made
-    made.close()
 
 
 def disagreements(verifier, frame):

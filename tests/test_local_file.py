@@ -9,7 +9,6 @@ from sage_lib.tasks import judging
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import answer_turn
 from sage_lib.tasks.table import make_task
-from sage_lib.tasks.verifier import Verifier
 
 JSONL = (
     '{"key": "a", "problem": "1 + 1?", "answer": 2, "steps": "one and one"}\n'
@@ -20,6 +19,9 @@ CSV = 'key,problem,answer,steps\na,1 + 1?,2,one and one\nb,half of 1?,1/2,"a ""h
 JUDGES = """
 def same_length(gold, answer):
     return len(gold) == len(answer)
+
+def longer(gold, answer):
+    return len(gold) < len(answer)
 
 def score(gold, answer):
     return 0.5
@@ -60,16 +62,17 @@ def test_both_formats(folder, path):
     assert len(absolute.problems(9, 0)) == 2
 
 
-def test_a_function_judges_where_one_is_named(folder):
+def test_a_function_judges_where_one_is_named(folder, verifier):
     by_length = task(folder, judge="judges_of_one_s_own:same_length")
     made = by_length.problems(9, 0)
     mixed = [*made, Problem("1", "questions", "1 + 1?", "2", "file", "math")]
     completions = [answer_turn("so", answer) for answer in ("7", "12", "2")]
-    verifier = Verifier()
     judging.require_golds(task(folder).problems(9, 0), verifier)
     assert judging.judge(mixed, completions, verifier) == [True, False, True]
     assert judging.judge(made, ["no answer", "none"], verifier) == [False, False]
-    judging.require_golds(made, verifier)
+    # Its golds need not have the form of answers.
+    longer = task(folder, judge="judges_of_one_s_own:longer").problems(9, 0)
+    judging.require_golds(longer, verifier)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +94,11 @@ def test_a_judge_that_cannot_be_had_is_named_before_the_work(folder, judge, word
         ("faulty", "raised ValueError.*'1/2'.* let it return False"),
     ],
 )
-def test_a_faulty_judge_stops_the_run(folder, judge, words):
+def test_a_faulty_judge_stops_the_run(folder, judge, words, verifier):
     made = task(folder, judge=f"judges_of_one_s_own:{judge}").problems(9, 0)
     completions = [answer_turn("so", answer) for answer in ("2", "1/2")]
     with pytest.raises(SageError, match=words):
-        judging.judge(made, completions, Verifier())
+        judging.judge(made, completions, verifier)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import public_sets
-from sage_lib.tasks.verifier import Verifier
 
 FIXTURES = Path(__file__).parent / "data"
 COUNTS = {
@@ -157,8 +156,6 @@ def test_what_the_folder_lacks_is_fetched_once_and_checked(folder, monkeypatch, 
     "SAGE_DATA" not in os.environ,
     reason="set SAGE_DATA to a folder with the public files to check their counts and golds",
 )
-def test_the_real_files_and_that_every_gold_parses():
-    verifier = Verifier()
+def test_the_real_files_and_that_every_gold_parses(verifier):
     for name in ("aime", "amc23", "math500_level5", "minerva", "gsm8k_train", "gsm8k_test"):
         verifier.require_golds([item.gold for item in public_sets.load(name)])
-    verifier.close()

@@ -20,7 +20,6 @@ from sage_lib.errors import SageError
 from sage_lib.tasks import graph_color, judging, prompts, reasoning_gym
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import make_task, task_of
-from sage_lib.tasks.verifier import Verifier
 
 gym = pytest.importorskip("reasoning_gym", reason="the package reasoning-gym is not installed")
 
@@ -163,7 +162,7 @@ print([(p.question, p.gold) for p in made])
 
 
 @pytest.mark.parametrize("dataset", SMOKE)
-def test_another_data_set_is_made_judged_and_demonstrated(dataset):
+def test_another_data_set_is_made_judged_and_demonstrated(dataset, verifier):
     config, wrong = SMOKE[dataset]
     task = line(dataset, config=config)
     made = task.problems(5, 1)
@@ -171,7 +170,6 @@ def test_another_data_set_is_made_judged_and_demonstrated(dataset):
         made[0]
     ) == []
     assert {p.dataset for p in made} == {task.display_label}
-    verifier = Verifier()
     reasoning_gym.ReasoningGym.require_golds(made, verifier)
     own = [prompts.answer_turn("so", p.gold) for p in made]
     assert judging.judge(made, own, verifier) == [True] * 5
@@ -212,7 +210,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_hostile_answers_are_refused_at_once(tmp_path, monkeypatch):
+def test_hostile_answers_are_refused_at_once(tmp_path, monkeypatch, verifier):
     monkeypatch.chdir(tmp_path)
     [graph] = colored(fewest=3).problems(1, 1)
     asked = [graph, *(line(one).problems(1, 1)[0] for one in SMOKE)]
@@ -220,7 +218,7 @@ def test_hostile_answers_are_refused_at_once(tmp_path, monkeypatch):
     for problem in asked:
         # The last one is right by the scorer, and refused unread.
         given = [*HOSTILE, None, f"{problem.gold} " * 200, problem.gold + " " * 100_000]
-        verdicts = task_of(problem.task).are_correct([problem] * len(given), given, Verifier())
+        verdicts = task_of(problem.task).are_correct([problem] * len(given), given, verifier)
         assert verdicts == [False] * len(given), problem.dataset
     assert time.process_time() - started < 5
     assert not list(tmp_path.iterdir())
@@ -278,20 +276,20 @@ def test_a_graph_that_exists_once_is_drawn_once():
         colored(vertices=3, fewest=3).problems(2, 1)
 
 
-def test_a_data_set_without_listed_answers_can_be_judged_and_not_be_learned_from():
+def test_a_data_set_without_listed_answers_can_be_judged_and_not_be_learned_from(verifier):
     task = line("propositional_logic")
     [problem] = task.problems(1, 1)
     assert problem.gold == ""
-    reasoning_gym.ReasoningGym.require_golds([problem], Verifier())
+    reasoning_gym.ReasoningGym.require_golds([problem], verifier)
     with pytest.raises(SageError, match="lists no answers to learn from"):
         task.demonstrations(1, 1, **WORKED)
 
 
-def test_an_answer_that_its_own_scorer_does_not_accept_is_found_before_training():
+def test_an_answer_that_its_own_scorer_does_not_accept_is_found_before_training(verifier):
     [problem] = line("chain_sum").problems(1, 1)
     broken = Problem("7", "chain_sum", "?", "none", "reasoning_gym", problem.detail)
     with pytest.raises(SageError, match="chain_sum refuses its own answer of problem 7"):
-        reasoning_gym.ReasoningGym.require_golds([broken], Verifier())
+        reasoning_gym.ReasoningGym.require_golds([broken], verifier)
 
 
 def test_without_the_package_one_sentence_says_so(monkeypatch):

@@ -22,7 +22,6 @@ from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import answer_turn
 from sage_lib.tasks.table import make_task
 from sage_lib.tasks.task import STRICT, ExactTask
-from sage_lib.tasks.verifier import Verifier
 
 ANY_LENGTH = {"count_tokens": len, "max_seq_length": 8}
 #: SHA-256 of the first 200 problems: a stream that changes changes what is trained and held out.
@@ -168,23 +167,22 @@ def test_what_is_written_differently_and_means_the_same_is_the_same():
     assert written.identity() == {"name": "countdown"}
 
 
-def test_one_function_judges_every_task_in_any_order():
+def test_one_function_judges_every_task_in_any_order(verifier):
     puzzle = "Emma is a knight, and Liam is a knave."
     asked = [
         Problem("a", "math", "1 + 1?", "2", "aime"),
         Problem("b", "knights", "who?", puzzle, "knights_knaves"),
         Problem("c", "math", "1 + 2?", "3", "gsm_symbolic"),
+        Problem("d", "math", "2 + 2?", "4", "aime"),
     ]
-    verifier = Verifier()
-    answered = [answer_turn("so", answer) for answer in ("2", puzzle, "4")]
-    assert judging.judge(asked, answered, verifier) == [True, True, False]
-    assert judging.judge(asked[::-1], answered[::-1], verifier) == [False, True, True]
-    unmarked = ["2", puzzle, answer_turn("so", "3")]
-    assert judging.judge(asked, unmarked, verifier) == [False, False, True], "no markers, no answer"
+    answered = [answer_turn("so", answer) for answer in ("2", puzzle, "4", "2")]
+    assert judging.judge(asked, answered, verifier) == [True, True, False, False]
+    assert judging.judge(asked[::-1], answered[::-1], verifier) == [False, False, True, True]
+    unmarked = ["2", puzzle, answer_turn("so", "3"), "4"]
+    assert judging.judge(asked, unmarked, verifier) == [False, False, True, False], "no markers"
     judging.require_golds(asked, verifier)  # the puzzle's gold is no formula, and need not be
     with pytest.raises(ValueError):
         judging.judge(asked, unmarked[:1], verifier)
-    verifier.close()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -218,7 +216,9 @@ class Sums(ExactTask):
         return (work, "0") if aimless else (work, answer)
 
 
-def test_a_new_exact_task_is_a_class_and_a_line_of_the_table(tmp_path, monkeypatch, tiny_model):
+def test_a_new_exact_task_is_a_class_and_a_line_of_the_table(
+    tmp_path, monkeypatch, tiny_model, verifier
+):
     monkeypatch.setitem(table.TASKS, "sums", Sums)
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -236,7 +236,7 @@ def test_a_new_exact_task_is_a_class_and_a_line_of_the_table(tmp_path, monkeypat
     judging.require_steps(asked)
     texts = [answer_turn("0 + 1", "1"), answer_turn("1 + 0", "1"), answer_turn("1", "1"), "none"]
     row = {"completions": texts, "finished": [True] * 4}
-    counts = judged(held_out[:1], [row], Verifier()).iloc[0]
+    counts = judged(held_out[:1], [row], verifier).iloc[0]
     assert (counts["n"], counts["c"], *counts[[*Sums.COUNTED]]) == (4, 3, 1, 1)
     assert Sums.measures(held_out[0], texts[2], True)["unsound"]
     model = AutoModelForCausalLM.from_pretrained(tiny_model)

@@ -15,13 +15,6 @@ from sage_lib.tasks import verifier as judging
 from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_answer
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    made = Verifier(time_limit=3)
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize(
     ("gold", "answer", "correct"),
     [

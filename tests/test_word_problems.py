@@ -9,7 +9,6 @@ from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import smollm
 from sage_lib.tasks import word_problems
 from sage_lib.tasks.problem import Demonstration
-from sage_lib.tasks.verifier import Verifier
 
 
 def test_demonstrations_are_the_same_problems_with_their_working():
@@ -21,7 +20,7 @@ def test_demonstrations_are_the_same_problems_with_their_working():
         assert example.working and len(example.working) <= 200 and "####" not in example.working
 
 
-def test_training_holds_no_held_out_question_and_every_gold_parses(offline):
+def test_training_holds_no_held_out_question_and_every_gold_parses(offline, verifier):
     profile = load_profile("smollm")
     evaluated = problems.evaluation_problems(profile)
     held_out = {p.question for p in evaluated if p.dataset == "gsm_symbolic"}
@@ -29,9 +28,7 @@ def test_training_holds_no_held_out_question_and_every_gold_parses(offline):
     sft = [row["prompt"][-1]["content"] for row in problems.sft_rows(profile, len)]
     assert len(held_out) == 32 and len(rl) == 400 and len(sft) == 640
     assert not held_out & {p.question for p in rl} and not held_out & set(sft)
-    verifier = Verifier()
     assert all(word_problems.WordProblems.are_correct(rl, [p.gold for p in rl], verifier))
-    verifier.close()
 
 
 def test_no_number_is_larger_than_asked_for():

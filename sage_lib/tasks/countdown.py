@@ -49,7 +49,7 @@ ONE_WAY = 6
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Countdown(ExactTask):
     COUNTED: ClassVar[tuple[str, ...]] = ("rare", "valid_common", "valid_rare")
-    WAYS: ClassVar[Mapping[str, str]] = dict(zip(WAYS, ("common", "rare"), strict=True))
+    WAYS: ClassVar[Mapping[str, str]] = {"L": "common", "R": "rare"}
     #: The label names numbers of digits that differ from the profile's.
     FILLED: ClassVar[Mapping[str, str]] = {"usual_fewest": "fewest", "usual_most": "most"}
 

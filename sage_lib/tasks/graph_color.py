@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from sage_lib.tasks import reasoning_gym
 from sage_lib.tasks.problem import Problem
-from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
+from sage_lib.tasks.prompts import split_completion
 from sage_lib.tasks.task import STRICT, ExactTask, distinct_problems
 from sage_lib.tasks.verifier import LENGTH_LIMIT
 
@@ -185,12 +185,8 @@ def check(graph: Graph, text: str) -> bool:
     It states every step truly, colors the graph rightly, and its answer says the same and nothing
     else.
     """
-    work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)
-    answer = rest.strip()
-    marked = answer.startswith(SOLUTION_START) and answer.endswith(SOLUTION_END)
-    inside = answer.removeprefix(SOLUTION_START).removesuffix(SOLUTION_END)
-    written = (" ".join(work.split()), " ".join(inside.split()))
-    return bool(marker) and marked and written in _right(graph)
+    work, answer = split_completion(text)
+    return answer is not None and (" ".join(work), " ".join(answer)) in _right(graph)
 
 
 @lru_cache(maxsize=1024)

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from sage_lib.errors import SageError
-from sage_lib.tasks.problem import Demonstration, Problem
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.task import STRICT, Task, distinct_problems
 from sage_lib.tasks.verifier import LENGTH_LIMIT
 
@@ -37,9 +36,6 @@ class KnightsKnaves(Task):
             entry, identity = entries[number], f"{people}-{seed}-{number}"
             pair = (entry["question"], entry["answer"])
             yield Problem(identity, self.display_label, *pair, self.name)
-
-    def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
-        raise SageError("Knights and Knaves has no worked answers: choose another set for sft_data")
 
     @classmethod
     def is_correct(cls, problem: Problem, answer: str | None) -> bool:

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import lines
-from sage_lib.tasks.problem import Demonstration, Problem
+from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.task import STRICT, Task
 from sage_lib.tasks.verifier import Verifier
 
@@ -60,11 +60,6 @@ class LocalFile(Task):
         if self.judge != MATH:
             _function(self.judge)
         return (problem for problem in self._read() if problem.question not in exclude)
-
-    def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
-        if self.working is None:
-            raise SageError(f"{self.path} needs a column of worked solutions: add working: COLUMN")
-        return super().worked(problems, rows, seed)
 
     def could_draw(self, problem: Problem) -> bool:
         return any(line.question == problem.question for line in self._read())

@@ -35,6 +35,15 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
+def split_completion(text: str) -> tuple[list[str], list[str] | None]:
+    """Return the words of the work, and of an answer that stands alone in its markers, if any."""
+    work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)
+    answer = rest.strip()
+    if not (marker and answer.startswith(SOLUTION_START) and answer.endswith(SOLUTION_END)):
+        return work.split(), None
+    return work.split(), answer.removeprefix(SOLUTION_START).removesuffix(SOLUTION_END).split()
+
+
 def answer_turn(working: str, answer: str) -> str:
     """Return the assistant's turn for a worked answer (Appendix E.4), with all four markers."""
     return f"{WORK_START}{working}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"

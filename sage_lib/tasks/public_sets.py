@@ -179,8 +179,6 @@ class PublicSet(Task):
 
     def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
         """Yield the worked answers that are numbers; Args are as in :meth:`Task.worked`."""
-        if SOURCES[self.name].working is None:
-            raise SageError(f"{self.name} has no worked answers: choose another set for sft_data")
         return (e for e in super().worked(problems, rows, seed) if _is_number(e.answer))
 
     def could_draw(self, problem: Problem) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
+from sage_lib.tasks.prompts import split_completion
 
 Operator = Literal["+", "-", "*", "max", "dist"]
 OPERATORS: tuple[Operator, ...] = ("+", "-", "*")  # of a puzzle that names no others
@@ -190,20 +190,16 @@ def check(puzzle: Puzzle, text: str) -> Check:
     It is valid where every step is true arithmetic on the digits in the way that it names, the last
     step reaches the target, and the answer is the expression of these steps and nothing else.
     """
-    work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)
-    words, answer = work.split(), rest.strip()
+    words, answer = split_completion(text)
     way = words[0] if words and words[0] in WAYS else None
-    if way is None or not marker:
+    if way is None or answer is None:
         return Check(way, False)
     taken = tuple(words[2::6])  # the way, then six words a step: 3 + 5 = 8 ,
     operators = taken if way == "L" else taken[::-1]
     if operators not in solving(puzzle, way):
         return Check(way, False)
     true_work, true_answer = solution(puzzle, way, operators)
-    marked = answer.startswith(SOLUTION_START) and answer.endswith(SOLUTION_END)
-    inside = answer.removeprefix(SOLUTION_START).removesuffix(SOLUTION_END)
-    right = words == true_work.split() and inside.split() == true_answer.split()
-    return Check(way, marked and right)
+    return Check(way, words == true_work.split() and answer == true_answer.split())
 
 
 def parse(answer: str, operators: tuple[str, ...] = OPERATORS) -> tuple[list[int], int] | None:

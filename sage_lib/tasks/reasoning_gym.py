@@ -103,13 +103,13 @@ class ReasoningGym(Task):
 
     def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
         # The package's answers, without work: it has none that all data sets share.
-        for example in super().worked(problems, rows, seed):
-            if not example.answer:
+        for problem in problems:
+            if not problem.gold:
                 raise SageError(
                     f"reasoning-gym's {self.dataset} lists no answers to learn from: choose "
                     "another data set for sft_data, or leave out sft"
                 )
-            yield example
+            yield Demonstration(problem.question, "", problem.gold)
 
     @staticmethod
     def last_answer(text: str) -> str | None:

@@ -94,9 +94,15 @@ class Task(ABC):
             seed: of random draws.
 
         Returns:
-            ``rows`` examples, or more. SageError where the data have no worked answers.
+            ``rows`` examples, or more. SageError where a problem has no worked answer.
         """
-        return (Demonstration(p.question, p.working or "", p.gold) for p in problems)
+        for problem in problems:
+            if problem.working is None:
+                raise SageError(
+                    f"{problem.dataset} has no worked answers: choose other data for sft_data, or "
+                    "name the column of your file that has them, as in working: COLUMN"
+                )
+            yield Demonstration(problem.question, problem.working, problem.gold)
 
     def problems(
         self,
