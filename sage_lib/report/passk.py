@@ -72,6 +72,32 @@ def sampled(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[s
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 
+def right_at(p: ArrayLike, wrong: ArrayLike, lucky: ArrayLike, ks: Sequence[int]) -> np.ndarray:
+    """pass@k of right answers by problem (rows) and k (columns), exact for valid work.
+
+    A sample is valid with probability ``p``, exactly. Of the ``wrong`` samples whose work is not
+    valid, ``lucky`` have a right answer all the same: C(wrong - lucky, k) / C(wrong, k) estimates
+    without bias that k such samples hold none. For k above ``wrong`` that of ``wrong`` samples
+    stands in.
+    """
+    m, u = np.asarray(wrong), np.asarray(lucky)
+    failed = 1 - exact_at(p, ks)
+    none = [np.where(m < k, u == 0, 1 - metrics.pass_at_k(np.maximum(m, k), u, k)) for k in ks]
+    found: np.ndarray = 1 - failed * np.stack(none, axis=1)
+    return found
+
+
+def right(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
+    """pass@k of right answers ("right pass@k"), as the reward counts them, of the problems that are
+    sampled: :func:`right_at`, whose variance is that of right answers without valid work alone."""
+    exact = probabilities(study, ood)[["run", *PROBLEM, "valid"]]
+    frame = of_sets(study.counts, study.settings, ood).merge(exact, on=["run", *PROBLEM])
+    valid = frame["valid_common"] + frame["valid_rare"]
+    columns = [f"right pass@{k}" for k in ks]
+    curves = right_at(frame["valid"], frame["n"] - valid, frame["c"] - valid, ks)
+    return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
+
+
 def axes(settings: Profile) -> tuple[int, int]:
     """The two k of the comparisons: 1, and 256 where pass@k is exact, else the largest of the
     profile's."""
