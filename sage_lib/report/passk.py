@@ -22,6 +22,8 @@ KS = (1, 8, 64, 256, 1024)
 #: What two methods are mostly compared in.
 AXES = (1, 256)
 PROBLEM = ["dataset", "problem"]
+#: How the names of metrics begin that count right answers, valid work or not.
+RIGHT = "right "
 #: The ways of countdown: along its common and its rare way. See docs/countdown_task.md.
 WAYS = {"L": "common", "R": "rare"}
 
@@ -93,7 +95,7 @@ def right(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[str
     exact = probabilities(study, ood)[["run", *PROBLEM, "valid"]]
     frame = of_sets(study.counts, study.settings, ood).merge(exact, on=["run", *PROBLEM])
     valid = frame["valid_common"] + frame["valid_rare"]
-    columns = [f"right pass@{k}" for k in ks]
+    columns = [f"{RIGHT}pass@{k}" for k in ks]
     curves = right_at(frame["valid"], frame["n"] - valid, frame["c"] - valid, ks)
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
