@@ -42,8 +42,10 @@ def test_a_batch_of_problems_has_the_probabilities_of_each_alone(model, tokenize
 
 def test_the_summary_sums_over_completions_and_averages_over_problems():
     table = pd.DataFrame({"dataset": "both", "problem": ["a", "a", "b"], "way": ["L", "R", "L"]})
-    table = table.assign(logp=np.log([0.2, 0.1, 0.5]))
+    sharp = {"logp_0.3": np.log([0.6, 0.3, 0.5])}
+    table = table.assign(logp=np.log([0.2, 0.1, 0.5]), **sharp)
     [row] = scoring.exact_summary(table, (1, 2))
+    assert row["pass@2_0.3"] == pytest.approx((1 - 0.1**2 + 1 - 0.5**2) / 2)
     assert row["pass@1"] == pytest.approx((0.3 + 0.5) / 2)
     assert row["pass@2"] == pytest.approx((1 - 0.7**2 + 1 - 0.5**2) / 2)
     assert (row["common"], row["rare"]) == pytest.approx(((0.2 + 0.5) / 2, 0.1 / 2))

@@ -107,17 +107,22 @@ def test_probabilities_of_valid_completions_are_products_over_tokens(tiny_model,
     (problem,) = task.problems(rows=1, seed=5)
     unlisted = Problem("k", "puzzles", "who lies", "Ann", "knights_knaves")
     asked = [problem, unlisted, problem]
-    table = scoring.valid_probabilities(model, tokenizer, asked)
+    table = scoring.valid_probabilities(model, tokenizer, asked, (0.3, 1.0))
     valid = countdown.Countdown.completions(problem)
     assert list(table["way"]) == [way for way, _, _ in valid] * 2
     assert list(table["completion"]) == list(range(len(valid))) * 2
     prompt, end = loading.encode(tokenizer, problem.question), tokenizer.eos_token_id
-    for (_, working, answer), logp in zip(valid, table["logp"][: len(valid)], strict=True):
+    assert list(table.columns[-3:]) == ["logp", "logp_0.3", "logp_1.0"]
+    rows = table.iloc[: len(valid), -3:].to_numpy()
+    for (_, working, answer), (logp, sharp, again) in zip(valid, rows, strict=True):
         written = prompts.answer_turn(working, answer).removeprefix(prompts.WORK_START)
         body = tokenizer(written, add_special_tokens=False)["input_ids"]
         text = tokenizer.decode(body)
         assert countdown.check(problem.detail, text).valid, "as a policy would have to write it"
-        total = 0.0
+        total, at_03 = 0.0, 0.0
         for t, token in enumerate([*body, end]):
-            total += math.log(next_token(model, prompt + body[:t])[token])
-        assert logp == pytest.approx(total, rel=1e-4)
+            pi = next_token(model, prompt + body[:t])
+            total += math.log(pi[token])
+            at_03 += math.log(pi[token] ** (1 / 0.3) / sum(x ** (1 / 0.3) for x in pi))
+        assert logp == pytest.approx(total, rel=1e-4) == again
+        assert sharp == pytest.approx(at_03, rel=1e-4) != pytest.approx(total, rel=1e-2)

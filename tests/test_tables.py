@@ -2,6 +2,7 @@
 paper's spread is."""
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -52,6 +53,31 @@ def test_exact_pass_at_k_is_the_chance_of_one_success_by_enumeration():
     assert passk.exact_at(p, (k,))[:, 0] == pytest.approx(expected)
     assert passk.exact_at([0.0, 1.0], (1, 256)).tolist() == [[0, 0], [1, 1]]
     assert passk.exact_at([1e-18], (1,)).item() == pytest.approx(1e-18), "not rounded away"
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_pass_at_k_of_right_answers_is_unbiased_by_enumeration(k):
+    """Over all outcomes of 14 samples that are valid, right without valid work, or wrong."""
+    p, r, n, expected = 0.15, 0.1, 14, 0.0
+    for u, v in itertools.product(range(n + 1), repeat=2):
+        if u + v > n:
+            continue
+        ways = math.comb(n, u) * math.comb(n - u, v)
+        chance = ways * r**u * p**v * (1 - p - r) ** (n - u - v)
+        expected += chance * passk.right_at([p], [n - v], [u], (k,)).item()
+    assert expected == pytest.approx(1 - (1 - p - r) ** k, abs=1e-6)
+
+
+def test_right_answers_without_valid_work_count_beside_the_exact_rest(study):
+    study.counts = study.counts.assign(n=8, valid_common=2, valid_rare=1, c=[3, 5] * 3)
+    values = passk.right(study, (1, 2, 8))
+    grpo = values["grpo"].values[0]  # seed 1: problem a has p = 0.4, b has 0.9
+    assert grpo[0] == pytest.approx([0.4, 1 - 0.6**2, 1 - 0.6**8]), "no lucky one of 5"
+    none = [3 / 5, 3 / 10, 0.0]  # of 1, 2, 8 draws from 5 samples, 2 of them lucky
+    assert grpo[1] == pytest.approx(
+        [1 - 0.1**k * one for k, one in zip((1, 2, 8), none, strict=True)]
+    )
+    assert values["grpo"].columns == ["right pass@1", "right pass@2", "right pass@8"]
 
 
 def test_completions_of_a_problem_are_added_up_by_their_way(study):

@@ -1,6 +1,7 @@
 """Outcomes of claims from planted intervals, planted logs and samples; and what the README says."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +26,7 @@ from sage_lib.report.inference import (
 )
 
 METRICS = {"pass@1", "pass@16", "pass@256", *verdict.LOGGED, verdict.TAIL, verdict.UNSOUND}
-METRICS |= {verdict.DIVERSITY, verdict.BRANCHING}
+METRICS |= {verdict.DIVERSITY, verdict.BRANCHING, "right pass@1", "right pass@256"}
 COLUMNS = ["pass@1", "pass@256", "rare mass"]
 WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
 
@@ -139,6 +140,24 @@ def test_the_margin_is_a_share_of_grpos_own_range(planted):
     rows = verdict.comparisons(floored, study)
     assert rows["margin"].isna().all(), "one beta has no range"
     assert set(rows["outcome"]) == {CANNOT_TELL}
+
+
+def test_without_a_share_the_floor_is_the_margin_also_of_right_answers(planted, monkeypatch):
+    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.33, 0.82)})
+    right = {
+        name: replace(one, columns=[f"right {column}" for column in COLUMNS])
+        for name, one in study.planted.items()
+    }
+    monkeypatch.setattr(passk, "right", lambda one, ks, ood: right)
+    pair = ("grpo_branch", "grpo")
+    claims = asking((*pair, "right pass@1", "above"), (*pair, "pass@1", "above"))
+    claims.margin, claims.floor = 0.0, {"right pass@1": 0.05, "pass@1": 0.004}
+    claims.claims[0].table = "sage_table1"
+    del study.planted["front_beta0.02"], study.planted["front_beta0.8"]
+    rows = verdict.comparisons(claims, study)
+    assert rows["margin"].tolist() == [0.05, 0.004], "also where GRPO has one beta, and no range"
+    assert rows["outcome"].tolist() == [SMALLER, AGREES]
+    assert rows["reported"].tolist() == pytest.approx([0.018] * 2, abs=1e-9)
 
 
 def test_primary_outcomes_are_corrected_and_the_others_are_not(planted):
@@ -266,9 +285,12 @@ def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_
     assert found["grpo"].values.ravel().tolist() == [2.5, 4.0]
 
 
-@pytest.mark.parametrize(("name", "primary"), [("claims", 6), ("exploration_claims", 0)])
-def test_the_claims_name_methods_and_metrics_that_there_are(name, primary):
-    claims, known = verdict.load(name), {BASE, *load_profile("study").methods}
+CLAIMED = [("claims", "study", 6), ("exploration_claims", "study", 0)]
+
+
+@pytest.mark.parametrize(("name", "profile", "primary"), CLAIMED)
+def test_the_claims_name_methods_and_metrics_that_there_are(name, profile, primary):
+    claims, known = verdict.load(name), {BASE, *load_profile(profile).methods}
     assert len({claim.claim for claim in claims.claims}) == len(claims.claims)
     for claim in claims.claims:
         for one in claim.comparisons:

@@ -64,7 +64,7 @@ def evaluate(profile: Profile, run: Run) -> dict:
     listed, started = problems.listed_problems(profile), time.perf_counter()
     exact: dict[str, float] = {}
     if listed:
-        support = valid_probabilities(model, tokenizer, listed)
+        support = valid_probabilities(model, tokenizer, listed, settings.tempered)
         write_text(run.measured / "support.csv", support.to_csv(index=False, float_format="%.6g"))
         exact = {"problems": len(listed), "seconds": round(time.perf_counter() - started, 2)}
     sets = dict.fromkeys(problem.dataset for problem in asked)

@@ -53,6 +53,8 @@ def rl_training(run: Run) -> dict[str, Any]:
     part = _policy(run) | _training_set(profile, profile.rl_data) | {"lora": training.lora}
     shown = [_content(data) for data in evaluation.data if not data.ood]
     part["evaluated"] = {"every": evaluation.every, "data": shown} if evaluation.every else {}
+    if evaluation.every:
+        part["evaluated"] |= _tempered(profile)
     if method.rft is not None:
         rounds = profile.rft_of(run.method)
         if rounds.demonstrations is not None:
@@ -122,7 +124,7 @@ def samples(run: Run) -> dict[str, Any]:
     evaluation = run.profile.evaluation
     sampling = {key: getattr(evaluation, key) for key in _SAMPLING}
     drawn = _policy(run) | _held_out_data(run.profile) | {"sampling": sampling}
-    return {"sampled": drawn, "scored": evaluation.scored}
+    return {"sampled": drawn, "scored": evaluation.scored, **_tempered(run.profile)}
 
 
 def demonstrated(profile: Profile, rft: Rft) -> Profile:
@@ -136,6 +138,10 @@ def _policy(run: Run) -> dict[str, Any]:
     assert run.policy is not None
     made = run.policy if run.policy.weights else run.policy.made_below()
     return {"policy": (run.policy.fingerprint, made.weights if made else "")}
+
+
+def _tempered(profile: Profile) -> dict[str, Any]:
+    return {"tempered": profile.evaluation.tempered} if profile.evaluation.tempered else {}
 
 
 def _rollouts(run: Run) -> dict[str, Any]:

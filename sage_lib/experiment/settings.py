@@ -147,6 +147,8 @@ class Evaluation:
     sampled: PositiveInt | None = None
     listed: PositiveInt = 8  # problems of each data set whose likely completions are all listed
     every: NonNegativeInt = 0  # RL steps between two exact evaluations in training; 0 is none
+    #: Temperatures, besides 1, at which the probabilities of valid completions are kept.
+    tempered: Annotated[tuple[Temperature, ...], Strict(False)] = ()
     methods: Names | None = None  # which methods are evaluated; None is all of them
 
     def __post_init__(self) -> None:

@@ -110,10 +110,12 @@ def valid_probabilities(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
+    tempered: Sequence[float] = (),
 ) -> pd.DataFrame:
     """log pi(y | x) of every valid completion y, end token included (nats, temperature 1).
 
-    Columns dataset, problem, way, completion (its number within the problem), logp.
+    Columns dataset, problem, way, completion (its number within the problem), logp; and logp_T for
+    each temperature T of ``tempered``, at which each token's distribution is pi^(1/T), normalised.
     """
     rows: list[tuple[str, str, str, int]] = []
     turns: list[tuple[int, list[int]]] = []  # length of the prompt, and all token ids
@@ -126,33 +128,37 @@ def valid_probabilities(
     by_length = sorted(range(len(turns)), key=lambda place: -len(turns[place][1]))
     longest = len(turns[by_length[0]][1]) if turns else 1
     at_a_time = min(64, max(1, LOGITS // (longest * model.config.vocab_size)))
-    logps: dict[int, float] = {}
+    logps: dict[int, list[float]] = {}
     for start in range(0, len(turns), at_a_time):
         places = by_length[start : start + at_a_time]  # of about one length: few are padded
         batch = _padded_right([], [turns[place][1] for place in places], tokenizer.pad_token_id)
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, 1, mask)
-        drawn = probs.drawn_log_probabilities(log_pi, ids[:, 1:])
-        for place, of_tokens in zip(places, drawn, strict=True):
+        every = [log_pi, *(probs.log_probabilities(log_pi, one) for one in tempered)]
+        drawn = [probs.drawn_log_probabilities(one, ids[:, 1:]) for one in every]
+        for place, *of_tokens in zip(places, *drawn, strict=True):
             prompt, whole = turns[place]
-            logps[place] = of_tokens[prompt - 1 : len(whole) - 1].sum().item()
-    table = [(*row, logps[place]) for place, row in enumerate(rows)]
-    return pd.DataFrame(table, columns=["dataset", "problem", "way", "completion", "logp"])
+            logps[place] = [x[prompt - 1 : len(whole) - 1].sum().item() for x in of_tokens]
+    table = [(*row, *logps[place]) for place, row in enumerate(rows)]
+    named = ["dataset", "problem", "way", "completion", "logp"]
+    return pd.DataFrame(table, columns=[*named, *(f"logp_{one}" for one in tempered)])
 
 
 def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[str, Any]]:
     """pass@k of valid work by data set: the mean over problems of 1 - (1-p)^k.
 
-    p is the sum of :func:`valid_probabilities` over a problem's completions; "common" and "rare"
-    are the mean mass of a way.
+    p is the sum of :func:`valid_probabilities` over a problem's completions, at a temperature T
+    for "pass@k_T"; "common" and "rare" are the mean mass of a way.
     """
     table = probabilities.assign(p=np.exp(probabilities["logp"]))
     rows = []
     for dataset, group in table.groupby("dataset", sort=False):
-        valid = group.groupby("problem", sort=False)["p"].sum().clip(upper=1.0).to_numpy()
-        by_way = group.groupby("way")["p"].sum() / len(valid)
-        row: dict[str, Any] = {"dataset": dataset, "problems": len(valid)}
-        row |= {f"pass@{k}": float(np.mean(-np.expm1(k * np.log1p(-valid)))) for k in ks}
+        row: dict[str, Any] = {"dataset": dataset, "problems": group["problem"].nunique()}
+        by_way = group.groupby("way")["p"].sum() / row["problems"]
+        for name in [one for one in table if one.startswith("logp")]:
+            p, at = np.exp(group[name]), name.removeprefix("logp")
+            valid = p.groupby(group["problem"], sort=False).sum().clip(upper=1.0).to_numpy()
+            row |= {f"pass@{k}{at}": float(np.mean(-np.expm1(k * np.log1p(-valid)))) for k in ks}
         row |= {"common": float(by_way.get("L", 0.0)), "rare": float(by_way.get("R", 0.0))}
         rows.append(row)
     return rows

@@ -22,6 +22,8 @@ KS = (1, 8, 64, 256, 1024)
 #: What two methods are mostly compared in.
 AXES = (1, 256)
 PROBLEM = ["dataset", "problem"]
+#: How the names of metrics begin that count right answers, valid work or not.
+RIGHT = "right "
 #: The ways of countdown: along its common and its rare way. See docs/countdown_task.md.
 WAYS = {"L": "common", "R": "rare"}
 
@@ -69,6 +71,32 @@ def sampled(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[s
     frame = of_sets(study.counts, study.settings, ood).reset_index(drop=True)
     columns = [f"pass@{k}" for k in ks]
     curves = metrics.pass_at_k_curve(frame["n"], frame["c"], tuple(ks))
+    return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
+
+
+def right_at(p: ArrayLike, wrong: ArrayLike, lucky: ArrayLike, ks: Sequence[int]) -> np.ndarray:
+    """pass@k of right answers by problem (rows) and k (columns), exact for valid work.
+
+    A sample is valid with probability ``p``, exactly. Of the ``wrong`` samples whose work is not
+    valid, ``lucky`` have a right answer all the same: C(wrong - lucky, k) / C(wrong, k) estimates
+    without bias that k such samples hold none. For k above ``wrong`` that of ``wrong`` samples
+    stands in.
+    """
+    m, u = np.asarray(wrong), np.asarray(lucky)
+    failed = 1 - exact_at(p, ks)
+    none = [np.where(m < k, u == 0, 1 - metrics.pass_at_k(np.maximum(m, k), u, k)) for k in ks]
+    found: np.ndarray = 1 - failed * np.stack(none, axis=1)
+    return found
+
+
+def right(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
+    """pass@k of right answers ("right pass@k"), as the reward counts them, of the problems that are
+    sampled: :func:`right_at`, whose variance is that of right answers without valid work alone."""
+    exact = probabilities(study, ood)[["run", *PROBLEM, "valid"]]
+    frame = of_sets(study.counts, study.settings, ood).merge(exact, on=["run", *PROBLEM])
+    valid = frame["valid_common"] + frame["valid_rare"]
+    columns = [f"{RIGHT}pass@{k}" for k in ks]
+    curves = right_at(frame["valid"], frame["n"] - valid, frame["c"] - valid, ks)
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 

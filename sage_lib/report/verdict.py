@@ -108,7 +108,7 @@ def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
             row = {"claim": claim.claim, "by": claim.by, **one._asdict(), "outcome": NOT_RUN}
             row |= {"seeds": 0, "beta": front.beta_of(study.settings, one.against)}
             row["reported"] = _reported(study, claim.table, one)
-            share = chosen.margin * _range(study, sources[where], one.metric)
+            share = chosen.margin and chosen.margin * _range(study, sources[where], one.metric)
             row["margin"] = margin = max(share, chosen.floor.get(", ".join(filter(None, where)), 0))
             pair = _pair(sources[where], one)
             if pair is not None:
@@ -175,8 +175,8 @@ def judge(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
         how = f"{found.count(AGREES)} of {len(found)} agree" if found else "none here"
         settles = {NOT_RUN: "runs of its methods"}
         settles |= dict.fromkeys((CANNOT_TELL, NOT_TESTABLE), claim.settles)
-        rows.append((claim.claim, claim.by, outcome, claim.statement, claim.source, how))
-        rows[-1] += (settles.get(outcome, ""),)
+        named = (claim.claim, claim.by, outcome, claim.statement, claim.source)
+        rows.append((*named, how, settles.get(outcome, "")))
     columns = ["claim", "by", "outcome", "statement", "source", "comparisons", "settles"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -198,7 +198,10 @@ def values(study: Study, metric: str, ood: str = "") -> dict[str, Values]:
             )
             for method, of in found.groupby(level="method", sort=False)
         }
-    ks = sorted({*passk.AXES, int(metric.removeprefix("pass@"))})
+    right = metric.startswith(passk.RIGHT)
+    ks = sorted({*passk.AXES, int(metric.removeprefix(passk.RIGHT).removeprefix("pass@"))})
+    if right:
+        return passk.right(study, ks, ood=bool(ood))
     return passk.exact(study, ks, ood=bool(ood))
 
 
@@ -322,7 +325,8 @@ def _reported(study: Study, table: str | None, one: Comparison) -> float:
     """The paper's own difference: of its average, or of its only data set; NaN without one."""
     if table is None or {one.method, one.against} - {BASE, *study.settings.methods}:
         return np.nan
-    printed = reported.load(table).query("metric == @one.metric")
+    printed = reported.load(table)
+    printed = printed[printed["metric"] == one.metric.removeprefix(passk.RIGHT)]
     average = printed[printed["dataset"] == "Avg"]
     means = (average if len(average) else printed).drop_duplicates("row").set_index("row")["mean"]
     labels = [study.label(key).split(",")[0] for key in (one.method, one.against)]

@@ -155,9 +155,10 @@ class ExactLog(TrainerCallback):
         problems: Sequence[Problem],
         every: int,
         start: Path | None = None,
+        tempered: Sequence[float] = (),
     ):
         self.path, self.tokenizer, self.problems = path, tokenizer, problems
-        self.every, self.start = every, start
+        self.every, self.start, self.tempered = every, start, tempered
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         begins = state.global_step == 0  # anew, too, after an end before the first checkpoint
@@ -187,7 +188,7 @@ class ExactLog(TrainerCallback):
 
     def _measured(self, model: PreTrainedModel) -> list[dict[str, Any]]:
         training = model.training
-        found = valid_probabilities(model.eval(), self.tokenizer, self.problems)
+        found = valid_probabilities(model.eval(), self.tokenizer, self.problems, self.tempered)
         model.train(training)
         return exact_summary(found, self.KS)
 
@@ -206,9 +207,10 @@ def exact_log(profile: Profile, run: Run, tokenizer: PreTrainedTokenizerBase) ->
     base = sft_run(profile)
     # How the base is loaded, for an adapter or for all of its weights, decides the last digits.
     how = (profile.methods[run.method].lora, profile.rl_lora, profile.model)
-    measured = (base.weights, judging.digest(listed), ExactLog.KS, how)
+    tempered = profile.evaluation.tempered
+    measured = (base.weights, judging.digest(listed), ExactLog.KS, how, tempered)
     start = base.build / f"exact-{digest(measured)}.json"
-    return ExactLog(run.build / "exact.jsonl", tokenizer, listed, every, start)
+    return ExactLog(run.build / "exact.jsonl", tokenizer, listed, every, start, tempered)
 
 
 class Bar(TrainerCallback):
