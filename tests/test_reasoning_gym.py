@@ -181,6 +181,26 @@ def test_another_data_set_is_made_judged_and_demonstrated(dataset, verifier):
     ]
 
 
+def test_work_from_the_metadata_leads_to_the_answer():
+    steps = {
+        "double": lambda value, one, before: 2 * value,
+        "halve": lambda value, one, before: value // 2,
+        "square": lambda value, one, before: value**2,
+        "add previous": lambda value, one, before: value + before,
+        "add": lambda value, one, before: value + int(one),
+        "multiply by": lambda value, one, before: value * int(one),
+    }
+    settings = line("number_sequence", work="rule")
+    for shown in settings.demonstrations(300, 1, **WORKED):
+        *_, before, value = map(int, shown.question.removesuffix(", ?").split(", "))
+        for step in shown.working.split(" then "):
+            name, number = re.fullmatch(r"([a-z ]+?) ?(-?\d+)?", step).groups()
+            value = steps[name](value, number, before)
+        assert str(value) == shown.answer
+    with pytest.raises(SageError, match=r"no text 'complexity': take one of .*'rule'"):
+        line("number_sequence", work="complexity").problems(1, 1)
+
+
 def test_partial_credit_below_the_threshold_earns_nothing():
     [lock] = line("quantum_lock", config={"difficulty": 1}).problems(1, 4)
     made, entry = lock.detail.dataset, lock.detail.entry

@@ -1,5 +1,6 @@
 """Outcomes of claims from planted intervals, planted logs and samples; and what the README says."""
 
+import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -283,6 +284,14 @@ def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_
     found = verdict.branching(study)
     assert found[BASE].values.ravel().tolist() == [1.5, 1.0]
     assert found["grpo"].values.ravel().tolist() == [2.5, 4.0]
+
+
+def test_without_exact_probabilities_pass_at_k_is_that_of_the_samples():
+    study = results.load("smollm")
+    row = verdict.comparisons(asking(("grpo", BASE, "pass@8", "above")), study).iloc[0]
+    missed = [math.comb(n - c, 8) / math.comb(n, 8) for n, c in study.counts[["n", "c"]].values]
+    means = study.counts.assign(missed=missed).groupby("method")["missed"].mean()
+    assert row["difference"] == pytest.approx(means[BASE] - means["grpo"]) and row["seeds"] == 3
 
 
 CLAIMED = [("claims", "study", 6), ("exploration_claims", "study", 0)]

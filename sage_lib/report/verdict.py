@@ -198,8 +198,10 @@ def values(study: Study, metric: str, ood: str = "") -> dict[str, Values]:
             )
             for method, of in found.groupby(level="method", sort=False)
         }
-    right = metric.startswith(passk.RIGHT)
-    ks = sorted({*passk.AXES, int(metric.removeprefix(passk.RIGHT).removeprefix("pass@"))})
+    right, k = metric.startswith(passk.RIGHT), int(metric.rpartition("@")[2])
+    if not study.settings.exact:
+        return passk.sampled(study, [k], ood=bool(ood))
+    ks = sorted({*passk.AXES, k})
     if right:
         return passk.right(study, ks, ood=bool(ood))
     return passk.exact(study, ks, ood=bool(ood))

@@ -70,6 +70,9 @@ class ReasoningGym(Task):
     #: Parameters of the data set, by the names of its configuration class.
     config: dict[str, Any] = field(default_factory=dict)
     threshold: Annotated[float, Field(gt=0, le=1)] = 1.0  # the least score of a right answer
+    #: What demonstrations show as work: a text of the entries' metadata, such as number_sequence's
+    #: rule. Without it they show the answer alone.
+    work: str | None = None
 
     def __post_init__(self) -> None:
         if self.dataset in REFUSED:
@@ -99,17 +102,22 @@ class ReasoningGym(Task):
             entry = entries[index]
             gold = "" if entry["answer"] is None else str(entry["answer"])
             detail, question = Entry(self.threshold, entries, entry), entry["question"].strip()
-            yield Problem(f"{seed}-{index}", label, question, gold, self.name, detail)
+            working = entry["metadata"].get(self.work) if self.work else None
+            if self.work and not isinstance(working, str):
+                texts = [key for key, value in entry["metadata"].items() if isinstance(value, str)]
+                where = f"the metadata of reasoning-gym's {self.dataset}"
+                raise SageError(f"{where} has no text {self.work!r}: take one of {texts}")
+            yield Problem(f"{seed}-{index}", label, question, gold, self.name, detail, working)
 
     def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
-        # The package's answers, without work: it has none that all data sets share.
-        for problem in problems:
-            if not problem.gold:
+        # The package's answers; work where ``work`` names it, as all data sets share none.
+        for example in super().worked(problems, rows, seed):
+            if not example.answer:
                 raise SageError(
                     f"reasoning-gym's {self.dataset} lists no answers to learn from: choose "
                     "another data set for sft_data, or leave out sft"
                 )
-            yield Demonstration(problem.question, "", problem.gold)
+            yield example
 
     @staticmethod
     def last_answer(text: str) -> str | None:
