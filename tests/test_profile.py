@@ -172,6 +172,9 @@ def test_a_setting_can_be_changed_without_a_file():
     assert changed.name == "smoke+rl.beta=0.2+seeds=_1,2_~c553", "a folder of its own"
     many = [load_profile(f"smoke+seeds={[*range(200, end)]}").name for end in (500, 501)]
     assert many[0] != many[1] and all(len(name) < 100 for name in many), "a disk takes 255 letters"
+    many = [f"smoke{'+sft.max_steps=20' * 11}+rl.beta={beta}" for beta in (0.2, 0.3)]
+    first, second = (load_profile(spec).name for spec in many)
+    assert first != second and len(first) < 170
     one, two = (load_profile(f"smoke+model.revision={name}").name for name in ("a/b", "a_b"))
     assert one != two and "/" not in one
     assert load_profile(changed.spec) == changed

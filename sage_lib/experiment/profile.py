@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ __all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_
 CHANGE = r"[A-Za-z_][\w.-]*="
 #: How the path of a user's own profile or grid ends.
 YAML_ENDINGS = (".yaml", ".yml")
-#: Letters of a change in a folder's name; a file's name may have 255 on most disks.
-LONGEST = 60
+#: Letters of a change, and of all changes, in a folder's name; most disks take 255 in a file's.
+LONGEST, LONGEST_NAME = 60, 160
 
 
 def split_spec(spec: str | Path) -> list[str]:
@@ -62,7 +62,7 @@ def load_profile(spec: str | Path) -> Profile:
         )
     for assignment in changes:
         change(raw, sources, assignment, path.stem)
-    name = "+".join([path.stem, *map(_folder_name, changes)])
+    name = _variant_name(path.stem, changes)
     again = "+".join([base if shipped else str(path), *changes])
     profile = build_profile(raw, path)
     return dataclasses.replace(profile, name=name, sources=sources, raw=raw, spec=again)
@@ -74,17 +74,21 @@ def names_below(profile: Profile) -> Iterator[str]:
     path: Path | None = find(base, Path.cwd())
     while path is not None:
         for number in reversed(range(len(changes) + 1)):
-            name = "+".join([path.stem, *map(_folder_name, changes[:number])])
+            name = _variant_name(path.stem, changes[:number])
             if name != profile.name:
                 yield name
         path = extended(path)
 
 
-def _folder_name(change: str) -> str:
-    """Write a change as a part of a folder's name; a hash tells apart what had to be replaced."""
-    plain = change.replace(" ", "")
-    name = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
-    return name if name == plain else f"{name}~{digest(plain)[:4]}"
+def _variant_name(stem: str, changes: Sequence[str]) -> str:
+    """Return the folder's name of a profile with changes; a hash stands for what is left out."""
+    parts = [stem]
+    for change in changes:
+        plain = change.replace(" ", "")
+        part = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
+        parts.append(part if part == plain else f"{part}~{digest(plain)[:4]}")
+    name = "+".join(parts)
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}~{digest(name)[:4]}"
 
 
 def build_profile(raw: dict[str, Any], path: Path) -> Profile:
