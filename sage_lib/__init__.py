@@ -1,7 +1,7 @@
 """Reproducible companion to "SAGE: Shaping Anchors for Guided Exploration in RLVR of LLMs".
 
 The names below are the public surface: ``from sage_lib import SageTrainer, BranchGuide``. Each is
-loaded when it is first asked for, so that reading results never waits for torch.
+imported at its first use, so that reading results never waits for torch.
 """
 
 import importlib
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Where each public name lives.
+#: The module of each public name.
 _HOMES = {
     "BranchGuide": "algorithm.guides",
     "CosineSchedule": "algorithm.guides",
@@ -65,7 +65,7 @@ __all__ = ["__version__", *_HOMES]
 if not TYPE_CHECKING:  # a checker that sees __getattr__ lets every name pass
 
     def __getattr__(name: str) -> object:
-        """A public name, from its home, when it is first asked for (PEP 562)."""
+        """Import a public name at its first use (PEP 562)."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

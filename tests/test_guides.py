@@ -188,13 +188,13 @@ def test_the_reward_guide_flattens_the_reference_where_the_reward_is_0():
     plain = inputs([[0.0] * 3] * 5, mask=[[1, 1, 1]] * 4 + [[1, 0, 0]])
     reference = torch.tensor([0.64, 0.25, 1.0], dtype=torch.float64).log().expand(5, 3)
     rewards = torch.tensor([0.0, 1.0, math.nan, 0.5, 0.0])
-    x = dataclasses.replace(plain, reference=reference, rewards=rewards)
+    x = dataclasses.replace(plain, ref_logps=reference, rewards=rewards)
     acting, ones = [1.25, 1.4, 1.0], [1.0, 1.0, 1.0]
     expected = torch.tensor([acting, ones, ones, ones, [1.25, 1.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(RewardGuide()(x), expected)
     wide = RewardGuide(power=0.25, high=9.0)(x)
     assert wide[0].tolist() == pytest.approx([0.64**-0.75, 4**0.75, 1.0])
-    for lacking in ("reference", "rewards"):
+    for lacking in ("ref_logps", "rewards"):
         with pytest.raises(SageError, match="in RL training alone"):
             RewardGuide()(dataclasses.replace(x, **{lacking: None}))
 
@@ -327,7 +327,7 @@ def test_choices_are_checked_without_torch():
     choices = [{"name": name} for name in GUIDES if name not in ("branch", "shuffled")]
     choices += [MEASURED, {"name": "shuffled", "inner": MEASURED}]
     code = (
-        "import sys; from sage_lib.algorithm import anchors, guides\n"
+        "import sys; from sage_lib.algorithm import guides, kl_forms\n"
         f"for choice in {choices}: guides.build_guide(choice, {QUANTILES})\n"
         "print('torch' in sys.modules)"
     )

@@ -8,7 +8,7 @@ from sage_lib.policy import tiny_qwen
 from sage_lib.tasks import prompts
 
 #: Arguments of SageTrainer beside its guide.
-OWN = ("anchor", "dynamic_sampling", "other_reference", "reference", "merge_adapter")
+OWN = ("kl_form", "dynamic_sampling", "other_reference", "ref_model", "merge_adapter")
 OWN += ("trim_padding", "share_prompts", "advantage", "reference_reset")
 
 

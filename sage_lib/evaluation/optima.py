@@ -75,7 +75,7 @@ def guides_of(profile: Profile) -> dict[str, Guide]:
     those that read rewards."""
     found: dict[str, Guide] = {}
     for key, method in profile.methods.items():
-        if method.guide is None or method.anchor != "k3" or method.family == "table6":
+        if method.guide is None or method.kl_form != "k3" or method.family == "table6":
             continue
         if method.guide["name"] == "shuffled" or reads_rewards(method.guide):
             continue

@@ -63,10 +63,12 @@ def rl_training(run: Run) -> dict[str, Any]:
         part["rollouts"] = {key: profile.rl[key] for key in ROLLOUTS}
         return {**part, "reward": method.reward, "seed": run.seed}
     part["rl"] = _learning(training.rl)
-    # How a method is shown teaches it nothing; nor does an anchor without a KL term.
-    anchor = method.anchor if part["rl"]["beta"] else "k3"
-    learned = dataclasses.replace(method, label="", family="main", rl={}, lora=True, seeds=None)
-    part["method"] = dataclasses.replace(learned, anchor=anchor)
+    # How a method is shown teaches it nothing; nor does a form of the KL where there is none.
+    kl_form = method.kl_form if part["rl"]["beta"] else "k3"
+    shown = {"label": "", "family": "main", "rl": {}, "lora": True, "seeds": None}
+    part["method"] = canonical(dataclasses.replace(method, **shown, kl_form=kl_form))
+    if "kl_form" in part["method"]:  # called anchor in published fingerprints
+        part["method"]["anchor"] = part["method"].pop("kl_form")
     part["entropies"] = _entropy_digest(profile, method.guide)
     if profile.compute.backend != "trl":  # whose loss is not TRL's to the last digit
         part["backend"] = profile.compute.backend

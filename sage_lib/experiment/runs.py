@@ -145,7 +145,7 @@ _ROWS = (  # name, about, function, runs_in, needs, reads, measures
           lambda _, profile: rl_runs(profile),
           "sft entropies", (parts.rl_training,), "steps.jsonl exact.jsonl rounds.csv",
           makes="model", gets=lambda run: run.profile.training(run.method, run.seed)),
-    Stage("replay", "RL, token by token", "training.replay.measure", _baseline,
+    Stage("replay", "RL, token by token", "training.replay.replay_run", _baseline,
           "sft entropies rl", (parts.completions, parts.base), "moves.csv"),
     Stage("trace", "guides on samples", "evaluation.guide_traces.measure", _first,
           "sft entropies rl", (parts.traces,), "traces.json signals.json"),
