@@ -135,9 +135,9 @@ def larger(model):
             p.mul_(50 if p.dim() > 1 else 1)
 
 
-def one_batch(trainer):
+def one_batch(trainer, draw=None):
     """The trainer in its second step, moved off its reference, and a batch for its loss."""
-    batch = drawn(trainer, trainer._prepare_inputs)
+    batch = drawn(trainer, draw or trainer._prepare_inputs)
     trainer.state.global_step, trainer.state.max_steps = 1, 3
     with torch.no_grad():
         for p in trainer.model.parameters():
