@@ -117,7 +117,7 @@ class TokenShaper(AdvantageShaper):
 
 def has_whole_groups(trainer: GuidedTrainer) -> bool:
     """Return whether each process scores whole groups of completions."""
-    rows = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    rows: int = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
     return rows % trainer.num_generations == 0
 
 
@@ -290,7 +290,7 @@ class KLCov(TokenShaper):
 
     def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
         yield from super().requires(trainer)
-        updates = trainer.args.steps_per_generation * trainer.num_iterations
+        updates = (trainer.args.steps_per_generation or 1) * trainer.num_iterations
         if trainer.args.gradient_accumulation_steps % updates == 0:
             yield "KL-Cov needs more updates a batch: raise steps_per_generation or num_iterations"
 

@@ -176,7 +176,7 @@ def _quiet_kl(trainer: GuidedTrainer, batch: Batch) -> float:
     A reference model was scored so. An adapter's reference, the model without the adapter or with
     its copy, is scored again.
     """
-    last_states = trainer.states and trainer.states.last
+    last_states = trainer.states.last if trainer.states else None
     modes = [(m, m.training) for m in trainer.model.modules()]
     if trainer.states:
         trainer.states.last = None
