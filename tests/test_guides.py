@@ -29,6 +29,7 @@ from sage_lib.algorithm.guides import (
     reads_rewards,
 )
 from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile
 from sage_lib.paths import ROOT
 
 
@@ -334,3 +335,73 @@ def test_choices_are_checked_without_torch():
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"
+
+
+OWN_GUIDES = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Unsure:
+    threshold: float
+    reads_rewards = False
+
+    def __call__(self, inputs):
+        return 1 + 0.2 * (inputs.entropies > self.threshold)
+
+def half(threshold):
+    return Unsure(threshold / 2)
+
+class Rewarded(Unsure):
+    reads_rewards = True
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def own_guides(tmp_path, monkeypatch):
+    (tmp_path / "my_guides.py").write_text(OWN_GUIDES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_guides", None)
+
+
+def test_a_profile_takes_a_guide_of_the_users(own_guides):
+    profile = load_profile("smoke+methods.grpo.guide={name: 'my_guides:Unsure', threshold: 0.8}")
+    choice = profile.methods["grpo"].guide
+    inputs = seen([[0.5, 1.0, 2.0]], [[-0.5, -1.0, -2.0]], [[1, 1, 1]])
+    for name, q in (("Unsure", [1.0, 1.2, 1.2]), ("half", [1.2, 1.2, 1.2])):
+        guide = build_guide({**choice, "name": f"my_guides:{name}"})
+        assert guide(inputs)[0].tolist() == pytest.approx(q)
+    shuffled = build_guide({"name": "shuffled", "inner": choice})(inputs)
+    assert sorted(shuffled[0].tolist()) == pytest.approx([1.0, 1.2, 1.2])
+    assert not needs_entropies(choice) and not reads_rewards(choice)
+    assert reads_rewards({"name": "shuffled", "inner": {"name": "my_guides:Rewarded"}})
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (
+            {"name": "my_guides:Unsure", "treshold": 1},
+            "treshold is unknown; did you mean threshold",
+        ),
+        ({"name": "my_guides:Unsure"}, "missing 1 required .*'threshold'"),
+        ({"name": "my_guides:Certain"}, "cannot be imported .*add its folder to PYTHONPATH"),
+        ({"name": "other_guides:Unsure"}, "cannot be imported .*other_guides"),
+        ({"name": "my_guides:nothing"}, "a guide is called with a GuideInputs"),
+    ],
+)
+def test_a_guide_of_the_users_that_cannot_be_made_is_told_in_one_sentence(
+    own_guides, choice, reason
+):
+    with pytest.raises(SageError, match=reason) as error:
+        check_choice(choice, "mine: methods.a.guide")
+    assert str(error.value).startswith("mine: methods.a.guide")
+
+
+def test_the_former_name_of_an_input_works_with_a_warning():
+    inputs = dataclasses.replace(seen([[0.5]], [[-0.5]], [[1]]), ref_logps=torch.zeros(1, 1))
+    with pytest.warns(FutureWarning, match="ref_logps"):
+        assert inputs.reference is inputs.ref_logps

@@ -286,3 +286,11 @@ def test_a_training_is_a_method_with_the_sections_that_it_changes():
     assert (whole.method.label, whole.lora, adapted.lora) == ("GRPO", None, {"r": 4})
     assert whole.rl == {**profile.rl, "max_steps": 5, "beta": 0.3, "seed": 7}
     assert adapted.rl == {**profile.rl, "seed": 8}
+
+
+def test_the_former_key_of_the_form_of_the_kl_works_with_a_warning():
+    with pytest.warns(FutureWarning, match="methods.grpo: anchor is called kl_form"):
+        former = load_profile("smoke+methods.grpo.anchor=sequence")
+    assert former.methods == load_profile("smoke+methods.grpo.kl_form=sequence").methods
+    with pytest.raises(SageError, match="give kl_form alone"):
+        load_profile("smoke+methods.grpo.anchor=k3+methods.grpo.kl_form=k3")

@@ -210,15 +210,29 @@ def test_a_profiles_methods_train_a_named_kl_with_a_guide_and_without(name, monk
         monkeypatch.setattr(rl, stub, lambda *_: SimpleNamespace())
     monkeypatch.setattr(rl, "Dataset", SimpleNamespace(from_list=lambda _: None))
     monkeypatch.setattr(rl, "load_model", lambda *_: (model, None))
-    monkeypatch.setattr(rl, "arguments", lambda kind, given, *_, **__: given)
+    monkeypatch.setattr(rl, "arguments", lambda kind, section, *_, **__: section)
     monkeypatch.setattr(rl.runs, "guide_of", lambda *_: IdentityGuide())
-    for method, chosen in profile.methods.items():
-        if chosen.rft is not None:
+    for name_of_method, method in profile.methods.items():
+        if method.rft is not None:
             continue
-        run = SimpleNamespace(method=method, seed=None)
-        given, *_ = rl.make_trainer(profile, run, tmp_path, lambda **given: given)
-        assert (given["guide"] is None) == (chosen.guide is None)
-        assert given["kl_form"] == (chosen.kl_form if given["args"]["beta"] else None)
-        assert given["args"]["use_bias_correction_kl"] is False
-        assert given["args"]["importance_sampling_level"] == "token"
-        assert chosen.kl_form in KL_FORMS
+        training = profile.training(name_of_method, 3407)
+        handed, *_ = rl.make_trainer(training, profile, tmp_path, lambda **keywords: keywords)
+        assert (handed["guide"] is None) == (method.guide is None)
+        assert handed["kl_form"] == (method.kl_form if handed["args"]["beta"] else None)
+        assert handed["args"]["use_bias_correction_kl"] is False
+        assert handed["args"]["importance_sampling_level"] == "token"
+        assert method.kl_form in KL_FORMS
+
+
+@pytest.mark.parametrize(("former", "name"), [("anchor", "kl_form"), ("reference", "ref_model")])
+def test_the_former_name_of_an_argument_works_with_a_warning(make, tiny_model, former, name):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    value = "sequence" if name == "kl_form" else model
+    with pytest.warns(FutureWarning, match=f"{former} is called {name}"):
+        trainer = make(None, **{former: value})
+    if name == "kl_form":
+        assert isinstance(trainer.kl_form, KL_FORMS["sequence"])
+    else:
+        assert trainer.ref_model is model and trainer.other_reference
