@@ -370,7 +370,8 @@ def own_guides(tmp_path, monkeypatch):
 def test_a_profile_takes_a_guide_of_the_users(own_guides):
     profile = load_profile("smoke+methods.grpo.guide={name: 'my_guides:Unsure', threshold: 0.8}")
     choice = profile.methods["grpo"].guide
-    inputs = seen([[0.5, 1.0, 2.0]], [[-0.5, -1.0, -2.0]], [[1, 1, 1]])
+    entropies = torch.tensor([[0.5, 1.0, 2.0]])
+    inputs = seen(entropies, -entropies, torch.ones(1, 3))
     for name, q in (("Unsure", [1.0, 1.2, 1.2]), ("half", [1.2, 1.2, 1.2])):
         guide = build_guide({**choice, "name": f"my_guides:{name}"})
         assert guide(inputs)[0].tolist() == pytest.approx(q)
@@ -402,6 +403,7 @@ def test_a_guide_of_the_users_that_cannot_be_made_is_told_in_one_sentence(
 
 
 def test_the_former_name_of_an_input_works_with_a_warning():
-    inputs = dataclasses.replace(seen([[0.5]], [[-0.5]], [[1]]), ref_logps=torch.zeros(1, 1))
+    ones = torch.ones(1, 1)
+    inputs = dataclasses.replace(seen(ones, -ones, ones), ref_logps=torch.zeros(1, 1))
     with pytest.warns(FutureWarning, match="ref_logps"):
         assert inputs.reference is inputs.ref_logps
