@@ -43,3 +43,11 @@ def counted_tokens(batch: Batch) -> torch.Tensor:
     """Return the tokens that TRL's loss counts: 1 or 0, shape (batch, time)."""
     mask: torch.Tensor = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def whole_rows(batch: Batch) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """Return token ids of prompts and completions, shape (batch, prompt and time), the columns of
+    the prompts, and the attention mask, shape of the ids."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    return ids, batch["prompt_ids"].shape[1], attention

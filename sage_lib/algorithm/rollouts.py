@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 # First: Unsloth, where it is needed, comes before what it patches.
-from sage_lib.algorithm.backend import Batch, GRPOTrainer, counted_tokens
+from sage_lib.algorithm.backend import Batch, GRPOTrainer, counted_tokens, whole_rows
 
 # isort: split
 
@@ -171,27 +171,23 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         It takes at most a training batch of rows at a time, and :data:`LOGITS` logits. For
         Unsloth's trainer the padding is moved to the right: its models read none on the left.
         """
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        start = batch["prompt_ids"].shape[1]
+        ids, start, attention = whole_rows(batch)
         packing = self._packing(batch) if self.shaped_at_scoring else None
         if packing is not None:
             ids, attention, start = packing.moved(ids), packing.moved(attention), packing.start
-        drawn = ids[:, start:]
         words = self._plain(self.model).get_output_embeddings().weight.shape[0]
-        fits = max(1, LOGITS // (drawn.shape[1] * words))
+        fits = max(1, LOGITS // ((ids.shape[1] - start) * words))
         size = min(self.args.per_device_train_batch_size, fits)
         logps, entropies = [], []
         for first in range(0, len(ids), size):
             rows = slice(first, first + size)
-            logits = probs.completion_logits(self.model, ids[rows], start, attention[rows])
-            log_pi = probs.log_probabilities(logits, self.temperature)
-            logps.append(probs.drawn_log_probabilities(log_pi, drawn[rows]))
-            entropies.append(probs.entropies_of(log_pi))
-        signals = torch.cat(logps), torch.cat(entropies)
-        return (
-            signals if packing is None else (packing.unpack(signals[0]), packing.unpack(signals[1]))
-        )
+            signals = probs.completion_signals(
+                self.model, ids[rows], start, attention[rows], self.temperature
+            )
+            logps.append(signals.logps)
+            entropies.append(signals.entropies)
+        joined = torch.cat(logps), torch.cat(entropies)
+        return joined if packing is None else (packing.unpack(joined[0]), packing.unpack(joined[1]))
 
 
 def _summed(terms: torch.Tensor) -> torch.Tensor:

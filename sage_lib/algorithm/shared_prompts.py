@@ -1,7 +1,8 @@
 """Each distinct prompt of a batch read once: the completions of a group have it in common.
 
-Keys and values of a prompt do not depend on the completion. So the rows of a group share those of a
-single pass, with its gradient, and the model computes only the columns after the prompt.
+Keys and values of a prompt do not depend on the completion. So the rows of a group share the
+keys and values of a single pass, with its gradient, and the model computes only the columns after
+the prompt.
 """
 
 from __future__ import annotations

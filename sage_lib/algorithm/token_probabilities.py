@@ -3,7 +3,7 @@ token has the same numbers everywhere."""
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,6 +39,28 @@ def completion_logits_and_hidden(
     output = _forward(model, ids, attention_mask, output_hidden_states=True)
     states = _before_completion(output.hidden_states[-1], start)
     return _before_completion(output.logits, start), states
+
+
+class Signals(NamedTuple):
+    """Signals of completions under a policy, nats."""
+
+    log_pi: torch.Tensor  # of all tokens, shape (batch, time, vocabulary)
+    logps: torch.Tensor  # of the drawn tokens, shape (batch, time)
+    entropies: torch.Tensor  # of the state before each token, shape (batch, time)
+
+
+def completion_signals(
+    model: torch.nn.Module,
+    ids: torch.Tensor,
+    start: int,
+    attention_mask: torch.Tensor | None = None,
+    temperature: float = 1.0,
+) -> Signals:
+    """Return the signals of completions at a sampling temperature, by the arithmetic of TRL's loss.
+    The other arguments are as in :func:`completion_logits`."""
+    logits = completion_logits(model, ids, start, attention_mask)
+    log_pi = log_probabilities(logits, temperature)
+    return Signals(log_pi, drawn_log_probabilities(log_pi, ids[:, start:]), entropies_of(log_pi))
 
 
 def logits_from_hidden(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -93,7 +93,16 @@ def _repeated(distribution: np.ndarray, times: int) -> np.ndarray:
 
 
 def sampled_policy(tree: Tree, log_policy: Tensor, min_p: float) -> Tensor:
-    """Return the log of a policy truncated by min-p and renormalised, both of shape (E,)."""
+    """Return the log of a policy truncated by min-p and renormalised.
+
+    Args:
+        tree: its completions.
+        log_policy: log pi of each edge, shape (E,).
+        min_p: share of the most probable token below which tokens are not sampled.
+
+    Returns:
+        Shape (E,).
+    """
     if not min_p:
         return log_policy
     likely = log_policy >= tree.max_by_state(log_policy)[tree.state_of] + np.log(min_p)

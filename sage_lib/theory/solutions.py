@@ -118,8 +118,16 @@ def pseudo_kl(policy: Tensor, anchor: Tensor) -> Tensor:
 
 
 def support(policy: Tensor, reward: Tensor, epsilon: float) -> Tensor:
-    """Return which completions are in the support of Definition 4.1, correct and more probable than
-    epsilon: bool of shape (L,)."""
+    """Return the support of Definition 4.1: the correct completions more probable than epsilon.
+
+    Args:
+        policy: pi of each completion, shape (L,).
+        reward: 0 or 1, shape (L,).
+        epsilon: the least probability.
+
+    Returns:
+        bool of shape (L,).
+    """
     return (reward == 1) & (policy > epsilon)
 
 

@@ -163,7 +163,7 @@ class ExactLog(TrainerCallback):
         interval: steps between two evaluations.
         start_path: file of the rows before the first step, which runs from the same base share. The
             first run writes it. None: no file.
-        tempered: temperatures besides 1.
+        tempered: further temperatures than 1.
     """
 
     #: k of pass@k in the rows.

@@ -145,19 +145,14 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
 
 @torch.no_grad()
 def _signals(trainer: Any, batch: dict[str, Any]) -> dict[str, np.ndarray]:
-    from sage_lib.algorithm import token_probabilities as probs
+    from sage_lib.algorithm.backend import whole_rows
+    from sage_lib.algorithm.token_probabilities import completion_signals
 
-    drawn, start = batch["completion_ids"], batch["prompt_ids"].shape[1]
-    ids = torch.cat([batch["prompt_ids"], drawn], dim=1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    log_pi, log_ref = (
-        probs.log_probabilities(probs.completion_logits(model, ids, start, attention))
-        for model in (trainer.model, trainer.ref_model)
-    )
+    policy = completion_signals(trainer.model, *whole_rows(batch))
     signals = {
-        "logps": probs.drawn_log_probabilities(log_pi, drawn),
-        "ref_logps": probs.drawn_log_probabilities(log_ref, drawn),
-        "entropies": probs.entropies_of(log_pi),
+        "logps": policy.logps,
+        "ref_logps": completion_signals(trainer.ref_model, *whole_rows(batch)).logps,
+        "entropies": policy.entropies,
         "mask": batch["completion_mask"],
         "advantages": batch["advantages"],
     }

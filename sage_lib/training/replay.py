@@ -19,7 +19,7 @@ import torch
 from transformers import TrainerCallback, TrainerState
 
 from sage_lib.algorithm import token_probabilities as probs
-from sage_lib.algorithm.backend import Batch, counted_tokens
+from sage_lib.algorithm.backend import Batch, counted_tokens, whole_rows
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
@@ -114,15 +114,12 @@ class Watched(SageTrainer):
     @torch.no_grad()
     def _signals(self, batch: Batch) -> dict[str, np.ndarray]:
         """Return entropy (nats), probability of the drawn token and G_t, shape (batch, time)."""
-        drawn, start = batch["completion_ids"], batch["prompt_ids"].shape[1]
-        ids = torch.cat([batch["prompt_ids"], drawn], 1)
-        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        training = self.model.training
+        drawn, training = batch["completion_ids"], self.model.training
         model = self.model.eval()
-        logits, hidden = probs.completion_logits_and_hidden(model, ids, start, attention)
+        logits, hidden = probs.completion_logits_and_hidden(model, *whole_rows(batch))
         self.model.train(training)
         log_pi = probs.log_probabilities(logits, self.temperature)
-        advantages = batch["advantages"].float().reshape(len(ids), -1).expand(drawn.shape)
+        advantages = batch["advantages"].float().reshape(len(drawn), -1).expand(drawn.shape)
         signals = advantages.flatten(), log_pi.flatten(0, 1), drawn.flatten(), hidden.flatten(0, 1)
         gradients = gradient_norm(*(signal.cpu().numpy() for signal in signals))
         return {

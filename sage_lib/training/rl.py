@@ -38,9 +38,8 @@ from sage_lib.training.models import add_lora, load_model, merged
 def train(training: Training, run: Run) -> dict:
     """Train a method from the SFT model, save the policy, and return the run record.
 
-    The base, the problems and the machine's limits are those of ``run.profile``. A run that
-    collapses is a result: its policy is kept, and the record's ``collapsed`` says at which step
-    and why.
+    ``run.profile`` gives the base, the problems and the machine's limits. A run that collapses is a
+    result: its policy is kept, and the record's ``collapsed`` says at which step and why.
     """
     profile, method = run.profile, training.method
     base = runs.finished(profile, runs.sft_run(profile))
