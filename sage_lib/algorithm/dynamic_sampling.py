@@ -24,28 +24,31 @@ def fill_batch(trainer: GuidedTrainer, batch: Batch, rounds: int) -> Batch:
     Returns:
         The batch without :data:`REWARD_TERMS`.
     """
-    gather, generations, drawn = trainer.accelerator.gather, trainer.num_generations, 1
+    gather, generations, batches = trainer.accelerator.gather, trainer.num_generations, 1
 
     def flat(groups: Batch) -> torch.Tensor:
         return groups_without_spread(groups[REWARD_TERMS], generations)
 
     # Flat on any process: all of them sample again, or none.
-    while drawn <= rounds and gather(flat(batch).any()).any():
+    while batches <= rounds and gather(flat(batch).any()).any():
         rows, data = torch.arange(len(batch["completion_ids"])), trainer.train_dataset
         rows = rows.view(-1, generations)
         prompts = torch.randint(len(data), (len(rows),), generator=trainer.prompt_generator)
         fresh = trainer._scored([data[i] for i in prompts.tolist() for _ in range(generations)])
-        needed, offered = (x.nonzero().flatten().cpu() for x in (flat(batch), ~flat(fresh)))
-        used = min(len(needed), len(offered))
-        replaced, taken = (rows[groups[:used]].flatten().tolist() for groups in (needed, offered))
-        batch = replace_rows(batch, replaced, fresh, taken, trainer._tokenizer.pad_token_id)
-        drawn += 1
+        flat_groups, fresh_groups = (
+            groups.nonzero().flatten().cpu() for groups in (flat(batch), ~flat(fresh))
+        )
+        count = min(len(flat_groups), len(fresh_groups))
+        old_rows = rows[flat_groups[:count]].flatten().tolist()
+        new_rows = rows[fresh_groups[:count]].flatten().tolist()
+        batch = replace_rows(batch, old_rows, fresh, new_rows, trainer._tokenizer.pad_token_id)
+        batches += 1
     if "num_items_in_batch" in batch:
         batch["num_items_in_batch"] = gather(counted_tokens(batch).sum()).sum()
-    left = flat(batch).float().mean()
+    flat_share = flat(batch).float().mean()
     del batch[REWARD_TERMS]
-    trainer._record("sampling/rounds", float(drawn))
-    trainer._record("sampling/flat", gather(left).mean().item())
+    trainer._record("sampling/rounds", float(batches))
+    trainer._record("sampling/flat", gather(flat_share).mean().item())
     return batch
 
 

@@ -145,7 +145,7 @@ def train(profile: Profile, run: Run) -> dict:
     written = run.finish(
         record,
         data=digest(work.problems),
-        reference=loading.weights_hash(work.reference),
+        reference=loading.weights_hash(work.base_folder),
         weights=loading.weights_hash(run.model),
         drawn=sum(row["drawn"] for row in rounds),
         collapsed=None,
@@ -167,9 +167,9 @@ class Rounds:
 
     def __init__(self, profile: Profile, run: Run, rft: Rft, seed: int):
         self.profile, self.run, self.rft, self.seed = profile, run, rft, seed
-        self.reference = runs.sft_run(profile).model
+        self.base_folder = runs.sft_run(profile).model
         self.lora = profile.rl_lora if profile.methods[run.method].lora else None
-        self.tokenizer = loading.load_tokenizer(profile.model, self.reference)
+        self.tokenizer = loading.load_tokenizer(profile.model, self.base_folder)
         self.problems = problems.rl_problems(profile)
         self.verifier = Verifier(workers=profile.compute.threads)
         require_golds(self.problems, self.verifier)
@@ -186,7 +186,7 @@ class Rounds:
         """Load the policy after a number of rounds, ready to be trained."""
         checkpointing = self.rft.sft["gradient_checkpointing"]
         weights = self.folder(number - 1) / "weights"
-        start = weights if number and self.lora is None else self.reference
+        start = weights if number and self.lora is None else self.base_folder
         fast = unsloth_first.is_loaded()  # as for SFT
         model, _ = load_model(self.profile, start, self.lora is None, checkpointing, fast)
         if self.lora is None:
@@ -209,7 +209,7 @@ class Rounds:
             rows, counts = self.demonstrations(number)
         else:
             rows, counts = self.policy_samples(number, model, folder)
-        drawn = time.perf_counter() - started
+        drawing = time.perf_counter() - started
         checkpoints, seed = folder / "checkpoints", self.seed + number
         fixed = {"output_dir": str(checkpoints), "seed": seed, "data_seed": seed}
         means: dict[str, float] = {k: counts[k] for k in ("reward", "entropy") if k in counts}
@@ -223,13 +223,14 @@ class Rounds:
         train_on(trainer, checkpoints)
         seconds = time.perf_counter() - started
         trainer.model.save_pretrained(folder / "weights")
-        times = {"seconds drawing": round(drawn, 2), "seconds training": round(seconds - drawn, 2)}
+        times = {"seconds drawing": round(drawing, 2)}
+        times["seconds training"] = round(seconds - drawing, 2)
         return {**counts, **times}
 
     def demonstrations(self, number: int) -> tuple[list[dict], dict[str, Any]]:
         """Return a round's share of the demonstrations, and its entries of rounds.csv."""
-        shown = demonstrated(self.profile, self.rft)
-        rows = problems.sft_rows(shown, lambda text: len(self.tokenizer(text)["input_ids"]))
+        profile = demonstrated(self.profile, self.rft)
+        rows = problems.sft_rows(profile, lambda text: len(self.tokenizer(text)["input_ids"]))
         wanted = self.rft.rounds * self.rft.selected
         if len(rows) < wanted:
             raise SageError(f"rft asks for {wanted} demonstrations and sft_data has {len(rows)}")
@@ -255,8 +256,8 @@ class Rounds:
         path = folder / "samples.jsonl"
         engine = sampling.transformers_engine(model, self.tokenizer, posed, draws)
         sampling.sample(engine, self.tokenizer, posed, draws, path)
-        drawn = sampling.collect([path], posed, draws.samples)
-        candidates, refused, correct = self.candidates(model.eval(), posed, drawn)
+        samples = sampling.collect([path], posed, draws.samples)
+        candidates, refused, correct = self.candidates(model.eval(), posed, samples)
         selection = select(candidates, self.rft, random.Random(f"{self.seed}/{number}"))
         if not selection:
             raise SageError(
@@ -275,7 +276,7 @@ class Rounds:
         entries |= _means("eligible", eligible) | _means("selected", selection)
         prompts = [loading.encode(self.tokenizer, problem.question) for problem in posed]
         rows = []
-        for candidate in selection:  # as tokens, as they were drawn; the mask is 1 where they count
+        for candidate in selection:  # as drawn tokens; the mask is 1 on the completion
             prompt, ids = prompts[candidate.place], [*candidate.ids, self.tokenizer.eos_token_id]
             mask = [0] * len(prompt) + [1] * len(ids)
             rows.append({"input_ids": [*prompt, *ids], "completion_mask": mask})
@@ -294,14 +295,14 @@ class Rounds:
         )
 
     def candidates(
-        self, model: PreTrainedModel, posed: Sequence[Problem], drawn: Sequence[Mapping[str, Any]]
+        self, model: PreTrainedModel, posed: Sequence[Problem], samples: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Candidate], Counter[str], int]:
         """Apply the rules to the samples of a round.
 
         Args:
             model: the policy, which scores them.
             posed: the problems of the round.
-            drawn: a row of samples for each problem.
+            samples: a row for each problem.
 
         Returns:
             The candidates, the number of refused completions by rule, and the number of correct
@@ -310,7 +311,7 @@ class Rounds:
         candidates: list[Candidate] = []
         refused: Counter[str] = Counter()
         right = 0
-        for place, (problem, row) in enumerate(zip(posed, drawn, strict=True)):
+        for place, (problem, row) in enumerate(zip(posed, samples, strict=True)):
             texts = [filters.up_to_first_answer(text) or text for text in row["completions"]]
             correct = judge([problem] * len(texts), texts, self.verifier)
             if self.profile.methods[self.run.method].reward == "valid":
