@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sage_lib.algorithm.backend import GRPOConfig as GRPOConfig
+    from sage_lib.algorithm.guide_choices import build_guide as build_guide
     from sage_lib.algorithm.guides import BranchGuide as BranchGuide
     from sage_lib.algorithm.guides import CosineSchedule as CosineSchedule
     from sage_lib.algorithm.guides import GuideInputs as GuideInputs
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from sage_lib.algorithm.guides import RandomGuide as RandomGuide
     from sage_lib.algorithm.guides import ShuffledGuide as ShuffledGuide
     from sage_lib.algorithm.guides import TokenGuide as TokenGuide
-    from sage_lib.algorithm.guides import build_guide as build_guide
     from sage_lib.algorithm.guides import compose as compose
     from sage_lib.algorithm.trainer import SageTrainer as SageTrainer
     from sage_lib.errors import SageError as SageError
@@ -50,7 +50,7 @@ _HOMES = {
     "Verifier": "tasks.verifier",
     "accuracy_reward": "tasks.verifier",
     "bootstrap_interval": "evaluation.metrics",
-    "build_guide": "algorithm.guides",
+    "build_guide": "algorithm.guide_choices",
     "compose": "algorithm.guides",
     "guide_gain": "theory.optimum",
     "last_answer": "tasks.verifier",

@@ -10,6 +10,12 @@ import torch
 from pydantic import ValidationError
 
 from sage_lib.algorithm.advantages import PassAtK
+from sage_lib.algorithm.guide_choices import (
+    build_guide,
+    check_choice,
+    needs_entropies,
+    reads_rewards,
+)
 from sage_lib.algorithm.guides import (
     GUIDES,
     BranchGuide,
@@ -20,13 +26,9 @@ from sage_lib.algorithm.guides import (
     RewardGuide,
     ShuffledGuide,
     TokenGuide,
-    build_guide,
-    check_choice,
     check_guide,
     check_q,
     compose,
-    needs_entropies,
-    reads_rewards,
 )
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
@@ -328,8 +330,8 @@ def test_choices_are_checked_without_torch():
     choices = [{"name": name} for name in GUIDES if name not in ("branch", "shuffled")]
     choices += [MEASURED, {"name": "shuffled", "inner": MEASURED}]
     code = (
-        "import sys; from sage_lib.algorithm import guides, kl_forms\n"
-        f"for choice in {choices}: guides.build_guide(choice, {QUANTILES})\n"
+        "import sys; from sage_lib.algorithm import guide_choices, kl_forms\n"
+        f"for choice in {choices}: guide_choices.build_guide(choice, {QUANTILES})\n"
         "print('torch' in sys.modules)"
     )
     words = [sys.executable, "-c", code]

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from sage_lib.algorithm.guides import STRICT, Number, split_choice
+from sage_lib.algorithm.guide_choices import split_choice
+from sage_lib.algorithm.guides import STRICT, Number
 from sage_lib.algorithm.kl_forms import REDUCTIONS
 from sage_lib.errors import SageError
 from sage_lib.validation import make, pick

@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs, reads_rewards
+from sage_lib.algorithm.guide_choices import reads_rewards
+from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_lib import paths
-from sage_lib.algorithm.guides import needs_entropies, reads_rewards
+from sage_lib.algorithm.guide_choices import needs_entropies, reads_rewards
 from sage_lib.experiment import problems
 from sage_lib.experiment.checked import canonical, digest
 from sage_lib.experiment.profile import Profile, load_profile

@@ -20,7 +20,8 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
 from sage_lib.algorithm.advantages import check_advantage
-from sage_lib.algorithm.guides import GUIDES, check_choice, needs_entropies
+from sage_lib.algorithm.guide_choices import check_choice, needs_entropies
+from sage_lib.algorithm.guides import GUIDES
 from sage_lib.algorithm.kl_forms import check_kl_form
 from sage_lib.errors import SageError
 from sage_lib.experiment import settings as kinds

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_lib import paths
-from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
+from sage_lib.algorithm.guide_choices import build_guide, needs_entropies
+from sage_lib.algorithm.guides import Guide
 from sage_lib.errors import SageError
 from sage_lib.experiment import made_from as parts
 from sage_lib.experiment.made_from import TRACED

@@ -75,7 +75,7 @@ class Method:
     label: str  # the paper's name, where the paper has it
     family: str = "main"  # methods of a family are drawn together
     rl: dict[str, Any] = field(default_factory=dict)  # changes of the section ``rl``
-    guide: dict[str, Any] | None = None  # a choice for algorithm.guides.build_guide
+    guide: dict[str, Any] | None = None  # a choice for algorithm.guide_choices.build_guide
     kl_form: str = "k3"  # a name of algorithm.kl_forms.KL_FORMS; without meaning where beta is 0
     advantage: dict[str, Any] | None = None  # a choice of algorithm.advantages.ADVANTAGES
     #: accuracy: the answer is right; valid: and so is the work; random: a coin, as a control.
