@@ -65,7 +65,8 @@ def rl_training(run: Run) -> dict[str, Any]:
     part["rl"] = _learning(training.rl)
     # How a method is shown teaches it nothing; nor does a form of the KL where there is none.
     kl_form = method.kl_form if part["rl"]["beta"] else "k3"
-    unlearned: dict[str, Any] = {"label": "", "family": "main", "rl": {}, "lora": True, "seeds": None}
+    unlearned: dict[str, Any] = {"label": "", "family": "main", "rl": {}}
+    unlearned |= {"lora": True, "seeds": None}
     part["method"] = canonical(dataclasses.replace(method, **unlearned, kl_form=kl_form))
     if "kl_form" in part["method"]:  # called anchor in published fingerprints
         part["method"]["anchor"] = part["method"].pop("kl_form")
