@@ -1,4 +1,4 @@
-"""Where things lie in a checkout: nothing depends on the working directory."""
+"""Folders of a checkout. None depends on the working directory."""
 
 import os
 from pathlib import Path
@@ -19,21 +19,22 @@ GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 
 
 def results() -> Path:
-    """Where a user's own runs keep what they measure and draw: results/, or ``SAGE_RESULTS``."""
+    """Return the folder of a user's measurements and figures: results/, or ``SAGE_RESULTS``."""
     return Path(os.environ.get("SAGE_RESULTS", ROOT / "results")).expanduser().resolve()
 
 
 def measured(profile: str, published: bool = False) -> Path:
-    """Folder of what runs measured: results/measured/<profile>, or data/published/<profile>."""
+    """Return the folder of measurements: results/measured/<profile>, or
+    data/published/<profile>."""
     return (PUBLISHED if published else results() / "measured") / profile
 
 
 def figures(profile: str, published: bool = False) -> Path:
-    """Folder of figures: results/figures/<profile>, or figures/<profile>."""
+    """Return the folder of figures: results/figures/<profile>, or figures/<profile>."""
     return (FIGURES if published else results() / "figures") / profile
 
 
 def build(profile: str) -> Path:
-    """Folder of what can be made again, such as weights: build/<profile>, or below
+    """Return the folder of files that can be made again, such as weights: build/<profile>, or below
     ``SAGE_BUILD``."""
     return Path(os.environ.get("SAGE_BUILD", ROOT / "build")).expanduser().resolve() / profile

@@ -56,7 +56,7 @@ def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mo
     model, tokenizer, tmp_path
 ):
     asked = SETTINGS.problems(3, 1)
-    log = ExactLog(tmp_path / "exact.jsonl", tokenizer, asked, every=2)
+    log = ExactLog(tmp_path / "exact.jsonl", tokenizer, asked, interval=2)
     model.train()
     torch.manual_seed(0)
     before = torch.get_rng_state()

@@ -109,8 +109,8 @@ def variant(tmp_path):
         ),
         ("methods: {mine: {label: M, guide: 3}}", "methods.mine.guide: there is no guide 3"),
         ("methods: {mine: {label: M, guide: branch, rl: {beta: 0.0}}}", "needs beta > 0"),
-        ("methods: {mine: {label: M, guide: token, anchor: forward_kl}}", "takes no guide"),
-        ("methods: {mine: {label: M, anchor: k4}}", "k4.*k3, k3_corrected"),
+        ("methods: {mine: {label: M, guide: token, kl_form: forward_kl}}", "takes no guide"),
+        ("methods: {mine: {label: M, kl_form: k4}}", "k4.*k3, k3_corrected"),
         ("methods: {mine: {label: M, advantage: ppl}}", "mine.advantage: .*no advantage 'ppl'"),
         ("methods: {mine: {rl: {beta: 0.1}}}", "methods.mine.label: field required"),
         ("methods: {mine: {label: M, family: a/b}}", "key and family are letters"),
@@ -289,3 +289,11 @@ def test_a_training_is_a_method_with_the_sections_that_it_changes():
     assert (whole.method.label, whole.lora, adapted.lora) == ("GRPO", None, {"r": 4})
     assert whole.rl == {**profile.rl, "max_steps": 5, "beta": 0.3, "seed": 7}
     assert adapted.rl == {**profile.rl, "seed": 8}
+
+
+def test_the_former_key_of_the_form_of_the_kl_works_with_a_warning():
+    with pytest.warns(FutureWarning, match="methods.grpo: anchor is called kl_form"):
+        former = load_profile("smoke+methods.grpo.anchor=sequence")
+    assert former.methods == load_profile("smoke+methods.grpo.kl_form=sequence").methods
+    with pytest.raises(SageError, match="give kl_form alone"):
+        load_profile("smoke+methods.grpo.anchor=k3+methods.grpo.kl_form=k3")

@@ -103,7 +103,7 @@ def test_the_gradient_of_one_batch_is_that_of_the_formula():
     guide = BranchGuide(threshold=3.58, ratio=5.0)
     batch = one_batch.loss_batch(guide, 0.5)
     q = (1 + 5.0 * (batch.entropies - 3.58).clamp(min=0)).clamp(0.6, 1.4)
-    ratio = q * (batch.reference - batch.logps).exp()
+    ratio = q * (batch.ref_logps - batch.logps).exp()
     of_token = (-batch.advantages[:, None] + 0.5 * (1 - ratio)) * batch.mask
     by_hand = of_token / batch.mask.sum(1, keepdim=True) / len(of_token)
     assert (q > 1).any() and batch.advantages.any()

@@ -22,11 +22,8 @@ WORDS = {
 #: What users type: keys of profiles, and an argument of results.load.
 PUBLIC = {"results.py": {"own"}, "settings.py": {"beside", "every"}, "made_from.py": {"every"}}
 PUBLIC |= {"compare.py": {"own"}, "publish.py": {"own"}, "guide_gain.py": {"asked", "found"}}
-FILES = [
-    path
-    for room in ("experiment", "pipeline", "policy", "tasks")
-    for path in sorted((ROOT / "sage_lib" / room).glob("*.py"))
-]
+ROOMS = ("", "algorithm", "experiment", "pipeline", "policy", "tasks", "theory", "training")
+FILES = [path for room in ROOMS for path in sorted((ROOT / "sage_lib" / room).glob("*.py"))]
 
 
 def names(source):

@@ -27,13 +27,13 @@ def is_loaded() -> bool:
 
 
 def is_needed() -> bool:
-    """Whether this TRL's log-probabilities are a Triton kernel that this machine cannot run."""
+    """Return whether this TRL needs a Triton kernel that this machine cannot run."""
     installed = tuple(int(part) for part in version("trl").split(".")[:2])
     runs_kernel = has_gpu() and importlib.util.find_spec("triton") is not None
     return installed < PORTABLE_TRL and not runs_kernel
 
 
-def load(otherwise: str = "set compute.backend to trl") -> None:
+def load_unsloth(otherwise: str = "set compute.backend to trl") -> None:
     """Import Unsloth. SageError where TRL came first on a GPU, or Unsloth is not installed."""
     if is_loaded():
         return
@@ -50,7 +50,7 @@ def load(otherwise: str = "set compute.backend to trl") -> None:
 
 
 def comes_late() -> bool:
-    """Whether TRL's classes are here already that Unsloth would replace."""
+    """Return whether TRL's classes, which Unsloth would replace, are imported already."""
     return "trl" in sys.modules and has_gpu() and not is_loaded()
 
 
@@ -61,8 +61,8 @@ def has_gpu() -> bool:
 
 
 def fast_language_model() -> Any:
-    """Unsloth's class that loads models and adds adapters."""
-    load()
+    """Return Unsloth's class that loads models and adds adapters."""
+    load_unsloth()
     from unsloth import FastLanguageModel
 
     return FastLanguageModel

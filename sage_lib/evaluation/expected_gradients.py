@@ -13,8 +13,8 @@ from torch.nn.utils import parameters_to_vector
 from transformers import PreTrainedModel
 
 from sage_lib.algorithm import token_probabilities as probs
-from sage_lib.algorithm.anchors import return_credit
 from sage_lib.algorithm.guides import GuideInputs
+from sage_lib.algorithm.kl_forms import return_credit
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
@@ -26,7 +26,7 @@ from sage_lib.policy.sampling import rollouts
 
 PROMPTS, BATCHES, COMPLETIONS = 4, 3, 64
 MOVED = 0.25  # noise off the reference, relative to the spread of each weight tensor
-#: The anchors (names of algorithm.anchors.ANCHORS) for which :func:`weights` are known.
+#: The forms of the KL (names of algorithm.kl_forms.KL_FORMS) for which :func:`weights` are known.
 WEIGHTS = ("k3", "k3_corrected", "sequence")
 
 

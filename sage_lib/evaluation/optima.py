@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs, reads_rewards
+from sage_lib.algorithm.guide_choices import reads_rewards
+from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.records import Record
@@ -75,7 +76,7 @@ def guides_of(profile: Profile) -> dict[str, Guide]:
     those that read rewards."""
     found: dict[str, Guide] = {}
     for key, method in profile.methods.items():
-        if method.guide is None or method.anchor != "k3" or method.family == "table6":
+        if method.guide is None or method.kl_form != "k3" or method.family == "table6":
             continue
         if method.guide["name"] == "shuffled" or reads_rewards(method.guide):
             continue

@@ -20,15 +20,16 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
 from sage_lib.algorithm.advantages import check_advantage
-from sage_lib.algorithm.anchors import check_anchor
-from sage_lib.algorithm.guides import GUIDES, check_choice, needs_entropies
+from sage_lib.algorithm.guide_choices import check_choice, needs_entropies
+from sage_lib.algorithm.guides import GUIDES
+from sage_lib.algorithm.kl_forms import check_kl_form
 from sage_lib.errors import SageError
 from sage_lib.experiment import settings as kinds
 from sage_lib.experiment.checked import default_of, digest
 from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Method, Model, Profile, Rft
 from sage_lib.paths import PROFILES
 from sage_lib.tasks.table import TASKS, make_task
-from sage_lib.validation import below, make, unknown
+from sage_lib.validation import below, make, rename_key, unknown
 
 __all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_profile"]
 
@@ -187,6 +188,7 @@ def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]
 
 
 def _method(fields: dict[str, Any], guides: dict[str, dict], where: str) -> Method:
+    rename_key(fields, "anchor", "kl_form", where)
     guide, advantage = fields.get("guide"), fields.get("advantage")
     if guide is not None:
         fields["guide"] = kinds.guide_choice(guide, guides)
@@ -222,15 +224,15 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
     if key == BASE or not all(re.fullmatch(r"[\w.-]+", word) for word in (key, method.family)):
         yield f"key and family are letters, digits, - and _, and no key is {BASE!r}, the SFT model"
     try:
-        check_anchor(method.anchor)
+        check_kl_form(method.kl_form)
     except SageError as error:
         yield str(error)
     beta = make(kinds.Rl, profile.rl_of(key), f"{profile.name}: methods.{key}.rl").beta
     changed = [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
         yield "it guides the anchor, which needs beta > 0"
-    if method.guide is not None and method.anchor == "forward_kl":
-        yield "the anchor forward_kl takes no guide"
+    if method.guide is not None and method.kl_form == "forward_kl":
+        yield "the KL form forward_kl takes no guide"
     if changed and method.guide is not None and needs_entropies(method.guide):
         yield (
             f"it draws with a {changed[0]} of its own, and its guide's threshold comes from "
@@ -244,7 +246,7 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
         if shows and (rft.noise or not rft.demonstrations or profile.sft_data is None):
             yield "demonstrations are changes of sft_data, such as {seed: 9}, and none is wrong"
         if method != Method(**{name: getattr(method, name) for name in shown}):
-            yield "trained by rft, it takes no rl, guide, anchor or sampling of RL"
+            yield "trained by rft, it takes no rl, guide, kl_form or sampling of RL"
         if method.reward == "random":
             yield "rft learns from right completions: reward is accuracy or valid"
 

@@ -261,7 +261,7 @@ def _run_row(path: Path, profile: Profile) -> dict[str, Any]:
             "label": method.label,
             "family": method.family,
             "guide": json.dumps(method.guide) if method.guide else "",
-            "anchor": method.anchor,
+            "anchor": method.kl_form,
             "beta": rl["beta"] if method.rft is None else None,
             "loss_type": rl.get("loss_type") if method.rft is None else None,
             "learning_rate": rl.get("learning_rate"),

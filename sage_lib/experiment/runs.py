@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_lib import paths
-from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
+from sage_lib.algorithm.guide_choices import build_guide, needs_entropies
+from sage_lib.algorithm.guides import Guide
 from sage_lib.errors import SageError
 from sage_lib.experiment import made_from as parts
 from sage_lib.experiment.made_from import TRACED
@@ -145,7 +146,7 @@ _ROWS = (  # name, about, function, runs_in, needs, reads, measures
           lambda _, profile: rl_runs(profile),
           "sft entropies", (parts.rl_training,), "steps.jsonl exact.jsonl rounds.csv",
           makes="model", gets=lambda run: run.profile.training(run.method, run.seed)),
-    Stage("replay", "RL, token by token", "training.replay.measure", _baseline,
+    Stage("replay", "RL, token by token", "training.replay.replay_run", _baseline,
           "sft entropies rl", (parts.completions, parts.base), "moves.csv"),
     Stage("trace", "guides on samples", "evaluation.guide_traces.measure", _first,
           "sft entropies rl", (parts.traces,), "traces.json signals.json"),

@@ -7,7 +7,7 @@ they are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import asdict, field
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, Strict
@@ -75,8 +75,8 @@ class Method:
     label: str  # the paper's name, where the paper has it
     family: str = "main"  # methods of a family are drawn together
     rl: dict[str, Any] = field(default_factory=dict)  # changes of the section ``rl``
-    guide: dict[str, Any] | None = None  # a choice for algorithm.guides.build_guide
-    anchor: str = "k3"  # a name of algorithm.anchors.ANCHORS; without meaning where beta is 0
+    guide: dict[str, Any] | None = None  # a choice for algorithm.guide_choices.build_guide
+    kl_form: str = "k3"  # a name of algorithm.kl_forms.KL_FORMS; without meaning where beta is 0
     advantage: dict[str, Any] | None = None  # a choice of algorithm.advantages.ADVANTAGES
     #: accuracy: the answer is right; valid: and so is the work; random: a coin, as a control.
     reward: Literal["accuracy", "valid", "random"] = "accuracy"
@@ -86,6 +86,12 @@ class Method:
     seeds: Seeds | None = None  # of its runs; None is the profile's
     #: Changes of the section ``rft``: rounds of rejection sampling in the place of GRPO.
     rft: dict[str, Any] | None = None
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings for a run record, under the names in published records."""
+        settings = asdict(self)
+        settings["anchor"] = settings.pop("kl_form")
+        return settings
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -212,7 +218,7 @@ class Rl:
     min_p: MinP | None
     optim: str
     gradient_checkpointing: bool
-    use_bias_correction_kl: Literal[False]  # the corrected KL is the anchor k3_corrected
+    use_bias_correction_kl: Literal[False]  # the corrected KL is kl_form k3_corrected
     learning_rate: NonNegativeFloat = 0.0
 
 

@@ -139,7 +139,7 @@ def _import_unsloth(profile: Profile, run: Run) -> None:
 
         tuned = profile.methods[run.method].rft is not None  # as SFT is
         if unsloth_first.is_installed() if tuned else profile.compute.backend == "unsloth":
-            unsloth_first.load()
+            unsloth_first.load_unsloth()
 
 
 def _work(profile: Profile, run: Run) -> None:

@@ -46,12 +46,12 @@ def front_methods(
     def without_beta(key: str) -> Method:
         rl = {name: value for name, value in settings.rl_of(key).items() if name != "beta"}
         method = settings.methods[key]
-        return replace(method, label="", family="", seeds=None, rl=rl, anchor="")
+        return replace(method, label="", family="", seeds=None, rl=rl, kl_form="")
 
     among = settings.methods if present is None else set(present)
     found: dict[float, str] = {}
     for key in (one for one in settings.methods if one in among):
-        beta, own = beta_of(settings, key), settings.methods[key].anchor
+        beta, own = beta_of(settings, key), settings.methods[key].kl_form
         anchored = own == anchor or beta == 0
         if anchored and without_beta(key) == without_beta(settings.reference):
             found.setdefault(beta, key)
@@ -69,7 +69,7 @@ def points(study: Study, ks: Sequence[int] | None = None) -> pd.DataFrame:
         method, by_metric = str(name), group.set_index("metric")
         own, beta = study.settings.methods.get(method), beta_of(study.settings, method)
         row: dict[str, Any] = {"method": method, "beta": beta}
-        row["anchor"] = own.anchor if own is not None and beta > 0 else ""
+        row["anchor"] = own.kl_form if own is not None and beta > 0 else ""
         row["guide"] = own.guide["name"] if own is not None and own.guide else ""
         row |= {size: int(group[size].iloc[0]) for size in ("seeds", "problems")}
         for k in (f"pass@{k}" for k in ks):
