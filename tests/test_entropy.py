@@ -50,7 +50,7 @@ def test_the_jackknife_of_a_mean_is_the_t_interval():
 
 
 @pytest.fixture
-def study():
+def results():
     """Three runs of GRPO of 95 steps whose reward follows the law, a = 2 and b = 3; the base's log
     has neither entropy nor reward."""
     rng, frames = np.random.default_rng(0), []
@@ -67,14 +67,14 @@ def study():
         for dataset, shift in (("both", 0.0), ("forward", 0.1))
     ]
     return SimpleNamespace(
-        settings=load_profile("smoke"), steps=pd.concat(frames), exact=pd.DataFrame(exact)
+        profile=load_profile("smoke"), steps=pd.concat(frames), exact=pd.DataFrame(exact)
     )
 
 
-def test_planted_runs_give_back_what_was_put_in(study):
-    table = entropy.points(study)
+def test_planted_runs_give_back_what_was_put_in(results):
+    table = entropy.points(results)
     assert list(table["step"].unique()) == [*range(10, 100, 10), 95], "blocks end with the run"
-    first = study.steps.iloc[:10]
+    first = results.steps.iloc[:10]
     expected = [first["entropy"].mean(), first["reward"].mean()]
     assert table.loc[0, ["H", "R"]].tolist() == pytest.approx(expected)
     grpo = entropy.laws(table).set_index("method").loc["grpo"]
@@ -86,8 +86,11 @@ def test_planted_runs_give_back_what_was_put_in(study):
     assert len(alone) == 3 and (alone["law_error"] < alone["mean_error"] / 5).all()
 
 
-def test_exact_points_have_the_entropy_of_the_steps_before_them(study):
-    exact, blocks = entropy.exact_points(study), entropy.points(study).set_index(["seed", "step"])
+def test_exact_points_have_the_entropy_of_the_steps_before_them(results):
+    exact, blocks = (
+        entropy.exact_points(results),
+        entropy.points(results).set_index(["seed", "step"]),
+    )
     assert len(exact) == 9
     assert exact["R"].tolist() == pytest.approx([0.05, 0.55, 1.0] * 3), "mean over data sets"
     expected = [blocks.loc[(seed, step), "H"] for seed in SEEDS for step in (10, 50, 95)]

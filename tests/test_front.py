@@ -8,8 +8,8 @@ import pytest
 from scipy.optimize import linprog, minimize_scalar
 
 from sage_lib.errors import SageError
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import BASE, load_profile
+from sage_lib.experiment.results import load_results
 from sage_lib.files import SAME
 from sage_lib.report import front, inference, passk
 from sage_lib.report.inference import Values
@@ -40,24 +40,24 @@ def placed(monkeypatch):
         found |= {NAMES[beta]: planted(NAMES[beta], at) for beta, at in GRPO.items()}
         found["grpo_branch"] = planted("grpo_branch", point, seeds)
         monkeypatch.setattr(passk, "exact", lambda *a, **k: {**found, **changed})
-        return SimpleNamespace(settings=load_profile("study"), name="planted")
+        return SimpleNamespace(profile=load_profile("study"), name="planted")
 
     return place
 
 
 def test_the_front_is_grpo_at_every_beta_and_nothing_else():
-    study = load_profile("study")
-    methods = front.front_methods(study)
-    own = [front.beta_of(study, key) for key in methods]
+    results = load_profile("study")
+    methods = front.front_methods(results)
+    own = [front.beta_of(results, key) for key in methods]
     assert own == [0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.55, 0.8], (
         "not answer, not guides"
     )
     assert methods[0] == "grpo_no_kl" and "grpo" in methods, "not a rival at the same beta"
-    assert front.front_methods(study, anchor="sequence") == ["grpo_no_kl", "sequence"]
+    assert front.front_methods(results, anchor="sequence") == ["grpo_no_kl", "sequence"]
     assert front.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
     few = {"grpo", "grpo_branch", "grpo_no_kl"}
-    assert front.front_methods(study, few) == ["grpo_no_kl", "grpo"]
-    assert np.isnan([front.beta_of(study, "base"), front.beta_of(study, "rft")]).all()
+    assert front.front_methods(results, few) == ["grpo_no_kl", "grpo"]
+    assert np.isnan([front.beta_of(results, "base"), front.beta_of(results, "rft")]).all()
 
 
 @pytest.mark.parametrize("point", [(0.5, 0.9), (0.3, 0.5), (1.3, 0.1), (0.7, 0.55)])
@@ -112,11 +112,11 @@ def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, 
 
 
 def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(placed, monkeypatch):
-    study = placed((0.50, 0.82))
-    judged = front.outside(study).set_index("method")["verdict"]
+    results = placed((0.50, 0.82))
+    judged = front.outside(results).set_index("method")["verdict"]
     assert judged["grpo_branch"] == "outside"
     monkeypatch.setattr(inference, "over_seeds", lambda means: (-1.0, 1.0))
-    row = front.outside(study).set_index("method").loc["grpo_branch"]
+    row = front.outside(results).set_index("method").loc["grpo_branch"]
     assert row["verdict"] == front.UNTOLD and row["low"] > 0
     assert (row["low_seeds"], row["high_seeds"]) == (-1.0, 1.0), "and the table shows why"
 
@@ -170,8 +170,10 @@ def test_a_method_is_outside_only_beyond_what_grpos_own_points_reach(placed):
     ours = table.loc["grpo_branch"]
     assert ours["bound"] == table.loc[table["on_front"], "excess"].max()
     assert 0 < ours["low"] < ours["excess"] < ours["bound"] and ours["verdict"] == front.AS_GRPO
-    study = placed((0.50, 0.82))
-    assert front.outside(study, ["grpo_branch"])["verdict"].item() == "outside", "of one alone, too"
+    results = placed((0.50, 0.82))
+    assert front.outside(results, ["grpo_branch"])["verdict"].item() == "outside", (
+        "of one alone, too"
+    )
 
 
 def test_only_seeds_that_all_have_count(placed):
@@ -194,31 +196,31 @@ def test_on_the_last_stretch_the_share_of_the_base_says_where(placed):
 
 
 def test_a_front_of_one_point_is_refused(placed):
-    study = placed((0.4, 0.8))
-    study.settings = dataclasses.replace(
-        study.settings, methods={"grpo": study.settings.methods["grpo"]}
+    results = placed((0.4, 0.8))
+    results.profile = dataclasses.replace(
+        results.profile, methods={"grpo": results.profile.methods["grpo"]}
     )
     with pytest.raises(SageError, match="has 1 evaluated points of GRPO's front"):
-        front.outside(study)
+        front.outside(results)
 
 
 def test_another_k_can_stand_in_the_place_of_256():
     """Of the published study, and its differences are named for the k."""
-    study = results.load("study")
-    row = front.outside(study, ["branch_strong"], ks=(1, 64)).iloc[0]
-    line = [*front.front_methods(study.settings), BASE]
-    values = passk.exact(study, (1, 64))
-    betas = [front.beta_of(study.settings, method) for method in line[:-1]]
+    results = load_results("study")
+    row = front.outside(results, ["branch_strong"], ks=(1, 64)).iloc[0]
+    line = [*front.front_methods(results.profile), BASE]
+    values = passk.exact(results, (1, 64))
+    betas = [front.beta_of(results.profile, method) for method in line[:-1]]
     by_hand = front.excess(values["branch_strong"], [values[one] for one in line], betas)
     assert row["excess"] == by_hand["excess"] and "pass@64 low" in row.index
 
 
 def test_the_points_follow_from_the_published_frames():
     """From the completions' probabilities by other code; a study may have several bases."""
-    study = results.load("study")
-    stored = front.points(study).set_index("method")
-    of_method = study.support[study.support["method"] == "grpo_branch"]
-    sets = [data.label for data in study.settings.evaluation.data if not data.ood]
+    results = load_results("study")
+    stored = front.points(results).set_index("method")
+    of_method = results.support[results.support["method"] == "grpo_branch"]
+    sets = [data.label for data in results.profile.evaluation.data if not data.ood]
     of_method = of_method[of_method["dataset"].isin(sets)]
     p = np.exp(of_method["logp"]).groupby([of_method[c] for c in ("dataset", "seed", "problem")])
     for k in (1, 256):

@@ -10,7 +10,7 @@ import build_site
 import pytest
 
 from sage_lib import paths
-from sage_lib.experiment import results
+from sage_lib.experiment.results import load_results
 from sage_lib.files import write_text
 from sage_lib.report import verdict
 
@@ -77,7 +77,7 @@ def test_the_run_browser_has_every_published_run():
     assert len(text) < 2_000_000
     found = json.loads(text.removeprefix("const RUNS = ").removesuffix(";\n"))
     own = {(one["key"], run["seed"]) for one in found["methods"] for run in one["runs"]}
-    runs = results.load("study").runs.query("stage == 'rl'")
+    runs = load_results("study").runs.query("stage == 'rl'")
     assert own == set(zip(runs["method"], runs["seed"], strict=True))
     columns = [(panel["part"], panel["column"]) for panel in found["panels"]]
     for run in (run for one in found["methods"] for run in one["runs"]):

@@ -12,8 +12,8 @@ import pandas as pd
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile, profile_names
+from sage_lib.experiment.results import load_results
 from sage_lib.files import write_text
 from sage_lib.pipeline import plan
 from sage_lib.report import verdict
@@ -95,9 +95,9 @@ def sums(root: Path = paths.ROOT) -> str:
 
 
 def main() -> None:
-    study, claims = results.load(EVIDENCE), verdict.load()
+    results, claims = load_results(EVIDENCE), verdict.load()
     made = {
-        "README.md": ("result", result(claims, verdict.comparisons(claims, study))),
+        "README.md": ("result", result(claims, verdict.comparisons(claims, results))),
         "docs/one_gpu.md": ("hours", markdown(asked_for())),
     }
     for name, (part, text) in made.items():

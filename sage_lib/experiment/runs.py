@@ -123,7 +123,7 @@ def _first(stage: str, profile: Profile) -> list[Run]:
 def _baseline(stage: str, profile: Profile, methods: Iterable[str] = ()) -> list[Run]:
     """Return the runs on the first ``exploration.seeds`` seeds of the first method, or of
     ``methods``."""
-    names = [name for name in methods or (profile.reference,) if name in profile.methods]
+    names = [name for name in methods or (profile.baseline,) if name in profile.methods]
     seeds = {name: profile.seeds_of(name)[: profile.exploration.seeds] for name in names}
     return [_on(rl_run(profile, name, seed), stage) for name in names for seed in seeds[name]]
 

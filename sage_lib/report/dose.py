@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from sage_lib.experiment.profile import load_profile
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.report import front
 
 #: The share of a run's steps after which "last" begins: in `study` after step 150 of 200.
@@ -20,7 +20,7 @@ DOSE = [
 ]
 
 
-def dose(study: Study, methods: Iterable[str] | None = None) -> pd.DataFrame:
+def dose(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame:
     """The dose of each guided method that was trained (None: all), from its step logs: DOSE.
 
     threshold: in nats, the entropy above which Branch acts, where it is a quantile of the
@@ -31,10 +31,10 @@ def dose(study: Study, methods: Iterable[str] | None = None) -> pd.DataFrame:
     weighted q: the factor by which the profile's matched beta exceeds beta (MATCHED), NaN without
     one. It was set to the mean q with tokens weighted by their KL, which step logs do not have.
     """
-    guides = {key: one.guide for key, one in study.settings.methods.items() if one.guide}
+    guides = {key: one.guide for key, one in results.profile.methods.items() if one.guide}
     chosen = [key for key in guides if methods is None or key in set(methods)]
     columns = ["run", "method", "step", "guide/acting", "guide/mean"]
-    steps = study.steps.reindex(columns=columns).dropna(subset="guide/mean")
+    steps = results.steps.reindex(columns=columns).dropna(subset="guide/mean")
     share = steps["step"] / steps.groupby("run")["step"].transform("max")
     ends = {"first": steps["step"] == 1, "last": share > LAST}
     rows = []
@@ -42,20 +42,20 @@ def dose(study: Study, methods: Iterable[str] | None = None) -> pd.DataFrame:
         own = steps["method"] == method
         row: dict[str, Any] = {"method": method, "runs": steps.loc[own, "run"].nunique()}
         profiles = steps.loc[own, "run"].str.rpartition("/")[0].unique()
-        row["threshold"] = _threshold(study, guides[method], profiles)
+        row["threshold"] = _threshold(results, guides[method], profiles)
         for end, at in ends.items():
             by_run = steps[own & at].groupby("run")[["guide/acting", "guide/mean"]].mean()
             row[f"acting {end}"], row[f"mean q {end}"] = by_run.mean()
         matched = MATCHED.get(method)
         row["weighted q"] = np.nan
-        if matched in study.settings.methods:
-            betas = [front.beta_of(study.settings, key) for key in (matched, method)]
+        if matched in results.profile.methods:
+            betas = [front.beta_of(results.profile, key) for key in (matched, method)]
             row["weighted q"] = betas[0] / betas[1]
         rows.append(row)
     return pd.DataFrame(rows, columns=DOSE)
 
 
-def _threshold(study: Study, guide: dict[str, Any], profiles: Iterable[str]) -> float:
+def _threshold(results: Results, guide: dict[str, Any], profiles: Iterable[str]) -> float:
     """The entropy in nats above which a guide acts; NaN for one without a threshold.
 
     profiles: those of the bases that its runs start from, "" for the one of `study`.
@@ -64,5 +64,5 @@ def _threshold(study: Study, guide: dict[str, Any], profiles: Iterable[str]) -> 
     if "threshold_quantile" not in guide:
         return float(guide.get("threshold", np.nan))
     share = str(guide["threshold_quantile"])
-    bases = [Study(load_profile(name), study.own) if name else study for name in profiles]
+    bases = [Results(load_profile(name), results.own) if name else results for name in profiles]
     return float(np.mean([base.entropy["quantiles"][share] for base in bases]))

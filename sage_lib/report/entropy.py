@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.stats import linregress, t
 
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.policy.token_groups import KINDS, OTHER, TOP
 from sage_lib.report import inference, passk
 from sage_lib.report.inference import FEWEST_SEEDS
@@ -35,25 +35,25 @@ def law(entropy: ArrayLike, performance: ArrayLike) -> tuple[float, float]:
     return -slope, float(y.mean() - slope * x.mean())
 
 
-def points(study: Study) -> pd.DataFrame:
+def points(results: Results) -> pd.DataFrame:
     """What the law is fitted to: method, seed, step, H and R of every RL run, means of token
     entropy (nats) and training reward over blocks of BLOCK steps."""
-    rl = [key for key, method in study.settings.methods.items() if method.rft is None]
-    log = study.steps[study.steps["method"].isin(rl)].astype({"seed": int})
+    rl = [key for key, method in results.profile.methods.items() if method.rft is None]
+    log = results.steps[results.steps["method"].isin(rl)].astype({"seed": int})
     block = (-(-log["step"] // BLOCK) * BLOCK).clip(upper=log["step"].max())
     blocks = log.assign(step=block).groupby([*RUN, "step"], sort=False)[["entropy", "reward"]]
     named = {"entropy": "H", "reward": "R"}
     return blocks.mean().reset_index().rename(columns=named).dropna(subset=["H", "R"])
 
 
-def exact_points(study: Study) -> pd.DataFrame:
+def exact_points(results: Results) -> pd.DataFrame:
     """The same with exact pass@1 of held-out problems as R, wherever it was logged. H is that of
     the BLOCK steps before it, at the start that of the first ones."""
-    blocks = points(study)
+    blocks = points(results)
     first = blocks.groupby(RUN, sort=False)["step"].transform("min")
     start = blocks[blocks["step"] == first].assign(step=0)
     entropy = pd.concat([start, blocks])[[*RUN, "step", "H"]]
-    exact = passk.along_training(study)[[*RUN, "step", "pass@1"]].astype({"seed": int})
+    exact = passk.along_training(results)[[*RUN, "step", "pass@1"]].astype({"seed": int})
     return exact.merge(entropy, on=[*RUN, "step"]).rename(columns={"pass@1": "R"})
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Method, Profile
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.report import inference, passk
 from sage_lib.report.inference import FEWEST_SEEDS, Values
 from sage_lib.report.passk import AXES
@@ -28,14 +28,14 @@ VERDICTS = {inference.AGREES: OUTSIDE, inference.DISAGREES: INSIDE}
 FINENESS = 50
 
 
-def beta_of(settings: Profile, method: str) -> float:
+def beta_of(profile: Profile, method: str) -> float:
     """The beta that a method is trained at; NaN for the base and for rejection sampling."""
-    own = settings.methods.get(method)
-    return np.nan if own is None or own.rft is not None else float(settings.rl_of(method)["beta"])
+    own = profile.methods.get(method)
+    return np.nan if own is None or own.rft is not None else float(profile.rl_of(method)["beta"])
 
 
 def front_methods(
-    settings: Profile, present: Iterable[str] | None = None, anchor: str = "k3"
+    profile: Profile, present: Iterable[str] | None = None, anchor: str = "k3"
 ) -> list[str]:
     """Methods that differ from the first one, GRPO, in beta alone, by rising beta.
 
@@ -44,30 +44,30 @@ def front_methods(
     """
 
     def without_beta(key: str) -> Method:
-        rl = {name: value for name, value in settings.rl_of(key).items() if name != "beta"}
-        method = settings.methods[key]
+        rl = {name: value for name, value in profile.rl_of(key).items() if name != "beta"}
+        method = profile.methods[key]
         return replace(method, label="", family="", seeds=None, rl=rl, anchor="")
 
-    among = settings.methods if present is None else set(present)
+    among = profile.methods if present is None else set(present)
     found: dict[float, str] = {}
-    for key in (one for one in settings.methods if one in among):
-        beta, own = beta_of(settings, key), settings.methods[key].anchor
+    for key in (one for one in profile.methods if one in among):
+        beta, own = beta_of(profile, key), profile.methods[key].anchor
         anchored = own == anchor or beta == 0
-        if anchored and without_beta(key) == without_beta(settings.reference):
+        if anchored and without_beta(key) == without_beta(profile.baseline):
             found.setdefault(beta, key)
     return [found[beta] for beta in sorted(found)]
 
 
-def points(study: Study, ks: Sequence[int] | None = None) -> pd.DataFrame:
+def points(results: Results, ks: Sequence[int] | None = None) -> pd.DataFrame:
     """pass@k of every evaluated method (passk.measured): a row each, with its beta, anchor, guide.
 
     Of each k "pass@k", "pass@k low" and "pass@k high" (95 % over seeds and problems; none for two
     seeds); where pass@k is exact, rare is the mean mass of the rare way.
     """
-    ks, rows = passk.axes(study.settings) if ks is None else ks, []
-    for name, group in passk.levels(passk.measured(study, ks)).groupby("method", sort=False):
+    ks, rows = passk.axes(results.profile) if ks is None else ks, []
+    for name, group in passk.levels(passk.measured(results, ks)).groupby("method", sort=False):
         method, by_metric = str(name), group.set_index("metric")
-        own, beta = study.settings.methods.get(method), beta_of(study.settings, method)
+        own, beta = results.profile.methods.get(method), beta_of(results.profile, method)
         row: dict[str, Any] = {"method": method, "beta": beta}
         row["anchor"] = own.anchor if own is not None and beta > 0 else ""
         row["guide"] = own.guide["name"] if own is not None and own.guide else ""
@@ -82,7 +82,7 @@ def points(study: Study, ks: Sequence[int] | None = None) -> pd.DataFrame:
 
 
 def outside(
-    study: Study,
+    results: Results,
     methods: Iterable[str] | None = None,
     anchor: str = "k3",
     ks: Sequence[int] = AXES,
@@ -105,11 +105,11 @@ def outside(
     Points of the line that lack a seed that others share with the method are left out. SageError
     for a front of fewer than two points.
     """
-    settings, values = study.settings, passk.exact(study, ks)
-    front = front_methods(settings, values, anchor)
+    profile, values = results.profile, passk.exact(results, ks)
+    front = front_methods(profile, values, anchor)
     if len(front) < 2:
         raise SageError(
-            f"profile {study.name} has {len(front)} evaluated points of GRPO's front at the "
+            f"profile {results.name} has {len(front)} evaluated points of GRPO's front at the "
             f"anchor {anchor}: a front needs two or more values of beta"
         )
 
@@ -119,9 +119,9 @@ def outside(
         whole = [one for one in others if seeds <= set(values[one].seeds)]
         if not seeds:
             return {}
-        betas = [beta_of(settings, one) for one in whole]
+        betas = [beta_of(profile, one) for one in whole]
         line = [values[one] for one in (*whole, BASE)]
-        row = {"method": method, "on_front": method in front, "beta": beta_of(settings, method)}
+        row = {"method": method, "on_front": method in front, "beta": beta_of(profile, method)}
         return row | excess(values[method], line, betas, bound)
 
     # No line without the point at the smallest beta goes past it.

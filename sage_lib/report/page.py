@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from sage_lib import paths
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.files import SAME, write_text
 from sage_lib.report.style import STYLE, described, save_figure
 
@@ -27,10 +27,10 @@ class Page:
     results/figures/<name> and results/measured/<name>.
     """
 
-    def __init__(self, study: Study | str, own: bool = False) -> None:
-        self.study = None if isinstance(study, str) else study
-        self.name = study if isinstance(study, str) else study.name
-        self.published = not (own if isinstance(study, str) else study.own)
+    def __init__(self, results: Results | str, own: bool = False) -> None:
+        self.study = None if isinstance(results, str) else results
+        self.name = results if isinstance(results, str) else results.name
+        self.published = not (own if isinstance(results, str) else results.own)
         plt.rcParams.update(STYLE)  # of all figures of the notebook
 
     def show(self, figure: Figure, name: str | None = None) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.report.inference import Values
 
 #: k of the exact pass@k in tables; any k costs the same.
@@ -28,9 +28,9 @@ RIGHT = "right "
 WAYS = {"L": "common", "R": "rare"}
 
 
-def of_sets(frame: pd.DataFrame, settings: Profile, ood: bool | None) -> pd.DataFrame:
+def of_sets(frame: pd.DataFrame, profile: Profile, ood: bool | None) -> pd.DataFrame:
     """The rows of the data sets that :meth:`Profile.data_sets` gives for `ood`."""
-    return frame[frame["dataset"].isin([data.label for data in settings.data_sets(ood)])]
+    return frame[frame["dataset"].isin([data.label for data in profile.data_sets(ood)])]
 
 
 def exact_at(p: ArrayLike, ks: Sequence[int] = KS) -> np.ndarray:
@@ -41,15 +41,15 @@ def exact_at(p: ArrayLike, ks: Sequence[int] = KS) -> np.ndarray:
     return found
 
 
-def probabilities(study: Study, ood: bool | None = False) -> pd.DataFrame:
+def probabilities(results: Results, ood: bool | None = False) -> pd.DataFrame:
     """Probability that one sample is valid, of each problem under each evaluated policy.
 
     Columns run, method, seed, dataset, problem, valid, common, rare: the latter two are the masses
     of the two ways.
     """
-    if not study.settings.exact:
-        raise SageError(f"{study.name} has no countdown data or graphs, of which pass@k is exact")
-    table = of_sets(study.support, study.settings, ood)
+    if not results.profile.exact:
+        raise SageError(f"{results.name} has no countdown data or graphs, of which pass@k is exact")
+    table = of_sets(results.support, results.profile, ood)
     keys = ["run", "method", "seed", *PROBLEM]
     mass = table.assign(mass=np.exp(table["logp"]), way=table["way"].map(WAYS))
     by_way = mass.groupby([*keys, "way"], sort=False, dropna=False)["mass"].sum().unstack("way")
@@ -58,17 +58,19 @@ def probabilities(study: Study, ood: bool | None = False) -> pd.DataFrame:
     return found.assign(valid=(found["common"] + found["rare"]).clip(upper=1.0))
 
 
-def exact(study: Study, ks: Sequence[int] = AXES, ood: bool | None = False) -> dict[str, Values]:
+def exact(
+    results: Results, ks: Sequence[int] = AXES, ood: bool | None = False
+) -> dict[str, Values]:
     """Exact pass@k of each method, and the mass of the rare way ("rare mass")."""
-    frame = probabilities(study, ood)
+    frame = probabilities(results, ood)
     columns = [*(f"pass@{k}" for k in ks), "rare mass"]
     curves = np.column_stack([exact_at(frame["valid"], ks), frame["rare"]])
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 
-def sampled(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
+def sampled(results: Results, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
     """Unbiased pass@k of each method from its samples: right answers, valid work or not."""
-    frame = of_sets(study.counts, study.settings, ood).reset_index(drop=True)
+    frame = of_sets(results.counts, results.profile, ood).reset_index(drop=True)
     columns = [f"pass@{k}" for k in ks]
     curves = metrics.pass_at_k_curve(frame["n"], frame["c"], tuple(ks))
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
@@ -89,30 +91,30 @@ def right_at(p: ArrayLike, wrong: ArrayLike, lucky: ArrayLike, ks: Sequence[int]
     return found
 
 
-def right(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
+def right(results: Results, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
     """pass@k of right answers ("right pass@k"), as the reward counts them, of the problems that are
     sampled: :func:`right_at`, whose variance is that of right answers without valid work alone."""
-    exact = probabilities(study, ood)[["run", *PROBLEM, "valid"]]
-    frame = of_sets(study.counts, study.settings, ood).merge(exact, on=["run", *PROBLEM])
+    exact = probabilities(results, ood)[["run", *PROBLEM, "valid"]]
+    frame = of_sets(results.counts, results.profile, ood).merge(exact, on=["run", *PROBLEM])
     valid = frame["valid_common"] + frame["valid_rare"]
     columns = [f"{RIGHT}pass@{k}" for k in ks]
     curves = right_at(frame["valid"], frame["n"] - valid, frame["c"] - valid, ks)
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 
-def axes(settings: Profile) -> tuple[int, int]:
+def axes(profile: Profile) -> tuple[int, int]:
     """The two k of the comparisons: 1, and 256 where pass@k is exact, else the largest of the
     profile's."""
-    return AXES if settings.exact else (1, max(settings.evaluation.ks))
+    return AXES if profile.exact else (1, max(profile.evaluation.ks))
 
 
 def measured(
-    study: Study, ks: Sequence[int] | None = None, ood: bool | None = False
+    results: Results, ks: Sequence[int] | None = None, ood: bool | None = False
 ) -> dict[str, Values]:
     """pass@k of each method, for ``ks`` or :func:`axes`: exact where the valid completions can be
     listed, else from the samples."""
-    ks = axes(study.settings) if ks is None else ks
-    return exact(study, ks, ood) if study.settings.exact else sampled(study, ks, ood)
+    ks = axes(results.profile) if ks is None else ks
+    return exact(results, ks, ood) if results.profile.exact else sampled(results, ks, ood)
 
 
 def levels(values: dict[str, Values]) -> pd.DataFrame:
@@ -134,19 +136,19 @@ def levels(values: dict[str, Values]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def along_training(study: Study) -> pd.DataFrame:
+def along_training(results: Results) -> pd.DataFrame:
     """Exact pass@k of each policy in training: method, seed, step, pass@k, common, rare; means
     over data sets."""
-    frame = study.exact.drop(columns=["run", "dataset", "problems"])
+    frame = results.exact.drop(columns=["run", "dataset", "problems"])
     return frame.groupby(["method", "seed", "step"], sort=False).mean().reset_index()
 
 
-def from_filtered(study: Study) -> pd.DataFrame:
+def from_filtered(results: Results) -> pd.DataFrame:
     """KL(p* || pi) of each run in nats, p* the filtered model of its own base (theory.optimum).
 
     Columns run, method, seed, KL: the mean over data sets of that over problems.
     """
-    support = of_sets(study.support, study.settings, ood=False)
+    support = of_sets(results.support, results.profile, ood=False)
     keys = ["base", *PROBLEM, "completion"]
     support = support.assign(base=support["run"].str.rpartition("/")[0])  # the profile, of others
     base = support[support["method"] == BASE].set_index(keys)["logp"]

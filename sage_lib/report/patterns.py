@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from sage_lib.evaluation import metrics, text_patterns
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.report.passk import of_sets
 from sage_lib.tasks.verifier import last_answer
 
@@ -17,13 +17,13 @@ PROBLEM = ["dataset", "problem"]
 DRAWS = 100
 
 
-def samples(study: Study, methods: Sequence[str]) -> pd.DataFrame:
+def samples(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     """The saved samples of some methods on the data of Table 1."""
-    found = of_sets(study.samples, study.settings, ood=False)
+    found = of_sets(results.samples, results.profile, ood=False)
     return found[found["method"].isin(methods)]
 
 
-def patterns(study: Study, methods: Sequence[str]) -> pd.DataFrame:
+def patterns(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     """Table 2 (eq. 13) and response defects: a row for each method.
 
     Columns method, each pattern, problems, dropped (those without a correct sample), each of
@@ -31,7 +31,7 @@ def patterns(study: Study, methods: Sequence[str]) -> pd.DataFrame:
     eq. 13 ranges over problems.
     """
     rows = []
-    for method, frame in samples(study, methods).groupby("method", sort=False):
+    for method, frame in samples(results, methods).groupby("method", sort=False):
         correct = frame["completion"].where(frame["correct"])
         texts = [list(one.dropna()) for _, one in correct.groupby([frame[c] for c in PROBLEM])]
         found = text_patterns.pattern_frequencies(texts)
@@ -46,10 +46,10 @@ def patterns(study: Study, methods: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def side_by_side(study: Study, methods: Sequence[str]) -> pd.DataFrame:
+def side_by_side(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     """Appendix H: the last problem that every method solved, and the first correct solution of
     each in its first seed. Columns method, dataset, problem, solution; no rows without one."""
-    frame = samples(study, methods)
+    frame = samples(results, methods)
     first = frame[frame["run"] == frame.groupby("method")["run"].transform("first")]
     solved = first[first["correct"]].drop_duplicates(["method", *PROBLEM])
     by_all = solved.groupby(PROBLEM, sort=False)["method"].transform("size") == len(methods)
@@ -62,16 +62,18 @@ def side_by_side(study: Study, methods: Sequence[str]) -> pd.DataFrame:
     return chosen.rename(columns={"completion": "solution"})[["method", *PROBLEM, "solution"]]
 
 
-def votes(study: Study, methods: Sequence[str]) -> pd.DataFrame:
+def votes(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     """avg@n, maj@k and the number of different answers, of each run and problem.
 
     Columns method, seed, dataset, problem, avg, maj, distinct, n, k. k is a quarter of the
     samples, and at least 3: a vote of all would have no spread. Equal answers are equal texts.
     """
-    n, seed = study.settings.evaluation.samples, study.settings.evaluation.seed
+    n, seed = results.profile.evaluation.samples, results.profile.evaluation.seed
     k = max(min(3, n), n // 4)
     rows = []
-    groups = samples(study, methods).groupby(["method", "seed", *PROBLEM], sort=False, dropna=False)
+    groups = samples(results, methods).groupby(
+        ["method", "seed", *PROBLEM], sort=False, dropna=False
+    )
     for names, one in groups:
         answers = [last_answer(text) or None for text in one["completion"]]
         correct = list(one["correct"])

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.report import front, inference, passk, reported
 from sage_lib.report.inference import (
     AGREES,
@@ -89,7 +89,7 @@ def load(name: str = "claims", question: str = "") -> Claims:
     )
 
 
-def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
+def comparisons(chosen: Claims, results: Results) -> pd.DataFrame:
     """Every comparison of every claim, measured and judged: columns COMPARISONS.
 
     judged_low, judged_high: the interval by which a comparison is judged, at 95 % or, where it is
@@ -104,11 +104,11 @@ def comparisons(chosen: Claims, study: Study) -> pd.DataFrame:
         for one in claim.comparisons:
             where = (one.metric, one.ood)
             if where not in sources:
-                sources[where] = values(study, *where)
+                sources[where] = values(results, *where)
             row = {"claim": claim.claim, "by": claim.by, **one._asdict(), "outcome": NOT_RUN}
-            row |= {"seeds": 0, "beta": front.beta_of(study.settings, one.against)}
-            row["reported"] = _reported(study, claim.table, one)
-            share = chosen.margin and chosen.margin * _range(study, sources[where], one.metric)
+            row |= {"seeds": 0, "beta": front.beta_of(results.profile, one.against)}
+            row["reported"] = _reported(results, claim.table, one)
+            share = chosen.margin and chosen.margin * _range(results, sources[where], one.metric)
             row["margin"] = margin = max(share, chosen.floor.get(", ".join(filter(None, where)), 0))
             pair = _pair(sources[where], one)
             if pair is not None:
@@ -131,17 +131,17 @@ def _worded(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(outcome=table["outcome"].mask(of_paper, NOT_SEEN))
 
 
-def by_base(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
+def by_base(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
     """The primary comparisons among `compared` on the seeds of each base alone, a row each.
 
     Columns claim, by, metric, method, against, base (the profile that trained it), difference, low,
     high (95 % over seeds and problems), seeds, outcome (at 95 %, by the margin of all bases).
     """
-    trained = study.runs[study.runs["method"] != BASE].dropna(subset="seed")
-    profiles = trained["run"].str.rpartition("/")[0].replace("", study.name)
+    trained = results.runs[results.runs["method"] != BASE].dropna(subset="seed")
+    profiles = trained["run"].str.rpartition("/")[0].replace("", results.name)
     rows = []
     for one in compared.dropna(subset="error_rate").to_dict("records"):
-        found = values(study, one["metric"])
+        found = values(results, one["metric"])
         for base, seeds in trained.groupby(profiles, sort=False)["seed"]:
             ours, theirs = (found[one[side]].at_seeds(seeds) for side in ("method", "against"))
             row = _row(ours, theirs, one["metric"])
@@ -152,10 +152,10 @@ def by_base(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
     return _worded(pd.DataFrame(rows)) if rows else pd.DataFrame()
 
 
-def differences(study: Study, metric: str, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
+def differences(results: Results, metric: str, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
     """Of each pair (method, against) whose methods share a seed: method, against, difference, its
     95 % interval low and high, seeds."""
-    found, rows = values(study, metric), []
+    found, rows = values(results, metric), []
     for method, against in pairs:
         pair = _pair(found, Comparison(method, against, metric, "above"))
         if pair is not None:
@@ -181,13 +181,13 @@ def judge(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def values(study: Study, metric: str, ood: str = "") -> dict[str, Values]:
+def values(results: Results, metric: str, ood: str = "") -> dict[str, Values]:
     """A comparison's metric by method: by seed and problem, or of logs by seed alone."""
     own = {TAIL: tail, UNSOUND: unsound, DIVERSITY: diversity, BRANCHING: branching}
     if metric in own:
-        return own[metric](study)
+        return own[metric](results)
     if metric in LOGGED:
-        found = logged(metric, study)
+        found = logged(metric, results)
         return {
             str(method): Values(
                 str(method),
@@ -199,12 +199,12 @@ def values(study: Study, metric: str, ood: str = "") -> dict[str, Values]:
             for method, of in found.groupby(level="method", sort=False)
         }
     right, k = metric.startswith(passk.RIGHT), int(metric.rpartition("@")[2])
-    if not study.settings.exact:
-        return passk.sampled(study, [k], ood=bool(ood))
+    if not results.profile.exact:
+        return passk.sampled(results, [k], ood=bool(ood))
     ks = sorted({*passk.AXES, k})
     if right:
-        return passk.right(study, ks, ood=bool(ood))
-    return passk.exact(study, ks, ood=bool(ood))
+        return passk.right(results, ks, ood=bool(ood))
+    return passk.exact(results, ks, ood=bool(ood))
 
 
 def _pair(values: dict[str, Values], one: Comparison) -> tuple[Values, Values] | None:
@@ -250,47 +250,47 @@ def _rate(ours: Values, theirs: Values, one: Comparison, margin: float) -> float
     return inference.error_rate(one.expects, at, margin)
 
 
-def _range(study: Study, values: dict[str, Values], metric: str) -> float:
+def _range(results: Results, values: dict[str, Values], metric: str) -> float:
     """How far apart GRPO's means are, over its values of beta above 0; NaN for fewer than two."""
-    line = front.front_methods(study.settings, values.keys() & study.settings.methods.keys())
+    line = front.front_methods(results.profile, values.keys() & results.profile.methods.keys())
     means = [
         metrics.mean_over_sets(one.values.mean(axis=0), one.sets)[list(one.columns).index(metric)]
-        for one in (values[m] for m in line if front.beta_of(study.settings, m) > 0)
+        for one in (values[m] for m in line if front.beta_of(results.profile, m) > 0)
     ]
     return float(np.ptp(means)) if len(means) > 1 else np.nan
 
 
-def logged(metric: str, study: Study) -> pd.Series:
+def logged(metric: str, results: Results) -> pd.Series:
     """A metric of LOGGED by method and seed: the mean over its part of the run's steps."""
     column, start, end = LOGGED[metric]
     keys = ["method", "seed"]
-    steps = study.steps.query("method != @BASE").reindex(columns=[*keys, "step", column])
+    steps = results.steps.query("method != @BASE").reindex(columns=[*keys, "step", column])
     share = steps["step"] / steps.groupby(keys)["step"].transform("max")
     part = steps[(share > start) & (share <= end)]
     found: pd.Series = part.groupby(keys, sort=False)[column].mean()
     return found.dropna()
 
 
-def unsound(study: Study) -> dict[str, Values]:
+def unsound(results: Results) -> dict[str, Values]:
     """The share of each problem's samples with a right answer whose work is not valid."""
-    counts = passk.of_sets(study.counts, study.settings, ood=False)
+    counts = passk.of_sets(results.counts, results.profile, ood=False)
     valid = counts["valid_common"] + counts["valid_rare"]
     return Values.by_method(
         counts.assign(**{UNSOUND: (counts["c"] - valid) / counts["n"]}), [UNSOUND]
     )
 
 
-def tail(study: Study) -> dict[str, Values]:
+def tail(results: Results) -> dict[str, Values]:
     """The share of each problem's samples beyond the base's upper twentieth of perplexity."""
-    scores = passk.of_sets(study.scores, study.settings, ood=False)
+    scores = passk.of_sets(results.scores, results.profile, ood=False)
     bound = scores.loc[scores["method"] == BASE, "perplexity"].quantile(0.95)
     return Values.by_method(scores.assign(**{TAIL: scores["perplexity"] > bound}), [TAIL])
 
 
-def diversity(study: Study) -> dict[str, Values]:
+def diversity(results: Results) -> dict[str, Values]:
     """The effective number of valid completions of each problem: exp of the entropy of their
     probabilities, normalised (exact)."""
-    support = passk.of_sets(study.support, study.settings, ood=False)
+    support = passk.of_sets(results.support, results.profile, ood=False)
     keys = ["run", "method", "seed", *passk.PROBLEM]
     p = np.exp(support["logp"])
     shares = p / p.groupby([support[key] for key in keys], dropna=False).transform("sum")
@@ -299,13 +299,13 @@ def diversity(study: Study) -> dict[str, Values]:
     return Values.by_method(np.exp(summed).reset_index(), [DIVERSITY])
 
 
-def branching(study: Study) -> dict[str, Values]:
+def branching(results: Results) -> dict[str, Values]:
     """The mean branching factor of each problem's samples."""
-    scores = passk.of_sets(study.scores, study.settings, ood=False)
+    scores = passk.of_sets(results.scores, results.profile, ood=False)
     return Values.by_method(scores.dropna(subset=[BRANCHING]), [BRANCHING])
 
 
-def shown(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
+def shown(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
     """What readers see: claim, comparison, expected, difference with the interval by which it is
     judged, seeds, outcome."""
     table = compared[["claim", "seeds", "outcome"]].copy()
@@ -313,7 +313,7 @@ def shown(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
         *(compared[name] for name in ("difference", "judged_low", "judged_high")), strict=True
     )
     pairs = zip(compared["method"], compared["against"], strict=True)
-    of = [" - ".join(study.label(method) for method in pair) for pair in pairs]
+    of = [" - ".join(results.label(method) for method in pair) for pair in pairs]
     bounds = [
         "" if np.isnan(d) else f"{d:+.4f} [{low:+.4f}, {high:+.4f}]" for d, low, high in numbers
     ]
@@ -323,14 +323,14 @@ def shown(compared: pd.DataFrame, study: Study) -> pd.DataFrame:
     return table
 
 
-def _reported(study: Study, table: str | None, one: Comparison) -> float:
+def _reported(results: Results, table: str | None, one: Comparison) -> float:
     """The paper's own difference: of its average, or of its only data set; NaN without one."""
-    if table is None or {one.method, one.against} - {BASE, *study.settings.methods}:
+    if table is None or {one.method, one.against} - {BASE, *results.profile.methods}:
         return np.nan
     printed = reported.load(table)
     printed = printed[printed["metric"] == one.metric.removeprefix(passk.RIGHT)]
     average = printed[printed["dataset"] == "Avg"]
     means = (average if len(average) else printed).drop_duplicates("row").set_index("row")["mean"]
-    labels = [study.label(key).split(",")[0] for key in (one.method, one.against)]
+    labels = [results.label(key).split(",")[0] for key in (one.method, one.against)]
     ours, theirs = (float(means.get(label, "nan")) for label in labels)
     return ours - theirs
