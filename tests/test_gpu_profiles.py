@@ -33,7 +33,7 @@ def test_the_profiles_are_the_papers_tables():
         return ["Base Model", *(method.label for method in profile.methods.values())]
 
     for name, table in {"paper": "sage_table1", "paper_losses": "sage_table3"}.items():
-        assert labels(name) == list(dict.fromkeys(reported.load(table)["row"]))
+        assert labels(name) == list(dict.fromkeys(reported.read_table(table)["row"]))
     assert labels("paper_distilled") == ["Base Model", "GRPO", "GRPO + Branch"]
     cells = {
         (m.guide["threshold"], m.guide["ratio"])

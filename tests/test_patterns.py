@@ -41,7 +41,7 @@ def test_eq_13_ranges_over_problems_and_not_over_seeds():
         rows("grpo", 1, "elsewhere", f"{setup}!", dataset="both_other_words"),
         rows("other", 1, "a", plain),
     )
-    [row] = patterns.patterns(results, ["grpo"]).to_dict("records")
+    [row] = patterns.pattern_table(results, ["grpo"]).to_dict("records")
     assert row["constraint setup"] == pytest.approx((1 / 3 + 1) / 2)
     assert row["contradiction"] == 0
     assert (row["problems"], row["dropped"]) == (2, 1)

@@ -118,7 +118,7 @@ def test_the_runs_of_another_base_stand_beside_those_of_the_first(tmp_path, monk
     assert values["grpo"].seeds == [3407, 3411]
     gap = inference.difference(values["grpo"], values["base"]).set_index("metric")
     assert gap.loc["pass@1", "difference"] == pytest.approx((-0.25 - 0.125) / 2)
-    (ours, theirs), _ = inference.common(values["grpo"], values["base"])
+    (ours, theirs), _ = inference.at_common_seeds(values["grpo"], values["base"])
     assert theirs[:, 0, 0].tolist() == pytest.approx([0.5, 0.25])
     assert ours[:, 0, 0].tolist() == pytest.approx([0.25, 0.125])
     alone = load_results("study_second").support["run"].tolist()

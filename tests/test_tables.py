@@ -176,7 +176,7 @@ def test_the_papers_spread_is_that_of_five_counts_of_problems(table, cells):
         return False
 
     problems = {"AIME": 60, "AMC23": 40, "MATH-500": 134}
-    printed = reported.load(f"sage_table{table}").dropna(subset="std")
+    printed = reported.read_table(f"sage_table{table}").dropna(subset="std")
     assert len(printed) == cells
 
     def fitting(seeds, ddof):

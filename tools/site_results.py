@@ -12,7 +12,7 @@ from matplotlib.transforms import Affine2D
 
 from sage_lib import paths
 from sage_lib.experiment.results import Results, load_results
-from sage_lib.report import style, verdict
+from sage_lib.report import outcomes, style
 
 #: The figures that matter, best first, each with the notebook that draws it. Ten are shown: the
 #: last ones stand in for those that are not drawn yet.
@@ -199,11 +199,11 @@ def claims_map() -> str:
 
 def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
     """Whose each claim of a file is, its outcome, and its rows: one for each comparison."""
-    results, claims = load_results("study"), verdict.load(file)
+    results, claims = load_results("study"), outcomes.load_claims(file)
     stored = paths.PUBLISHED / "study" / "comparisons.csv"
-    compared = pd.read_csv(stored) if file == "claims" else verdict.comparisons(claims, results)
-    outcomes = verdict.judge(claims, compared).set_index("claim")["outcome"]
-    numbers = verdict.shown(compared, results)["difference"]
+    compared = pd.read_csv(stored) if file == "claims" else outcomes.comparisons(claims, results)
+    by_claim = outcomes.claim_outcomes(claims, compared).set_index("claim")["outcome"]
+    numbers = outcomes.readable(compared, results)["difference"]
     paper, notebooks = CLAIMS[file]
     for claim in claims.claims:
         place = claim.source
@@ -217,7 +217,7 @@ def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
         ] or ["<td>nothing</td>\n<td></td>"]
         span = f'<td rowspan="{len(tested)}">'
         cells = [text[0].upper() + text[1:] for text in (escape(place), escape(claim.statement))]
-        outcome = str(outcomes[claim.claim])
+        outcome = str(by_claim[claim.claim])
         cells = [f"{span}{text}</td>" for text in (*cells, outcome, link)]
         cells.insert(2, tested[0])
         first, *rest = ["\n".join(cells), *tested[1:]]

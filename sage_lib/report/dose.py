@@ -8,7 +8,7 @@ import pandas as pd
 
 from sage_lib.experiment.profile import load_profile
 from sage_lib.experiment.results import Results
-from sage_lib.report import front
+from sage_lib.report import tradeoff
 
 #: The share of a run's steps after which "last" begins: in `study` after step 150 of 200.
 LAST = 0.75
@@ -49,7 +49,7 @@ def dose(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame
         matched = MATCHED.get(method)
         row["weighted q"] = np.nan
         if matched in results.profile.methods:
-            betas = [front.beta_of(results.profile, key) for key in (matched, method)]
+            betas = [tradeoff.beta_of(results.profile, key) for key in (matched, method)]
             row["weighted q"] = betas[0] / betas[1]
         rows.append(row)
     return pd.DataFrame(rows, columns=DOSE)

@@ -120,7 +120,9 @@ def at_fixed_weights(prompts: pd.DataFrame) -> tuple[float, float]:
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-def mean(frame: pd.DataFrame, column: str, by: str = "all", **chosen: object) -> pd.Series:
+def mean_over_tokens(
+    frame: pd.DataFrame, column: str, by: str = "all", **chosen: object
+) -> pd.Series:
     """Mean of a column over the tokens of some groups, of each run (method, seed).
 
     by: how tokens are grouped. chosen: values of other columns, a list for any of several.
@@ -155,12 +157,12 @@ def by_kind(tokens: pd.DataFrame) -> pd.DataFrame:
     for kind in [k for k in (*KINDS, OTHER) if k in by_seed.index.get_level_values("group")]:
         one = by_seed.xs(kind, level="group")
         around = one["before"].mean(), one["after"].mean()
-        found.append((kind, one["share"].mean(), *over_seeds(one["fallen"]), *around))
+        found.append((kind, one["share"].mean(), *mean_over_seeds(one["fallen"]), *around))
     columns = ["kind", "share", "fallen", "low", "high", "before", "after"]
     return pd.DataFrame(found, columns=columns)
 
 
-def replaced(impact: pd.DataFrame) -> pd.DataFrame:
+def with_impact(impact: pd.DataFrame) -> pd.DataFrame:
     """The frame `impact` with the columns impact (I_t, eq. 6) and square, an unbiased estimate of
     I_t²: without what a finite number of continuations alone would give."""
     noise = sum(
@@ -174,7 +176,7 @@ def replaced(impact: pd.DataFrame) -> pd.DataFrame:
 # --- statements -----------------------------------------------------------------------------------
 
 
-def over_seeds(by_run: pd.Series) -> tuple[float, float, float]:
+def mean_over_seeds(by_run: pd.Series) -> tuple[float, float, float]:
     """Mean and 95 % interval over seeds of a number of each seed, or of each run (method, seed):
     methods of a seed are averaged first. NaN bounds for fewer than FEWEST_SEEDS seeds."""
     values = by_run.groupby("seed").mean() if "seed" in by_run.index.names else by_run
@@ -195,13 +197,13 @@ def statements(rows: Iterable[Row]) -> pd.DataFrame:
     """
     found = []
     for statement, expects, than, by_run, *error in rows:
-        value, low, high = over_seeds(by_run)
+        value, low, high = mean_over_seeds(by_run)
         if error:
             half = float(np.hypot(high - value, 1.96 * error[0]))
             low, high = value - half, value + half
         seeds = by_run.dropna().index.get_level_values("seed").nunique()
         row = {"low": low - than, "high": high - than, "seeds": seeds}
-        outcome = inference.judged(expects, row, 0.0) if seeds else inference.NOT_RUN
+        outcome = inference.row_outcome(expects, row, 0.0) if seeds else inference.NOT_RUN
         found.append((statement, f"{expects} {than:g}", value, low, high, outcome))
     columns = ["statement", "expects", "value", "low", "high", "outcome"]
     return pd.DataFrame(found, columns=columns)

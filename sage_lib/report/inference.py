@@ -109,7 +109,7 @@ def _own_bases(frame: pd.DataFrame, columns: list[str], problems: int) -> dict[i
     return found
 
 
-def common(*chosen: Values) -> tuple[list[np.ndarray], list[Any]]:
+def at_common_seeds(*chosen: Values) -> tuple[list[np.ndarray], list[Any]]:
     """The values of several methods at the seeds that all of them have, and these seeds. The base,
     which has none, goes with each, as the one that the seed's run starts from. SageError where
     there is no common seed."""
@@ -134,7 +134,7 @@ def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFram
     seeds alone. detectable: the true difference that as many seeds and problems find in 80 % of
     cases. ours, theirs: the two means.
     """
-    (a, b), _ = common(ours, theirs)
+    (a, b), _ = at_common_seeds(ours, theirs)
     apart = a - b
     mean, low, high = metrics.paired_difference(a, b, ours.sets, level)
     if len(apart) == 1 or min(Counter(ours.sets).values()) < 2:
@@ -207,7 +207,7 @@ def outcome(expects: str, low: float, high: float, margin: float) -> str:
     return AGREES if expects == "above" else DISAGREES
 
 
-def judged_interval(row: Any) -> tuple[float, float]:
+def deciding_interval(row: Any) -> tuple[float, float]:
     """The wider of a row's two intervals, which has the same middle as the other one: the one over
     seeds and problems, or the one over seeds alone. NaN where one of them is."""
     low = np.minimum(row["low"], row.get("low_seeds", row["low"]))
@@ -215,8 +215,8 @@ def judged_interval(row: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def judged(expects: str, row: Any, margin: float) -> str:
-    """:func:`outcome` of a row of differences (a mapping or a Series), by :func:`judged_interval`.
+def row_outcome(expects: str, row: Any, margin: float) -> str:
+    """Return the outcome of a row of differences (a mapping or a Series).
 
     It needs FEWEST_SEEDS seeds. Two shares that both lie within `margin` of 0, or of 1, tell
     nothing: no difference that matters could be seen.
@@ -225,7 +225,7 @@ def judged(expects: str, row: Any, margin: float) -> str:
     at_floor = max(means) < margin or 1 - margin < min(means) <= max(means) <= 1
     if row["seeds"] < FEWEST_SEEDS or at_floor:
         return CANNOT_TELL
-    return outcome(expects, *judged_interval(row), margin)
+    return outcome(expects, *deciding_interval(row), margin)
 
 
 def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float:
@@ -235,13 +235,13 @@ def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float
     `at` gives the row of differences at a level. An outcome that is lost as intervals widen does
     not come back: SMALLER may become DISAGREES on the way to CANNOT_TELL.
     """
-    found = judged(expects, at(0.95), margin)
+    found = row_outcome(expects, at(0.95), margin)
     if found == CANNOT_TELL:
         return 1.0
     low, high = -12.0, np.log10(0.05)  # powers of ten
     for _ in range(30):
         middle = (low + high) / 2
-        told = judged(expects, at(1 - 10**middle), margin) == found
+        told = row_outcome(expects, at(1 - 10**middle), margin) == found
         low, high = (low, middle) if told else (middle, high)
     return float(f"{10**high:.4g}")  # fewer digits than the search leaves open
 
@@ -260,19 +260,19 @@ def holm(rates: Sequence[float], total: float = 0.05) -> list[float]:
     return allowed
 
 
-def without_one(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
+def stable_seeds(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
     """With how many of the seeds left out, one at a time, the comparison keeps its outcome."""
-    _, seeds = common(ours, theirs)
+    _, seeds = at_common_seeds(ours, theirs)
 
     def outcome_at(some: Iterable[int]) -> str:
         rows = difference(ours.at_seeds(some), theirs.at_seeds(some)).set_index("metric")
-        return judged(expects, rows.loc[column], margin)
+        return row_outcome(expects, rows.loc[column], margin)
 
     whole = outcome_at(seeds)
     return sum(outcome_at(set(seeds) - {left}) == whole for left in seeds)
 
 
-def together(outcomes: Iterable[str]) -> str:
+def worst_outcome(outcomes: Iterable[str]) -> str:
     """The outcome of a claim: the worst of its comparisons' outcomes. So it agrees where all agree,
     and disagrees where one does. Nothing corrects for their number, which is a choice."""
     there = set(outcomes)

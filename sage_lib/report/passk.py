@@ -108,7 +108,7 @@ def axes(profile: Profile) -> tuple[int, int]:
     return AXES if profile.exact else (1, max(profile.evaluation.ks))
 
 
-def measured(
+def exact_or_sampled(
     results: Results, ks: Sequence[int] | None = None, ood: bool | None = False
 ) -> dict[str, Values]:
     """pass@k of each method, for ``ks`` or :func:`axes`: exact where the valid completions can be

@@ -17,13 +17,13 @@ PROBLEM = ["dataset", "problem"]
 DRAWS = 100
 
 
-def samples(results: Results, methods: Sequence[str]) -> pd.DataFrame:
+def saved_samples(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     """The saved samples of some methods on the data of Table 1."""
     found = of_sets(results.samples, results.profile, ood=False)
     return found[found["method"].isin(methods)]
 
 
-def patterns(results: Results, methods: Sequence[str]) -> pd.DataFrame:
+def pattern_table(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     """Table 2 (eq. 13) and response defects: a row for each method.
 
     Columns method, each pattern, problems, dropped (those without a correct sample), each of
@@ -31,7 +31,7 @@ def patterns(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     eq. 13 ranges over problems.
     """
     rows = []
-    for method, frame in samples(results, methods).groupby("method", sort=False):
+    for method, frame in saved_samples(results, methods).groupby("method", sort=False):
         correct = frame["completion"].where(frame["correct"])
         texts = [list(one.dropna()) for _, one in correct.groupby([frame[c] for c in PROBLEM])]
         found = text_patterns.pattern_frequencies(texts)
@@ -49,7 +49,7 @@ def patterns(results: Results, methods: Sequence[str]) -> pd.DataFrame:
 def side_by_side(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     """Appendix H: the last problem that every method solved, and the first correct solution of
     each in its first seed. Columns method, dataset, problem, solution; no rows without one."""
-    frame = samples(results, methods)
+    frame = saved_samples(results, methods)
     first = frame[frame["run"] == frame.groupby("method")["run"].transform("first")]
     solved = first[first["correct"]].drop_duplicates(["method", *PROBLEM])
     by_all = solved.groupby(PROBLEM, sort=False)["method"].transform("size") == len(methods)
@@ -71,7 +71,7 @@ def votes(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     n, seed = results.profile.evaluation.samples, results.profile.evaluation.seed
     k = max(min(3, n), n // 4)
     rows = []
-    groups = samples(results, methods).groupby(
+    groups = saved_samples(results, methods).groupby(
         ["method", "seed", *PROBLEM], sort=False, dropna=False
     )
     for names, one in groups:

@@ -19,7 +19,7 @@ def tables() -> list[str]:
     return sorted(path.stem for path in REPORTED.glob("*.csv") if path.stem not in OTHERS)
 
 
-def load(table: str) -> pd.DataFrame:
+def read_table(table: str) -> pd.DataFrame:
     """One printed table, a row per number: columns table, row, dataset, metric, mean, std.
 
     Units are the paper's (SAGE prints shares of 1, the exploration report percent). std is NaN
@@ -31,7 +31,7 @@ def load(table: str) -> pd.DataFrame:
 
 
 def as_printed(table: str) -> pd.DataFrame:
-    """As :func:`load`, with numbers as text: decimals say how a number was rounded."""
+    """As :func:`read_table`, with numbers as text: decimals say how a number was rounded."""
     if table not in tables():
         raise SageError(f"there is no reported table {table!r}: choose one of {tables()}")
     return _read(table)

@@ -32,7 +32,7 @@ SHUFFLES = 1000
 NO_OPTIMUM = "beta must be positive, not {}: without a KL term there is no optimum"
 
 
-def samples(profile: Profile, run: Run) -> pd.DataFrame:
+def scored_samples(profile: Profile, run: Run) -> pd.DataFrame:
     """The samples of a base's evaluation: a row each, with the columns problem, right (0 or 1), and
     entropies, logps (arrays of shape (tokens,), nats, of the base). Data sets marked ``ood`` are
     left out, as in every average."""
@@ -56,7 +56,7 @@ def samples(profile: Profile, run: Run) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["problem", "right", "entropies", "logps"])
 
 
-def guides_for(drawn: pd.DataFrame) -> dict[str, Guide]:
+def candidate_guides(drawn: pd.DataFrame) -> dict[str, Guide]:
     """The paper's guides, and branch guides whose thresholds are quantiles of these samples."""
     found: dict[str, Guide] = {"Random": RandomGuide(), "Token": TokenGuide()}
     found["Branch, 1.2 nats"] = BranchGuide()
@@ -68,10 +68,10 @@ def guides_for(drawn: pd.DataFrame) -> dict[str, Guide]:
     return found
 
 
-def guided(drawn: pd.DataFrame, guides: Mapping[str, Guide], seed: int = 0) -> pd.DataFrame:
-    """Rows of :func:`samples` with what each guide says of them: the columns problem, right and
-    tokens (how many), and of each guide by its name log q(y), the sum over tokens of log q_t, and
-    as "NAME acted" the number of tokens with q other than 1."""
+def apply_guides(drawn: pd.DataFrame, guides: Mapping[str, Guide], seed: int = 0) -> pd.DataFrame:
+    """Rows of :func:`scored_samples` with what each guide says of them: the columns problem, right
+    and tokens (how many), and of each guide by its name log q(y), the sum over tokens of log q_t,
+    and as "NAME acted" the number of tokens with q other than 1."""
     found = drawn[["problem", "right"]].assign(tokens=drawn["logps"].map(len))
     for name, guide in guides.items():
         generator = torch.Generator().manual_seed(seed)
@@ -84,8 +84,8 @@ def guided(drawn: pd.DataFrame, guides: Mapping[str, Guide], seed: int = 0) -> p
     return found
 
 
-def table(found: pd.DataFrame, beta: float, precision: float = 0.05) -> pd.DataFrame:
-    """What each guide does: columns COLUMNS, from rows of :func:`guided`.
+def gain_table(found: pd.DataFrame, beta: float, precision: float = 0.05) -> pd.DataFrame:
+    """What each guide does: columns COLUMNS, from rows of :func:`apply_guides`.
 
     log rho is a mean over problems with right and wrong samples, how many `problems` says; low and
     high are its 95 % interval over problems, whose spread holds that of the samples. helps: the

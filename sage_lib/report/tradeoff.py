@@ -20,10 +20,10 @@ from sage_lib.report import inference, passk
 from sage_lib.report.inference import FEWEST_SEEDS, Values
 from sage_lib.report.passk import AXES
 
-OUTSIDE, INSIDE, UNTOLD = "outside", "inside", "not separated from the curve"
+OUTSIDE, INSIDE, NOT_SEPARATED = "outside", "inside", "not separated from the curve"
 #: Beyond the line by more than chance, and no further than GRPO itself lies from its own line.
 AS_GRPO = "no further out than GRPO's own points"
-VERDICTS = {inference.AGREES: OUTSIDE, inference.DISAGREES: INSIDE}
+OUTCOMES = {inference.AGREES: OUTSIDE, inference.DISAGREES: INSIDE}
 #: Points between two neighbours of the front that are tried.
 FINENESS = 50
 
@@ -34,7 +34,7 @@ def beta_of(profile: Profile, method: str) -> float:
     return np.nan if own is None or own.rft is not None else float(profile.rl_of(method)["beta"])
 
 
-def front_methods(
+def curve_methods(
     profile: Profile, present: Iterable[str] | None = None, anchor: str = "k3"
 ) -> list[str]:
     """Methods that differ from the first one, GRPO, in beta alone, by rising beta.
@@ -59,13 +59,15 @@ def front_methods(
 
 
 def points(results: Results, ks: Sequence[int] | None = None) -> pd.DataFrame:
-    """pass@k of every evaluated method (passk.measured): a row each, with its beta, anchor, guide.
+    """Return pass@k of every evaluated method: a row each, with its beta, anchor and guide.
 
     Of each k "pass@k", "pass@k low" and "pass@k high" (95 % over seeds and problems; none for two
     seeds); where pass@k is exact, rare is the mean mass of the rare way.
     """
     ks, rows = passk.axes(results.profile) if ks is None else ks, []
-    for name, group in passk.levels(passk.measured(results, ks)).groupby("method", sort=False):
+    for name, group in passk.levels(passk.exact_or_sampled(results, ks)).groupby(
+        "method", sort=False
+    ):
         method, by_metric = str(name), group.set_index("metric")
         own, beta = results.profile.methods.get(method), beta_of(results.profile, method)
         row: dict[str, Any] = {"method": method, "beta": beta}
@@ -81,7 +83,7 @@ def points(results: Results, ks: Sequence[int] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def outside(
+def positions(
     results: Results,
     methods: Iterable[str] | None = None,
     anchor: str = "k3",
@@ -106,7 +108,7 @@ def outside(
     for a front of fewer than two points.
     """
     profile, values = results.profile, passk.exact(results, ks)
-    front = front_methods(profile, values, anchor)
+    front = curve_methods(profile, values, anchor)
     if len(front) < 2:
         raise SageError(
             f"profile {results.name} has {len(front)} evaluated points of GRPO's front at the "
@@ -122,7 +124,7 @@ def outside(
         betas = [beta_of(profile, one) for one in whole]
         line = [values[one] for one in (*whole, BASE)]
         row = {"method": method, "on_front": method in front, "beta": beta_of(profile, method)}
-        return row | excess(values[method], line, betas, bound)
+        return row | position(values[method], line, betas, bound)
 
     # No line without the point at the smallest beta goes past it.
     rows = {method: against_line(method) for method in front[1:]}
@@ -135,18 +137,18 @@ def outside(
     return pd.DataFrame([row for row in found if row])
 
 
-def excess(
+def position(
     ours: Values, line: Sequence[Values], betas: Sequence[float], bound: float = 0.0
 ) -> dict[str, Any]:
-    """One row of :func:`outside`: a method against the line through `line`, whose last is the base.
+    """Return one row of :func:`positions`, of a method against a line that ends at the base.
 
-    Of the values the first two columns count. bound: see :func:`outside`.
+    Of the values the first two columns count. bound: see :func:`positions`.
     """
-    values, seeds = inference.common(ours, *line)
+    values, seeds = inference.at_common_seeds(ours, *line)
     values, sets = [one[..., :2] for one in values], ours.sets
     means = np.array([metrics.mean_over_sets(one.mean(axis=0), sets) for one in values])
     scale = np.ptp(means[1:], axis=0)
-    _, left, share, weights = nearest_on(means[0] / scale, means[1:] / scale)
+    _, left, share, weights = nearest_point(means[0] / scale, means[1:] / scale)
     nearest = (1 - share) * values[1 + left] + share * values[2 + left]
     across = (((values[0] - nearest) / scale) @ weights)[..., None]
     mean, low, high = (one.item() for one in metrics.paired_difference(across, 0 * across, sets))
@@ -162,13 +164,13 @@ def excess(
         parts = zip(("difference", "low", "high"), of_axis, strict=True)
         row |= {f"{axis} {name}": value for name, value in parts}
     row["bound"] = bound
-    told = VERDICTS.get(inference.judged("above", row, 0.0), UNTOLD)
+    told = OUTCOMES.get(inference.row_outcome("above", row, 0.0), NOT_SEPARATED)
     if told == OUTSIDE and mean < bound:
         told = AS_GRPO
     return {**row, "verdict": told if len(seeds) >= FEWEST_SEEDS else "too few seeds"}
 
 
-def nearest_on(point: np.ndarray, corners: np.ndarray) -> tuple[float, int, float, np.ndarray]:
+def nearest_point(point: np.ndarray, corners: np.ndarray) -> tuple[float, int, float, np.ndarray]:
     """The point of a line for which the larger of the differences `point` - it is smallest.
 
     `point` (2,) and the line's `corners` (n, 2), scaled. Gives that difference, the corner to the

@@ -39,8 +39,8 @@ _COLUMNS += ["doc.id", "doc.task_name", "doc.query", "model_response.text", "met
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What :func:`read` found.
+class SampleFile:
+    """What :func:`read_sample_file` found.
 
     frame: a row for each sample; source (the path), seed (of training; -1 where the file has none),
     problem, sample (its number, from 0), correct. unreadable: number of the line, from 1, and why.
@@ -51,9 +51,9 @@ class Samples:
     unreadable: list[tuple[int, str]]
 
 
-def read(
+def read_sample_file(
     path: Path, method: str | None = None, metric: str | None = None, filter: str | None = None
-) -> Samples:
+) -> SampleFile:
     """The samples of one file, whatever its format.
 
     ``method`` picks one of samples.parquet, ``metric`` the verdict where a file has several, and
@@ -106,7 +106,7 @@ def read(
             "correct": [bool(one) for verdicts in verdicts_of for one in verdicts],
         }
     )
-    return Samples(known, frame, unreadable)
+    return SampleFile(known, frame, unreadable)
 
 
 def _rows(path: Path, method: str | None) -> Iterator[tuple[int, Any]]:

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE
 from sage_lib.experiment.results import Results
-from sage_lib.report import front, inference, passk, reported
+from sage_lib.report import inference, passk, reported, tradeoff
 from sage_lib.report.inference import (
     AGREES,
     CANNOT_TELL,
@@ -81,7 +81,7 @@ class Claims(BaseModel, extra="forbid"):
     claims: list[Claim]
 
 
-def load(name: str = "claims", question: str = "") -> Claims:
+def load_claims(name: str = "claims", question: str = "") -> Claims:
     """The claims of a file beside this one, or those of them that belong to a question."""
     every = Claims(**YAML(typ="safe").load(Path(__file__).with_name(f"{name}.yaml")))
     return every.model_copy(
@@ -106,7 +106,7 @@ def comparisons(chosen: Claims, results: Results) -> pd.DataFrame:
             if where not in sources:
                 sources[where] = values(results, *where)
             row = {"claim": claim.claim, "by": claim.by, **one._asdict(), "outcome": NOT_RUN}
-            row |= {"seeds": 0, "beta": front.beta_of(results.profile, one.against)}
+            row |= {"seeds": 0, "beta": tradeoff.beta_of(results.profile, one.against)}
             row["reported"] = _reported(results, claim.table, one)
             share = chosen.margin and chosen.margin * _range(results, sources[where], one.metric)
             row["margin"] = margin = max(share, chosen.floor.get(", ".join(filter(None, where)), 0))
@@ -145,7 +145,7 @@ def by_base(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
         for base, seeds in trained.groupby(profiles, sort=False)["seed"]:
             ours, theirs = (found[one[side]].at_seeds(seeds) for side in ("method", "against"))
             row = _row(ours, theirs, one["metric"])
-            told = inference.judged(one["expects"], row, one["margin"])
+            told = inference.row_outcome(one["expects"], row, one["margin"])
             named = {name: one[name] for name in ("claim", "by", "metric", "method", "against")}
             numbers = row[["difference", "low", "high", "seeds"]].to_dict()
             rows.append({**named, "base": base, **numbers, "outcome": told})
@@ -164,14 +164,14 @@ def differences(results: Results, metric: str, pairs: Iterable[tuple[str, str]])
     return pd.DataFrame(rows, columns=["method", "against", "difference", "low", "high", "seeds"])
 
 
-def judge(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
+def claim_outcomes(chosen: Claims, compared: pd.DataFrame) -> pd.DataFrame:
     """Each claim with its outcome, from :func:`comparisons`: that of its worst comparison, which is
-    not corrected for their number (`inference.together`). Without comparisons it cannot be told. A
-    claim that is not testable is NOT_TESTABLE."""
+    not corrected for their number (`inference.worst_outcome`). Without comparisons it cannot be
+    told. A claim that is not testable is NOT_TESTABLE."""
     rows = []
     for claim in chosen.claims:
         found = list(compared.loc[compared["claim"] == claim.claim, "outcome"])
-        outcome = inference.together(found) if claim.testable else NOT_TESTABLE
+        outcome = inference.worst_outcome(found) if claim.testable else NOT_TESTABLE
         how = f"{found.count(AGREES)} of {len(found)} agree" if found else "none here"
         settles = {NOT_RUN: "runs of its methods"}
         settles |= dict.fromkeys((CANNOT_TELL, NOT_TESTABLE), claim.settles)
@@ -229,7 +229,7 @@ def _measured(ours: Values, theirs: Values, one: Comparison, margin: float) -> d
     row: dict[str, Any] = dict(found.drop(["method", "against"]))
     row |= _judged(ours, theirs, {**one._asdict(), "margin": margin})
     if found["seeds"] > inference.FEWEST_SEEDS:
-        row["kept"] = inference.without_one(ours, theirs, one.metric, one.expects, margin)
+        row["kept"] = inference.stable_seeds(ours, theirs, one.metric, one.expects, margin)
     return row
 
 
@@ -238,8 +238,8 @@ def _judged(
 ) -> dict[str, Any]:
     """The outcome of a row of comparisons at a level, and the interval that it follows from."""
     found = _row(ours, theirs, row["metric"], level)
-    low, high = inference.judged_interval(found)
-    told = inference.judged(row["expects"], found, row["margin"])
+    low, high = inference.deciding_interval(found)
+    told = inference.row_outcome(row["expects"], found, row["margin"])
     return {"outcome": told, "judged_low": low, "judged_high": high}
 
 
@@ -252,10 +252,10 @@ def _rate(ours: Values, theirs: Values, one: Comparison, margin: float) -> float
 
 def _range(results: Results, values: dict[str, Values], metric: str) -> float:
     """How far apart GRPO's means are, over its values of beta above 0; NaN for fewer than two."""
-    line = front.front_methods(results.profile, values.keys() & results.profile.methods.keys())
+    line = tradeoff.curve_methods(results.profile, values.keys() & results.profile.methods.keys())
     means = [
         metrics.mean_over_sets(one.values.mean(axis=0), one.sets)[list(one.columns).index(metric)]
-        for one in (values[m] for m in line if front.beta_of(results.profile, m) > 0)
+        for one in (values[m] for m in line if tradeoff.beta_of(results.profile, m) > 0)
     ]
     return float(np.ptp(means)) if len(means) > 1 else np.nan
 
@@ -305,7 +305,7 @@ def branching(results: Results) -> dict[str, Values]:
     return Values.by_method(scores.dropna(subset=[BRANCHING]), [BRANCHING])
 
 
-def shown(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
+def readable(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
     """What readers see: claim, comparison, expected, difference with the interval by which it is
     judged, seeds, outcome."""
     table = compared[["claim", "seeds", "outcome"]].copy()
@@ -327,7 +327,7 @@ def _reported(results: Results, table: str | None, one: Comparison) -> float:
     """The paper's own difference: of its average, or of its only data set; NaN without one."""
     if table is None or {one.method, one.against} - {BASE, *results.profile.methods}:
         return np.nan
-    printed = reported.load(table)
+    printed = reported.read_table(table)
     printed = printed[printed["metric"] == one.metric.removeprefix(passk.RIGHT)]
     average = printed[printed["dataset"] == "Avg"]
     means = (average if len(average) else printed).drop_duplicates("row").set_index("row")["mean"]
