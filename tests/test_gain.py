@@ -54,7 +54,7 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
     kept = [f"{p.dataset}/{p.id}" for p in asked if p.dataset not in shifted]
     assert shifted and kept and len(kept) < len(asked)
 
-    def judged(asked, rows, verifier):
+    def count_correct(sampled, rows, verifier):
         for row in rows:
             row["correct"] = [True]
 
@@ -67,7 +67,7 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
     tokenizer = SimpleNamespace(eos_token_id=0, pad_token_id=0)
     rows = [{"ids": [[5, 6]], "finished": [True]} for _ in asked]
     monkeypatch.setattr(sampled_gain, "collect", lambda *_: rows)
-    monkeypatch.setattr(sampled_gain, "judged", judged)
+    monkeypatch.setattr(sampled_gain, "count_correct", count_correct)
     monkeypatch.setattr(sampled_gain, "signals", signals)
     monkeypatch.setattr(sampled_gain.loading, "load", lambda *_: (None, tokenizer))
     monkeypatch.setattr(sampled_gain.loading, "encode", lambda *_: [1])

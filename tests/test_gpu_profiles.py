@@ -164,7 +164,7 @@ def test_vllm_has_a_gpu_for_itself(folder, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     run = runs.evaluation_run(profile, policy)
     run.prepare()
-    evaluate.evaluate(profile, run)
+    evaluate.evaluate_policy(profile, run)
     base = str(runs.sft_run(profile).model)
     assert told == [base, ("policy", 1, str(policy.model)), "shut down", "loaded", "loaded"]
     assert run.done() and len(read_lines(run.samples)) == 2 * 4

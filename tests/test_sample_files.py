@@ -194,7 +194,9 @@ def test_broken_lines_are_named_and_counted(tmp_path, line, capsys):
     assert counted(found) == [[4, 2], [4, 0], [4, 4]]
     places, reasons = zip(*found.unreadable, strict=True)
     assert places == (2, 3, 4, 5, 6, 7, 8)
-    for reason, said in zip(reasons, ("is not JSON", key, f"has no {key}|verdicts"), strict=False):
+    for reason, said in zip(
+        reasons, ("is not JSON", key, f"has no {key}|are correct"), strict=False
+    ):
         assert any(word in reason for word in said.split("|")), reason
     assert "repeats what line 1 has" in reasons[4]
     said = run(capsys, path, "--out", tmp_path / "out")

@@ -112,10 +112,17 @@ def valid_probabilities(
     problems: Sequence[Problem],
     tempered: Sequence[float] = (),
 ) -> pd.DataFrame:
-    """log pi(y | x) of every valid completion y, end token included (nats, temperature 1).
+    """Compute log pi(y | x) of each valid completion y, end token included.
 
-    Columns dataset, problem, way, completion (its number within the problem), logp; and logp_T for
-    each temperature T of ``tempered``, at which each token's distribution is pi^(1/T), normalised.
+    Args:
+        model: the policy.
+        tokenizer: of the policy.
+        problems: of exact tasks.
+        tempered: further temperatures T, at which a token's distribution is pi^(1/T), normalised.
+
+    Returns:
+        A row for each completion: dataset, problem, way, completion (its number within the
+        problem), logp (nats, temperature 1), and logp_T for each temperature T.
     """
     rows: list[tuple[str, str, str, int]] = []
     turns: list[tuple[int, list[int]]] = []  # length of the prompt, and all token ids
@@ -134,34 +141,16 @@ def valid_probabilities(
         batch = _padded_right([], [turns[place][1] for place in places], tokenizer.pad_token_id)
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, 1, mask)
-        every = [log_pi, *(probs.log_probabilities(log_pi, one) for one in tempered)]
-        drawn = [probs.drawn_log_probabilities(one, ids[:, 1:]) for one in every]
+        distributions = [log_pi, *(probs.log_probabilities(log_pi, t) for t in tempered)]
+        drawn = [probs.drawn_log_probabilities(x, ids[:, 1:]) for x in distributions]
         for place, *of_tokens in zip(places, *drawn, strict=True):
             prompt, whole = turns[place]
             logps[place] = [x[prompt - 1 : len(whole) - 1].sum().item() for x in of_tokens]
     table = [(*row, *logps[place]) for place, row in enumerate(rows)]
     named = ["dataset", "problem", "way", "completion", "logp"]
-    return pd.DataFrame(table, columns=[*named, *(f"logp_{one}" for one in tempered)])
-
-
-def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[str, Any]]:
-    """pass@k of valid work by data set: the mean over problems of 1 - (1-p)^k.
-
-    p is the sum of :func:`valid_probabilities` over a problem's completions, at a temperature T
-    for "pass@k_T"; "common" and "rare" are the mean mass of a way.
-    """
-    table = probabilities.assign(p=np.exp(probabilities["logp"]))
-    rows = []
-    for dataset, group in table.groupby("dataset", sort=False):
-        row: dict[str, Any] = {"dataset": dataset, "problems": group["problem"].nunique()}
-        by_way = group.groupby("way")["p"].sum() / row["problems"]
-        for name in [one for one in table if one.startswith("logp")]:
-            p, at = np.exp(group[name]), name.removeprefix("logp")
-            valid = p.groupby(group["problem"], sort=False).sum().clip(upper=1.0).to_numpy()
-            row |= {f"pass@{k}{at}": float(np.mean(-np.expm1(k * np.log1p(-valid)))) for k in ks}
-        row |= {"common": float(by_way.get("L", 0.0)), "rare": float(by_way.get("R", 0.0))}
-        rows.append(row)
-    return rows
+    return pd.DataFrame(
+        table, columns=[*named, *(f"logp_{temperature}" for temperature in tempered)]
+    )
 
 
 def _conversation(

@@ -15,10 +15,9 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.experiment.results import Results
+from sage_lib.policy.exact import exact_pass_at_k
 from sage_lib.report.inference import Values
 
-#: k of the exact pass@k in tables; any k costs the same.
-KS = (1, 8, 64, 256, 1024)
 #: What two methods are mostly compared in.
 AXES = (1, 256)
 PROBLEM = ["dataset", "problem"]
@@ -31,14 +30,6 @@ WAYS = {"L": "common", "R": "rare"}
 def of_sets(frame: pd.DataFrame, profile: Profile, ood: bool | None) -> pd.DataFrame:
     """The rows of the data sets that :meth:`Profile.data_sets` gives for `ood`."""
     return frame[frame["dataset"].isin([data.label for data in profile.data_sets(ood)])]
-
-
-def exact_at(p: ArrayLike, ks: Sequence[int] = KS) -> np.ndarray:
-    """1 - (1 - p)^k of each probability of success (rows) for each k (columns)."""
-    with np.errstate(divide="ignore"):
-        failed = np.outer(np.log1p(-np.asarray(p, float)), np.asarray(ks, float))
-    found: np.ndarray = -np.expm1(failed)
-    return found
 
 
 def probabilities(results: Results, ood: bool | None = False) -> pd.DataFrame:
@@ -64,7 +55,7 @@ def exact(
     """Exact pass@k of each method, and the mass of the rare way ("rare mass")."""
     frame = probabilities(results, ood)
     columns = [*(f"pass@{k}" for k in ks), "rare mass"]
-    curves = np.column_stack([exact_at(frame["valid"], ks), frame["rare"]])
+    curves = np.column_stack([exact_pass_at_k(frame["valid"], ks), frame["rare"]])
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 
@@ -85,7 +76,7 @@ def right_at(p: ArrayLike, wrong: ArrayLike, lucky: ArrayLike, ks: Sequence[int]
     stands in.
     """
     m, u = np.asarray(wrong), np.asarray(lucky)
-    failed = 1 - exact_at(p, ks)
+    failed = 1 - exact_pass_at_k(p, ks)
     none = [np.where(m < k, u == 0, 1 - metrics.pass_at_k(np.maximum(m, k), u, k)) for k in ks]
     found: np.ndarray = 1 - failed * np.stack(none, axis=1)
     return found
