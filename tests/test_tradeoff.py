@@ -200,7 +200,7 @@ def test_a_front_of_one_point_is_refused(placed):
     results.profile = dataclasses.replace(
         results.profile, methods={"grpo": results.profile.methods["grpo"]}
     )
-    with pytest.raises(SageError, match="has 1 evaluated points of GRPO's front"):
+    with pytest.raises(SageError, match="has 1 evaluated points of GRPO's trade-off curve"):
         tradeoff.positions(results)
 
 

@@ -19,12 +19,13 @@ WORDS = {
     "beside",
     "like",
 }
-#: What users type: keys of profiles, and an argument of results.load.
+#: Arguments that users type, keys of profiles, and columns of published tables.
 PUBLIC = {"results.py": {"own"}, "settings.py": {"beside", "every"}, "made_from.py": {"every"}}
 PUBLIC |= {"compare.py": {"own"}, "publish.py": {"own"}, "guide_gain.py": {"asked", "found"}}
+PUBLIC |= {"page.py": {"own"}, "token_impact.py": {"kept"}}
 FILES = [
     path
-    for room in ("experiment", "pipeline", "policy", "tasks")
+    for room in ("evaluation", "experiment", "pipeline", "policy", "report", "tasks")
     for path in sorted((ROOT / "sage_lib" / room).glob("*.py"))
 ]
 
