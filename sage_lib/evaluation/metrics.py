@@ -57,7 +57,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
 
 
 def pass_at_k_curve(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> Array:
-    """Return :func:`pass_at_k` for each of several k, shape (problems, len(ks))."""
+    """Return :func:`pass_at_k`, whose arguments it has, for several k: (problems, len(ks))."""
     return np.stack([pass_at_k(n, c, k) for k in ks], axis=1)
 
 
@@ -65,7 +65,7 @@ def variance_of_pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
     """Estimate the variance of :func:`pass_at_k` over draws of the n samples, without bias.
 
     It is the square of the estimated chance that k draws are wrong, less an unbiased estimate of
-    the square: the chance that 2 k draws are wrong. The arguments are those of :func:`pass_at_k`.
+    the square: the chance that 2 k draws are wrong. The arguments are as in :func:`pass_at_k`.
 
     Returns:
         Variances, shape (problems,); NaN with fewer than 2 k samples of a problem.

@@ -27,7 +27,13 @@ WAYS = {"L": "common", "R": "rare"}
 
 
 def of_sets(frame: pd.DataFrame, profile: Profile, ood: bool | None) -> pd.DataFrame:
-    """Select the rows of the data sets that :meth:`Profile.data_sets` returns for `ood`."""
+    """Select the rows of some data sets.
+
+    Args:
+        frame: with a column dataset.
+        profile: has the data sets.
+        ood: as in :meth:`Profile.data_sets`.
+    """
     return frame[frame["dataset"].isin([data.label for data in profile.data_sets(ood)])]
 
 
@@ -67,7 +73,7 @@ def exact(
 def sampled(results: Results, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
     """Estimate pass@k of each method from its samples: right answers, valid work or not.
 
-    The arguments are those of :func:`exact`.
+    The arguments are as in :func:`exact`.
     """
     frame = of_sets(results.counts, results.profile, ood).reset_index(drop=True)
     columns = [f"pass@{k}" for k in ks]
@@ -98,7 +104,7 @@ def right_at(p: ArrayLike, wrong: ArrayLike, lucky: ArrayLike, ks: Sequence[int]
 def right(results: Results, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
     """Estimate pass@k of right answers ("right pass@k") of sampled problems, by :func:`right_at`.
 
-    Its only noise is from right answers without valid work. The arguments are those of
+    Its only noise is from right answers without valid work. The arguments are as in
     :func:`exact`.
     """
     exact = probabilities(results, ood)[["run", *PROBLEM, "valid"]]

@@ -146,7 +146,15 @@ def error_bar(
 
 
 def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **keywords: Any) -> None:
-    """Draw a light band between `low` and `high` in the colour of a look."""
+    """Draw a light band.
+
+    Args:
+        axis: to draw on.
+        x: places, shape (n,).
+        low: lower bounds, shape (n,).
+        high: upper bounds, shape (n,).
+        keywords: a look, of which the colour is used.
+    """
     axis.fill_between(x, low, high, color=keywords["color"], alpha=0.15, linewidth=0)
 
 
@@ -157,7 +165,13 @@ def steps(axis: Axes, name: str = "RL step") -> None:
 
 
 def describe(figure: Figure, title: str, *caption: str) -> None:
-    """Write the finding above a figure and its data below, at last: this fixes the layout."""
+    """Write a title and a caption. This fixes the layout, so it is called last.
+
+    Args:
+        figure: the figure.
+        title: its finding.
+        caption: its data, parts that ";" joins.
+    """
     wide = figure.get_figwidth()
     figure.suptitle(fill(title, int(15 * wide)), x=0.01, ha="left", fontweight="bold")
     figure.draw_without_rendering()
@@ -178,7 +192,16 @@ def described(figure: Figure) -> str:
 
 
 def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
-    """Write <name>.pdf and <name>.png, and return them. The same figure gives the same bytes."""
+    """Write <name>.pdf and <name>.png. The same figure gives the same bytes.
+
+    Args:
+        figure: the figure.
+        name: of the files.
+        folder: of the files.
+
+    Returns:
+        The two paths.
+    """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     whole = figure.get_tightbbox().padded(0.05)  # no title or label is cut
