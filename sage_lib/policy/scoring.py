@@ -141,16 +141,14 @@ def valid_probabilities(
         batch = _padded_right([], [turns[place][1] for place in places], tokenizer.pad_token_id)
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, 1, mask)
-        distributions = [log_pi, *(probs.log_probabilities(log_pi, t) for t in tempered)]
-        drawn = [probs.drawn_log_probabilities(x, ids[:, 1:]) for x in distributions]
+        log_pis = [log_pi, *(probs.log_probabilities(log_pi, t) for t in tempered)]
+        drawn = [probs.drawn_log_probabilities(x, ids[:, 1:]) for x in log_pis]
         for place, *of_tokens in zip(places, *drawn, strict=True):
             prompt, whole = turns[place]
             logps[place] = [x[prompt - 1 : len(whole) - 1].sum().item() for x in of_tokens]
     table = [(*row, *logps[place]) for place, row in enumerate(rows)]
     named = ["dataset", "problem", "way", "completion", "logp"]
-    return pd.DataFrame(
-        table, columns=[*named, *(f"logp_{temperature}" for temperature in tempered)]
-    )
+    return pd.DataFrame(table, columns=[*named, *(f"logp_{t}" for t in tempered)])
 
 
 def _conversation(
