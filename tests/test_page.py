@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.results import load_results
 from sage_lib.report import page as page_module
 from sage_lib.report import style
 from sage_lib.report.page import Page
@@ -28,7 +28,7 @@ def shown(tmp_path, monkeypatch):
 
 @pytest.fixture
 def page(shown):
-    return Page(results.load("smoke", own=True))
+    return Page(load_results("smoke", own=True))
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_rows_after_the_first_are_folded_away_and_none_is_lost(shown, page):
 
 @pytest.mark.parametrize("name", ["smoke", "theory"])
 def test_a_figure_is_saved_closed_and_shown_once(tmp_path, shown, name):
-    one = Page("theory", own=True) if name == "theory" else Page(results.load(name, own=True))
+    one = Page("theory", own=True) if name == "theory" else Page(load_results(name, own=True))
     figure, _ = plt.subplots()
     assert one.show(figure, "figure2") is None
     made = sorted(path.name for path in (tmp_path / "figures" / name).iterdir())
@@ -130,7 +130,7 @@ def test_a_figure_is_saved_closed_and_shown_once(tmp_path, shown, name):
 
 def test_the_folder_of_published_results_is_that_of_a_published_page(tmp_path, shown, monkeypatch):
     monkeypatch.setattr(page_module.paths, "FIGURES", tmp_path / "published")
-    Page(results.load("smoke")).show(plt.figure(), "figure2")
+    Page(load_results("smoke")).show(plt.figure(), "figure2")
     assert (tmp_path / "published" / "smoke" / "figure2.pdf").is_file()
     assert not (tmp_path / "figures").exists()
 

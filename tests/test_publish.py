@@ -6,9 +6,10 @@ import pytest
 
 from sage_lib import files, paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import results, runs
+from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.experiment.records import Record
+from sage_lib.experiment.results import load_results
 from sage_lib.pipeline import compare, publish
 
 SPEC = "smoke+train=[grpo]+sft_data.rows=9+exploration.seeds=0"
@@ -54,7 +55,7 @@ def test_publishing_again_changes_nothing_and_weights_stay_behind(own):
     assert {"runs.parquet", "counts.parquet", "profile.json"} <= set(sizes)
     assert publish.publish(own) == sizes and tree(paths.PUBLISHED) == before
     assert not any("safetensors" in name for name in before)
-    theirs, mine = results.load(SPEC), results.load(SPEC, own=True)
+    theirs, mine = load_results(SPEC), load_results(SPEC, own=True)
     assert theirs.counts["c"].tolist() == mine.counts["c"].tolist() == 2 * [*range(3, 12)]
 
 
@@ -145,7 +146,7 @@ def test_a_planted_difference_is_found_and_named(change, verdict, detail):
 
 def test_what_is_finished_stands_beside_what_was_published(own):
     publish.publish(own)
-    before = results.load(SPEC)
+    before = load_results(SPEC)
     whole = tree(paths.PUBLISHED)
     base, *_ = runs.every_run(own)
     lost = [run for run in runs.every_run(own) if run.method == "grpo"]
@@ -158,7 +159,7 @@ def test_what_is_finished_stands_beside_what_was_published(own):
         for path in run.measured.iterdir():
             path.unlink()
     publish.publish(own, finished=True)
-    after = results.load(SPEC)
+    after = load_results(SPEC)
     for name in ("runs", "steps", "counts"):
         pd.testing.assert_frame_equal(getattr(after, name), getattr(before, name))
     assert tree(paths.PUBLISHED).keys() == whole.keys() and after.entropy == before.entropy

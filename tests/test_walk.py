@@ -127,7 +127,7 @@ def test_the_same_cells_train_a_model_that_reads(tmp_path, monkeypatch):
 def test_a_live_curve_keeps_what_was_logged_and_draws_a_panel_a_column(tmp_path):
     from sage_lib.report.live import LiveCurve
 
-    curve = LiveCurve("reward", "never", every=2)
+    curve = LiveCurve("reward", "never", interval=2)
     state, control = TrainerState(max_steps=3), TrainerControl()
     arguments = TrainingArguments(output_dir=str(tmp_path))
     curve.on_train_begin(arguments, state, control)

@@ -294,10 +294,10 @@ def _formulas(n: int) -> tuple[str, list[str | None]]:
 
 def _measured() -> list[Pair]:
     """The gold of a countdown problem is the target, with which its name begins."""
-    from sage_lib.experiment import results
+    from sage_lib.experiment.results import load_results
     from sage_lib.tasks.verifier import last_answer
 
-    samples = results.load("smoke").samples
+    samples = load_results("smoke").samples
     of_base = samples[samples["method"] == "base"]
     golds = of_base["problem"].str.partition("<")[0]
     return list(zip(golds, of_base["completion"].map(last_answer), strict=True))

@@ -12,11 +12,11 @@ import pandas as pd
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile, profile_names
+from sage_lib.experiment.results import load_results
 from sage_lib.files import write_text
 from sage_lib.pipeline import plan
-from sage_lib.report import verdict
+from sage_lib.report import outcomes
 
 #: As `sha256sum --check` reads it in the folder of the project.
 SUMS = paths.ROOT / "data" / "SHA256SUMS"
@@ -61,10 +61,10 @@ def asked_for() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def result(claims: verdict.Claims, compared: pd.DataFrame) -> str:
+def result(claims: outcomes.Claims, compared: pd.DataFrame) -> str:
     """The table of the README: the claims of SHOWN, the differences with the intervals by which
     they are judged, and the outcomes."""
-    judged = verdict.judge(claims, compared).set_index("claim")
+    judged = outcomes.claim_outcomes(claims, compared).set_index("claim")
     rows = []
     for claim, words in SHOWN.items():
         of = compared[compared["claim"] == claim].set_index("metric")
@@ -95,9 +95,9 @@ def sums(root: Path = paths.ROOT) -> str:
 
 
 def main() -> None:
-    study, claims = results.load(EVIDENCE), verdict.load()
+    results, claims = load_results(EVIDENCE), outcomes.load_claims()
     made = {
-        "README.md": ("result", result(claims, verdict.comparisons(claims, study))),
+        "README.md": ("result", result(claims, outcomes.comparisons(claims, results))),
         "docs/one_gpu.md": ("hours", markdown(asked_for())),
     }
     for name, (part, text) in made.items():

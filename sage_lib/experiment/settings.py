@@ -253,7 +253,7 @@ class Profile:
     task_defaults: Sections = field(default_factory=dict)
     methods: dict[str, Method] = field(default_factory=dict)  # those that are trained
     exploration: Exploration = Exploration()
-    #: Profiles of the same methods from other bases: results.load reads them together.
+    #: Profiles of the same methods from other bases: load_results reads them together.
     beside: Names = ()
     compute: Compute = Compute()
     #: Dotted key ("rl.beta") -> the comment beside its value.
@@ -269,7 +269,7 @@ class Profile:
         return tuple(m for m in self.methods if limited is None or m in limited)
 
     @property
-    def reference(self) -> str:
+    def baseline(self) -> str:
         """The method that the others are compared with: the first one, or the base."""
         return next(iter(self.methods), BASE)
 

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sage_lib.errors import SageError
-from sage_lib.evaluation import metrics, outside
+from sage_lib.evaluation import metrics, sample_files
 from sage_lib.files import write_text
 from sage_lib.pipeline import plan
 from sage_lib.report import inference, passk, style
@@ -67,7 +67,7 @@ def policy(text: str, metric: str | None = None, filter: str | None = None) -> P
             if part in names:
                 raise SageError(f"{part} is given twice: its samples would count twice")
             names.append(part)
-            samples = outside.read(path, method, metric, filter)
+            samples = sample_files.read_sample_file(path, method, metric, filter)
             unreadable += [(str(path), *line) for line in samples.unreadable]
             lost = style.count(len(samples.unreadable), "unreadable line")
             problems = style.count(samples.frame["problem"].nunique(), "problem")
@@ -139,7 +139,7 @@ def difference(ours: Policy, theirs: Policy, ks: Sequence[int]) -> tuple[pd.Data
     pair = f"{ours.label} and {theirs.label}"
     if len(both) < 2:
         raise SageError(f"{pair} share {style.count(len(both), 'problem')}: a difference needs two")
-    (a, b), seeds = inference.common(ours.values(ks, both), theirs.values(ks, both))
+    (a, b), seeds = inference.at_common_seeds(ours.values(ks, both), theirs.values(ks, both))
     mean, low, high = metrics.paired_difference(a, b)
     noise = ours.noise(ks, both, seeds) + theirs.noise(ks, both, seeds)
     data, samples = metrics.times_as_much(a - b, noise)

@@ -38,7 +38,7 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
         shutil.rmtree(folder, ignore_errors=True)
     frames = results.collect(profile)
     if finished and target.is_dir():
-        frames = results.joined(frames, results.Study(profile, own=False))
+        frames = results.joined(frames, results.Results(profile, own=False))
         for old_file in target.glob("*.json"):  # documents, which those of today replace
             new.mkdir(parents=True, exist_ok=True)
             shutil.copy2(old_file, new)

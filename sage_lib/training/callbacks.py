@@ -21,7 +21,8 @@ from sage_lib.experiment.runs import Run, sft_run
 from sage_lib.experiment.settings import Profile
 from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
 from sage_lib.policy import tiny_qwen
-from sage_lib.policy.scoring import exact_summary, valid_probabilities
+from sage_lib.policy.exact import exact_summary
+from sage_lib.policy.scoring import valid_probabilities
 from sage_lib.tasks import judging
 from sage_lib.tasks.problem import Problem
 
