@@ -29,7 +29,7 @@ $(VENV)/installed: requirements.lock requirements-torch.lock pyproject.toml
 		sys.exit(0 if sys.version_info >= (3, 11) else old)'
 	@echo "set-up 1/4: virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "set-up 2/4: $$(grep -c == requirements.lock) packages of requirements.lock"
+	@echo "set-up 2/4: $$(grep -c == requirements.lock) packages of requirements.lock (minutes, without a word)"
 	@$(PIP) --quiet --no-deps --require-hashes --requirement requirements.lock
 	@echo "set-up 3/4: torch with its dependencies (a large download on a GPU machine)"
 	@$(PIP) --quiet --no-warn-conflicts --requirement requirements-torch.lock

@@ -25,7 +25,7 @@ EVIDENCE = "study"
 #: The claims of its table, in plain words.
 SHOWN = {
     "both rise": "the paper: Branch raises both",
-    "both rise, strong guide": "a check: a stronger Branch raises both",
+    "both rise, strong guide": "our check: a stronger Branch raises both",
     "P1, a schedule of beta": "ours: the stronger Branch equals GRPO at beta 0.25",
     "overfits without KL, answer rewarded": "the paper: no KL, answer rewarded: less valid work",
 }
@@ -69,7 +69,7 @@ def result(claims: outcomes.Claims, compared: pd.DataFrame) -> str:
     for claim, words in SHOWN.items():
         of = compared[compared["claim"] == claim].set_index("metric")
         cells = [
-            f"{row.difference:+.3f} [{row.judged_low:+.3f}, {row.judged_high:+.3f}]"
+            f"{row.difference:+.4f} [{row.judged_low:+.4f}, {row.judged_high:+.4f}]"
             for row in of.loc[["pass@1", "pass@256"]].itertuples()
         ]
         rows.append((words, *cells, judged.loc[claim, "outcome"]))
