@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from sage_lib.files import write_bytes
+from sage_lib.text import count as count
 
 #: Columns of a two-column page and of one column, inches.
 WIDE, NARROW = 6.75, 3.25
@@ -103,11 +104,6 @@ def points(chosen: dict[str, Any]) -> dict[str, Any]:
 def line(chosen: dict[str, Any]) -> dict[str, Any]:
     """A look with its line alone."""
     return {**chosen, "marker": ""}
-
-
-def count(number: int, word: str) -> str:
-    """ "1 seed", "3 seeds": how many, for a title."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def counts(numbers: Iterable[int], word: str) -> str:
