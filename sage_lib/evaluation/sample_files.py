@@ -236,7 +236,7 @@ def _format(name: str, row: Any, known: int | None) -> int:
     if known is not None and FORMATS[known][1] <= row.keys():
         return known
     found = next((i for i, (_, fields, _) in enumerate(FORMATS) if fields <= row.keys()), None)
-    if found is not None and known is not None:
+    if found is not None and known is not None and FORMATS[found][0] != FORMATS[known][0]:
         both = sorted({FORMATS[found][0], FORMATS[known][0]})
         raise SageError(f"{name} has the fields of {' and '.join(both)}: split it in two")
     if found is not None:

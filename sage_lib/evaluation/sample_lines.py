@@ -150,6 +150,7 @@ def _trl(row: Row, threshold: float | None) -> Line:
 def _verl(row: Row, threshold: float | None) -> Line:
     """A response with its score; a reward function may add verdicts such as acc."""
     others = {"input", "output", "gts", "step"}
+    others |= {"reward"} if row.get("reward") == row["score"] else set()  # a copy
     names = [name for name, value in row.items() if name not in others and _is_number(value)]
     found = _by_metric(names, lambda name: _one(row[name], name, threshold))
     found = {"score": "has no score that is a number", **found}
@@ -195,32 +196,37 @@ def _inspect(row: Row, threshold: float | None) -> Line:
 
 
 def _verifiers(row: Row, threshold: float | None) -> Line:
-    """An episode: the traces of one task. Every trace of an agent is a sample."""
-    traces = field(row, "traces", list)
+    """An episode: the traces of one task. Every trace of an agent is a sample. In older files a
+    line is a trace, and a reward a number without a weight."""
+    traces = field(row, "traces", list) if "traces" in row else [row]
     task = field(row, "task", dict)
     key = task.get("key") or task.get("hash") or digest(field(task, "data", dict))
     if not all(isinstance(trace, dict) for trace in traces):
         raise ValueError("has a trace that is not an object")
-    agents = {_agent(trace) for trace in traces}
+    several = len({_agent(trace) for trace in traces}) > 1
     values: dict[str, list[Any]] = {}
     for trace in traces:
-        before = f"{_agent(trace)}/" if len(agents) > 1 else ""
+        before = f"{_agent(trace)}/" if several else ""
         rewards = trace.get("rewards")
         given = rewards.items() if isinstance(rewards, dict) else ()
-        scored = {name: one for name, one in given if isinstance(one, dict) and "score" in one}
-        for name, reward in scored.items():
-            values.setdefault(f"{before}{name}", []).append(reward["score"])
-        if len(scored) > 1:
-            parts = [(one["score"], one.get("weight", 1.0)) for one in scored.values()]
-            if all(_is_number(number) for part in parts for number in part):
-                total = sum(score * weight for score, weight in parts)
-                values.setdefault(f"{before}sum of rewards", []).append(total)
+        parts = {name: _score_and_weight(one) for name, one in given if one is not None}
+        for name, (score, _) in parts.items():
+            values.setdefault(f"{before}{name}", []).append(score)
+        if len(parts) > 1 and all(_is_number(one) for pair in parts.values() for one in pair):
+            total = sum(score * weight for score, weight in parts.values())
+            values.setdefault(f"{before}sum of rewards", []).append(total)
     if not values:
-        errors = row.get("errors") or [error for one in traces for error in one.get("errors") or []]
+        errors = [error for one in (row, *traces) for error in one.get("errors") or []]
         told = errors[0].get("type") if errors and isinstance(errors[0], dict) else None
         raise ValueError("has no rewards" + (f": it ended in {told}" if told else ""))
     found = _by_metric(values, lambda name: _each(values[name], name, threshold))
     return Line(str(key), found, is_sample=True)
+
+
+def _score_and_weight(reward: Any) -> tuple[Any, Any]:
+    if isinstance(reward, dict):
+        return reward.get("score"), reward.get("weight", 1.0)
+    return reward, 1.0
 
 
 def _agent(trace: Row) -> str:
@@ -317,6 +323,7 @@ FORMATS: list[tuple[str, set[str], Reader]] = [
     ("lighteval", {"doc", "metric", "model_response"}, _lighteval),
     ("limit-of-RLVR", {"idx", "question", "code", "pred"}, _rlvr),
     ("verifiers' traces", {"task", "traces"}, _verifiers),
+    ("verifiers' traces", {"task", "nodes", "rewards"}, _verifiers),
     ("verifiers' results", {"example_id", "reward"}, _verifiers_row),
     ("Inspect", {"id", "epoch", "scores"}, _inspect),
     ("TRL's completions", {"step", "prompt", "completion", "advantage"}, _trl),

@@ -130,11 +130,14 @@ def _difference(found: dict[str, Any], ks: Sequence[int], places: Sequence[int])
     lines.append("Each interval (low, high) holds with 95 %; the band holds at all k at once.")
     told = [f"better at k = {ranges(found['gain'])}" if found["gain"] else ""]
     told.append(f"worse at k = {ranges(found['loss'])}" if found["loss"] else "")
-    lines.append(f"By the band, {ours} is {'; '.join(filter(None, told)) or 'neither'}.")
+    no_k = "neither better nor worse at any k: these data cannot tell"
+    lines.append(f"By the band, {ours} is {'; '.join(filter(None, told)) or no_k}.")
     if found["first_loss"]:
         start, end = found["first_loss"]
         bound = "with no upper end" if end is None else f"at most {end}"
-        lines.append(f"95 % set of the first k at which {ours} is worse: at least {start}, {bound}.")
+        lines.append(
+            f"95 % set of the first k at which {ours} is worse: at least {start}, {bound}."
+        )
     lines.append(_crossing(found["crossing"], ks))
     return "\n".join(lines)
 
