@@ -13,9 +13,9 @@ def simultaneous_band(
 ) -> tuple[Array, Array, float]:
     """A band that holds the true difference in all columns at once.
 
-    It consists of the intervals of :func:`metrics.paired_difference`, at a higher level that is the same
-    for all columns. That level is such that normal errors, correlated between columns as those of
-    these data, leave no interval in a share ``level`` of cases (sup-t band: Montiel Olea and
+    It consists of the intervals of :func:`metrics.paired_difference`, at a higher level that is
+    the same for all columns. That level is such that normal errors, correlated between columns as
+    those of these data, leave no interval in a share ``level`` of cases (sup-t band: Montiel Olea and
     Plagborg-Moller 2019, J. Appl. Econometrics 34, 1-17). The correlations are those of the means
     of problems and of the means of seeds, added.
 
