@@ -83,9 +83,9 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
     the loss has; ``entropy/positive`` and ``negative`` (nats, tokens of completions above and below
     their group's mean); ``guide/mean``, ``min``, ``max``, ``acting`` (share where q is not 1) and
     ``clamped``; ``advantage/touched`` (share) and ``size``; ``sampling/rounds`` and ``flat`` (share
-    of groups left without a spread); ``rewards/NAME/pass@k`` of each reward that is 0 or 1, unbiased
-    from the group's counts, for k = 1, 2, 4, 8, in evaluation for k = 1 to its group's size;
-    seconds as ``time/...``.
+    of groups left without a spread); ``rewards/NAME/pass@k`` of each reward that is 0 or 1,
+    unbiased from the group's counts, for k = 1, 2, 4, 8, in evaluation for k = 1 to its group's
+    size; seconds as ``time/...``.
 
     Raises SageError where settings cannot work together; at the first step where the guide did not
     reach the loss, or the policy does not start at its reference; after a resume with another base.

@@ -15,9 +15,9 @@ def simultaneous_band(
 
     It consists of the intervals of :func:`metrics.paired_difference`, at a higher level that is
     the same for all columns. That level is such that normal errors, correlated between columns as
-    those of these data, leave no interval in a share ``level`` of cases (sup-t band: Montiel Olea and
-    Plagborg-Moller 2019, J. Appl. Econometrics 34, 1-17). The correlations are those of the means
-    of problems and of the means of seeds, added.
+    those of these data, leave no interval in a share ``level`` of cases: a sup-t band (Montiel Olea
+    and Plagborg-Moller 2019, J. Appl. Econometrics 34, 1-17). The correlations are those of the
+    means of problems and of the means of seeds, added.
 
     Returns (low, high), each of shape (columns,), and the level of each interval. A column in which
     all differences are the same tells nothing: its bounds are -1 and 1, as a difference of shares
