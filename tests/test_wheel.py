@@ -1,4 +1,4 @@
-"""The wheel: it imports and compares samples without torch, and keeps what it makes out of itself."""
+"""The wheel: it imports and compares samples without torch, and writes nothing into itself."""
 
 import os
 import subprocess
