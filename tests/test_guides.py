@@ -236,10 +236,10 @@ def test_what_is_no_guide_is_refused_at_construction(guide):
 @pytest.mark.parametrize(
     ("q", "reason"),
     [
-        (1.2, "not 1.2"),
-        (torch.ones(2), "not tensor"),
-        (torch.tensor([[1.0, 0.0]]), "some are not"),
-        (torch.tensor([[1.0, float("nan")]]), "some are not"),
+        (1.2, "as a torch tensor, not a float"),
+        (torch.ones(2), r"not of shape \(2,\)"),
+        (torch.tensor([[1.0, 0.0]]), r"1 of 2 are not \(smallest finite value 0\)"),
+        (torch.tensor([[1.0, float("nan")]]), r"1 of 2 are not \(smallest finite value 1\)"),
     ],
 )
 def test_q_that_is_no_weight_of_every_token_is_refused(q, reason):
@@ -334,3 +334,17 @@ def test_choices_are_checked_without_torch():
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"
+
+
+def test_a_profile_names_a_guide_of_ones_own(tmp_path, monkeypatch):
+    text = "class Mine:\n    def __init__(self, threshold=0.5): self.threshold = threshold\n"
+    text += "    def __call__(self, inputs): return inputs.logps * 0 + self.threshold\n"
+    (tmp_path / "my_guides.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    choice = {"name": "my_guides:Mine", "threshold": 1.5}
+    assert build_guide(choice).threshold == 1.5 and not reads_rewards(choice)
+    check_choice(choice)
+    with pytest.raises(SageError, match="guide: the guide my_guides:Other cannot be made"):
+        build_guide("my_guides:Other")
+    with pytest.raises(SageError, match="correct its name or parameters"):
+        build_guide({**choice, "other": 1})

@@ -3,6 +3,7 @@ and a policy that does not start at its reference."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from datasets import IterableDataset
 
 from sage_lib.algorithm.anchors import Anchor, Shaped, k3, masks_tokens
 from sage_lib.algorithm.checkpoints import is_of_reference
+from sage_lib.algorithm.guides import GuideInputs, IdentityGuide
 from sage_lib.algorithm.padding import depends_on_width
 from sage_lib.errors import SageError
 
@@ -35,6 +37,8 @@ def _refusals(t: Any) -> Iterator[str]:
     sharded = t.is_fsdp_enabled or t.is_deepspeed_enabled
     if t.trim_padding and depends_on_width(t.model.config):
         yield "trim_padding needs rotary positions that do not follow the longest row of a batch"
+    if t.beta < 0:
+        yield f"beta is the weight of the KL and at least 0, not {t.beta:g}"
     if t.guide is not None and t.beta == 0:
         yield "a guide needs beta > 0: without a KL term there is no anchor to shape"
     corrected = t.args.use_bias_correction_kl if t.anchor is None else t.anchor.bias_corrected
@@ -48,7 +52,10 @@ def _refusals(t: Any) -> Iterator[str]:
         yield "no checkpoint keeps a sharded reference that sync_ref_model moves: save none"
     copied = any(is_of_reference(name) for name, _ in t.model.named_parameters())
     if t.reference_reset and (sharded or not copied):
-        yield "reference_reset needs an adapter and beta > 0: set sync_ref_model for whole models"
+        yield (
+            "reference_reset needs beta > 0, and a PeftModel as the model in place of peft_config, "
+            "which keeps no copy of the reference; for whole models set sync_ref_model"
+        )
     for part in (t.anchor, t.advantage):
         if part is not None:
             yield from part.requires(t)
@@ -66,6 +73,21 @@ def _refusals(t: Any) -> Iterator[str]:
         )
     if isinstance(t.train_dataset, IterableDataset):
         yield "dynamic sampling draws prompts by number: train on a Dataset, not an IterableDataset"
+
+
+def warn_if_idle(guide: Any, q: torch.Tensor, seen: GuideInputs) -> None:
+    """Warn where a guide left every token of its first batch as it was, and say what it saw."""
+    counted = seen.mask.bool()
+    if isinstance(guide, IdentityGuide) or not counted.any() or (q[counted] != 1).any():
+        return
+    shares = torch.tensor([0.5, 0.9, 0.99], device=q.device)
+    quantiles = seen.entropies[counted].float().quantile(shares)
+    told = ", ".join(f"{number:.2g}" for number in quantiles.tolist())
+    logging.getLogger(__name__).warning(
+        "the guide is 1 at every token of the first batch, so it changes nothing there: entropies "
+        "have the quantiles %s nats (50 %%, 90 %%, 99 %%); choose a threshold among them",
+        told,
+    )
 
 
 # -- the canary ------------------------------------------------------------------------------------

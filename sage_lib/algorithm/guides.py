@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -231,13 +233,25 @@ def check_guide(guide: object) -> None:
 
 def check_q(q: Any, inputs: GuideInputs) -> torch.Tensor:
     """What a guide returned, 1 outside the mask; SageError where eq. 7 has no use for it."""
+    import torch
+
     shape = inputs.logps.shape
     wanted = f"the guide must return positive finite values of shape {tuple(shape)}, one per token"
-    if getattr(q, "shape", None) != shape:
-        raise SageError(f"{wanted}, not {q!r}")
+    if not isinstance(q, torch.Tensor):
+        raise SageError(f"{wanted}, as a torch tensor, not a {type(q).__name__}")
+    if q.shape != shape:
+        raise SageError(f"{wanted}, not of shape {tuple(q.shape)}")
+    if not q.is_floating_point():
+        raise SageError(f"{wanted}, not of {q.dtype}: return q itself, as torch.where does")
     weights: torch.Tensor = q.where(inputs.mask.bool(), 1.0)
-    if not weights.isfinite().all() or (weights <= 0).any():
-        raise SageError(f"{wanted}, and some are not")
+    wrong = ~weights.isfinite() | (weights <= 0)
+    if wrong.any():
+        numbers = weights[weights.isfinite()]
+        smallest = f"{numbers.min().item():.3g}" if len(numbers) else "none"
+        raise SageError(
+            f"{wanted}, and {int(wrong.sum())} of {int(inputs.mask.sum())} are not "
+            f"(smallest finite value {smallest})"
+        )
     return weights
 
 
@@ -273,6 +287,20 @@ def named(
     return pick(section.get("name"), table, where, kind), parameters
 
 
+def _of_ones_own(name: str, parameters: Mapping[str, Any], where: str) -> Guide:
+    """The guide ``package.module:Class``, made with the parameters of its choice."""
+    try:
+        made = pkgutil.resolve_name(name)(**parameters)
+    except Exception as error:
+        raise SageError(
+            f"{where}: the guide {name} cannot be made ({error!r}): correct its name or "
+            "parameters, or add its folder to PYTHONPATH"
+        ) from error
+    check_guide(made)
+    guide: Guide = made
+    return guide
+
+
 def check_choice(choice: str | Mapping[str, Any], where: str = "guide") -> None:
     """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
     _make(choice, where, None)
@@ -281,7 +309,7 @@ def check_choice(choice: str | Mapping[str, Any], where: str = "guide") -> None:
 def reads_rewards(choice: Mapping[str, Any]) -> bool:
     """Whether the guide of this choice, or the one inside it, needs rewards."""
     inner = choice.get("inner")
-    own = getattr(GUIDES[choice["name"]], "reads_rewards", False)
+    own = getattr(GUIDES.get(choice["name"]), "reads_rewards", False)
     return own or (isinstance(inner, Mapping) and reads_rewards(inner))
 
 
@@ -315,6 +343,11 @@ def build_guide(
 
 
 def _make(choice: object, where: str, quantiles: Mapping[str, float] | None) -> Guide:
+    name = choice.get("name") if isinstance(choice, Mapping) else choice
+    if isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+        given = dict(choice) if isinstance(choice, Mapping) else {}
+        given.pop("name", None)
+        return _of_ones_own(name, given, where)
     cls, given = named(choice, GUIDES, where, "guide")
     if "inner" in given:
         given["inner"] = _make(given["inner"], f"{where}.inner", quantiles)

@@ -30,7 +30,7 @@ from sage_lib.algorithm.backend import (
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sage_lib.algorithm import anchors, checks
 from sage_lib.algorithm.advantages import (
@@ -69,7 +69,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             "k3" is the paper's (eq. 38). None: the one of ``args.use_bias_correction_kl``.
         advantage: a choice of ``advantages.ADVANTAGES`` or an AdvantageShaper; None: TRL's own.
         dynamic_sampling: how many fresh batches of prompts may replace groups of equal rewards.
-        reference: the policy of the anchor, where it is not the one that training starts from.
+        reference: the policy of the anchor, a model or its folder, where training starts from
+            another one.
         other_reference: the policy is not meant to start at its reference.
         reference_reset: every so many steps an adapter's reference becomes the policy, and the
             optimiser starts anew (ProRL); 0 is never.
@@ -98,7 +99,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         anchor: str | Anchor | None = "k3",
         dynamic_sampling: int = 0,
         other_reference: bool = False,
-        reference: PreTrainedModel | None = None,
+        reference: PreTrainedModel | str | None = None,
         merge_adapter: bool = False,
         trim_padding: bool = False,
         share_prompts: bool = False,
@@ -124,6 +125,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         self.shaped_at_scoring = REPLACED
         self.reached_loss = False
         checks.require_usable(self)
+        if isinstance(reference, str):
+            reference = AutoModelForCausalLM.from_pretrained(reference, dtype=self.model.dtype)
         if reference is not None:
             self._anchor_to(reference)
         if self.anchor is not None:
@@ -134,6 +137,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
                     "with a guide and without; anchor=None keeps the KL that args ask for"
                 )
             self.args.use_bias_correction_kl = self.anchor.bias_corrected
+        self._guide_seen = False
         self._passing: _Pass | None = None
         #: log q and the anchor's credit of each batch, which stay while it is optimised.
         self._fixed: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
@@ -278,6 +282,9 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         )
         q = check_q(self.guide(seen), seen).detach()
         self._log_guide(q, mask)
+        if not self._guide_seen:
+            self._guide_seen = True
+            checks.warn_if_idle(self.guide, q, seen)
         return q.to(logps.dtype).log()
 
     def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
