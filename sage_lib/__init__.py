@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sage_lib.evaluation.metrics import bootstrap_interval as bootstrap_interval
     from sage_lib.evaluation.metrics import minimum_detectable_effect as minimum_detectable_effect
     from sage_lib.evaluation.metrics import paired_difference as paired_difference
-    from sage_lib.evaluation.metrics import pass_at_k as pass_at_k
+    from sage_lib.evaluation.metrics import pass_at_k_curve as pass_at_k_curve
+    from sage_lib.evaluation.passk_comparison import pass_at_k as pass_at_k
     from sage_lib.experiment.profile import load_profile as load_profile
     from sage_lib.tasks.verifier import Verifier as Verifier
     from sage_lib.tasks.verifier import accuracy_reward as accuracy_reward
@@ -57,7 +58,8 @@ _HOMES = {
     "load_profile": "experiment.profile",
     "minimum_detectable_effect": "evaluation.metrics",
     "paired_difference": "evaluation.metrics",
-    "pass_at_k": "evaluation.metrics",
+    "pass_at_k": "evaluation.passk_comparison",
+    "pass_at_k_curve": "evaluation.metrics",
     "tilted": "theory.solutions",
 }
 __all__ = ["__version__", *_HOMES]

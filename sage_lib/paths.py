@@ -1,10 +1,13 @@
-"""Folders of a checkout. None depends on the working directory."""
+"""Folders of a checkout, which do not depend on the working directory. An installed package writes
+into the present folder."""
 
 import os
 from pathlib import Path
 
 #: The checkout: the folder that holds sage_lib/, notebooks/, data/ and figures/.
 ROOT = Path(__file__).resolve().parent.parent
+#: Whether this is a checkout, and no installed package.
+IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
 NOTEBOOKS = ROOT / "notebooks"
 #: Numbers copied from the papers. Never written by a run.
 REPORTED = ROOT / "data" / "reported"
@@ -18,9 +21,15 @@ PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
 GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 
 
+def _made_below(name: str, variable: str) -> Path:
+    """Return a folder of the checkout or, without a checkout, of the present folder."""
+    default = (ROOT if IS_CHECKOUT else Path.cwd()) / name
+    return Path(os.environ.get(variable, default)).expanduser().resolve()
+
+
 def results() -> Path:
     """Return the folder of a user's measurements and figures: results/, or ``SAGE_RESULTS``."""
-    return Path(os.environ.get("SAGE_RESULTS", ROOT / "results")).expanduser().resolve()
+    return _made_below("results", "SAGE_RESULTS")
 
 
 def measured(profile: str, published: bool = False) -> Path:
@@ -37,4 +46,4 @@ def figures(profile: str, published: bool = False) -> Path:
 def build(profile: str) -> Path:
     """Return the folder of files that can be made again, such as weights: build/<profile>, or below
     ``SAGE_BUILD``."""
-    return Path(os.environ.get("SAGE_BUILD", ROOT / "build")).expanduser().resolve() / profile
+    return _made_below("build", "SAGE_BUILD") / profile

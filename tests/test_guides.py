@@ -239,10 +239,10 @@ def test_what_is_no_guide_is_refused_at_construction(guide):
 @pytest.mark.parametrize(
     ("q", "reason"),
     [
-        (1.2, "not 1.2"),
-        (torch.ones(2), "not tensor"),
-        (torch.tensor([[1.0, 0.0]]), "some are not"),
-        (torch.tensor([[1.0, float("nan")]]), "some are not"),
+        (1.2, "as a torch tensor, not a float"),
+        (torch.ones(2), r"not of shape \(2,\)"),
+        (torch.tensor([[1.0, 0.0]]), r"1 of 2 are not \(smallest finite value 0\)"),
+        (torch.tensor([[1.0, float("nan")]]), r"1 of 2 are not \(smallest finite value 1\)"),
     ],
 )
 def test_q_that_is_no_weight_of_every_token_is_refused(q, reason):

@@ -299,12 +299,45 @@ def test_metrics_of_a_batch_without_a_counted_token_are_left_out(make):
 
 
 @pytest.mark.parametrize(
-    "q",
-    [lambda inputs: torch.full_like(inputs.logps, -1.0), lambda inputs: 1.2],
+    ("q", "said"),
+    [
+        (lambda inputs: torch.full_like(inputs.logps, -1.0), r"smallest finite value -1\)"),
+        (lambda inputs: torch.full_like(inputs.logps, torch.nan), r"finite value 1\)|value none"),
+        (lambda inputs: 1.2, "as a torch tensor, not a float"),
+        (lambda inputs: inputs.logps.numpy(), "as a torch tensor, not a ndarray"),
+        (lambda inputs: inputs.logps[:, :2], r"not of shape \(8, 2\)"),
+        (lambda inputs: inputs.entropies > 0.5, "not of torch.bool: return q itself"),
+    ],
 )
-def test_a_guide_whose_q_is_no_positive_weight_of_every_token_is_refused(make, q):
-    with pytest.raises(SageError, match="positive finite"):
+def test_a_guide_whose_q_is_no_positive_weight_of_every_token_is_refused(make, q, said):
+    with pytest.raises(SageError, match=f"positive finite.*({said})"):
         make(q).train()
+
+
+def test_a_guide_that_acts_on_nothing_is_told_of(make, caplog):
+    trained(make(BranchGuide(threshold=50.0, ratio=0.3), max_steps=1))
+    assert "the guide is 1 at every token of the first batch" in caplog.text
+    assert "nats (50 %, 90 %, 99 %)" in caplog.text
+    caplog.clear()
+    for guide in (BranchGuide(threshold=0.5, ratio=0.3), IdentityGuide(), None):
+        trained(make(guide, max_steps=1))
+    assert "first batch" not in caplog.text
+
+
+def test_a_reference_may_be_a_folder(make, tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    settings = {"lora": False, "other_reference": True, "change": larger}
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    named, given = (trained(make(None, reference=r, **settings)) for r in (str(tiny_model), model))
+    assert losses(named) == losses(given) and torch.equal(weights(named), weights(given))
+
+
+def test_settings_that_mean_nothing_are_refused(make):
+    with pytest.raises(SageError, match=r"at least 0, not -0\.1"):
+        make(None, beta=-0.1)
+    with pytest.raises(SageError, match="a PeftModel as the model in place of peft_config"):
+        make(None, lora=False, reference_reset=1)
 
 
 @pytest.mark.parametrize(

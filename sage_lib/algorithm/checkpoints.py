@@ -78,7 +78,9 @@ class Checkpoints(GRPOTrainer):  # type: ignore[misc]
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        state = {name: stream.get_state() for name, stream in self._streams().items()}
+        state: dict[str, Any] = {n: stream.get_state() for n, stream in self._streams().items()}
+        if hasattr(self.guide, "state_dict"):
+            state["guide_state"] = self.guide.state_dict()
         torch.save({**state, "reference": self._ref_hash()}, self._state_file(folder))
         if self.args.sync_ref_model and self.args.should_save:
             moved = self.accelerator.unwrap_model(self.ref_model).state_dict()
@@ -114,6 +116,8 @@ class Checkpoints(GRPOTrainer):  # type: ignore[misc]
         state = torch.load(self._state_file(checkpoint), weights_only=True)
         for name, stream in self._streams().items():
             stream.set_state(state[name])
+        if "guide_state" in state and hasattr(self.guide, "load_state_dict"):
+            self.guide.load_state_dict(state["guide_state"])
         if state["reference"] != self._ref_hash():
             raise SageError(
                 "the base model or reference policy is not the one that this run started with: "

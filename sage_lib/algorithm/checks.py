@@ -3,6 +3,7 @@ and a policy that does not start at its reference."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from datasets import IterableDataset
 from sage_lib.algorithm.advantages import has_whole_groups
 from sage_lib.algorithm.checkpoints import is_of_reference
 from sage_lib.algorithm.guided_trainer import GuidedTrainer
+from sage_lib.algorithm.guides import Guide, GuideInputs, IdentityGuide
 from sage_lib.algorithm.kl_forms import KlForm, Shaped, k3, masks_tokens
 from sage_lib.algorithm.padding import depends_on_width
 from sage_lib.errors import SageError
@@ -36,6 +38,8 @@ def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     if trainer.trim_padding and depends_on_width(trainer.model.config):
         yield "trim_padding needs rotary positions that do not follow the longest row of a batch"
+    if trainer.beta < 0:
+        yield f"beta is the weight of the KL and at least 0, not {trainer.beta:g}"
     if trainer.guide is not None and trainer.beta == 0:
         yield "a guide needs beta > 0: without a KL term there is no anchor to shape"
     corrected = (
@@ -53,7 +57,10 @@ def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
         yield "no checkpoint keeps a sharded reference that sync_ref_model moves: save none"
     copied = any(is_of_reference(name) for name, _ in trainer.model.named_parameters())
     if trainer.reference_reset and (sharded or not copied):
-        yield "reference_reset needs an adapter and beta > 0: set sync_ref_model for whole models"
+        yield (
+            "reference_reset needs beta > 0, and a PeftModel as the model in place of peft_config, "
+            "which keeps no copy of the reference; for whole models set sync_ref_model"
+        )
     for part in (trainer.kl_form, trainer.advantage):
         if part is not None:
             yield from part.requires(trainer)
@@ -74,6 +81,21 @@ def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
         )
     if isinstance(trainer.train_dataset, IterableDataset):
         yield "dynamic sampling draws prompts by number: train on a Dataset, not an IterableDataset"
+
+
+def warn_if_idle(guide: Guide, q: torch.Tensor, seen: GuideInputs) -> None:
+    """Warn where a guide left every token of its first batch as it was, and say what it saw."""
+    counted = seen.mask.bool()
+    if isinstance(guide, IdentityGuide) or not counted.any() or (q[counted] != 1).any():
+        return
+    shares = torch.tensor([0.5, 0.9, 0.99], device=q.device)
+    quantiles = seen.entropies[counted].float().quantile(shares)
+    told = ", ".join(f"{number:.2g}" for number in quantiles.tolist())
+    logging.getLogger(__name__).warning(
+        "the guide is 1 at every token of the first batch, so it changes nothing there: entropies "
+        "have the quantiles %s nats (50 %%, 90 %%, 99 %%); choose a threshold among them",
+        told,
+    )
 
 
 # -- the canary ------------------------------------------------------------------------------------

@@ -246,13 +246,25 @@ def check_guide(guide: object) -> None:
 
 def check_q(q: Any, inputs: GuideInputs) -> torch.Tensor:
     """Return q of a guide with 1 outside the mask. SageError where eq. 7 has no use for q."""
+    import torch
+
     shape = inputs.logps.shape
     wanted = f"the guide must return positive finite values of shape {tuple(shape)}, one per token"
-    if getattr(q, "shape", None) != shape:
-        raise SageError(f"{wanted}, not {q!r}")
+    if not isinstance(q, torch.Tensor):
+        raise SageError(f"{wanted}, as a torch tensor, not a {type(q).__name__}")
+    if q.shape != shape:
+        raise SageError(f"{wanted}, not of shape {tuple(q.shape)}")
+    if not q.is_floating_point():
+        raise SageError(f"{wanted}, not of {q.dtype}: return q itself, as torch.where does")
     weights: torch.Tensor = q.where(inputs.mask.bool(), 1.0)
-    if not weights.isfinite().all() or (weights <= 0).any():
-        raise SageError(f"{wanted}, and some are not")
+    wrong = ~weights.isfinite() | (weights <= 0)
+    if wrong.any():
+        numbers = weights[weights.isfinite()]
+        smallest = f"{numbers.min().item():.3g}" if len(numbers) else "none"
+        raise SageError(
+            f"{wanted}, and {int(wrong.sum())} of {int(inputs.mask.sum())} are not "
+            f"(smallest finite value {smallest})"
+        )
     return weights
 
 

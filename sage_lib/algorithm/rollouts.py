@@ -24,6 +24,8 @@ from sage_lib.algorithm.shared_prompts import prompts_read_once
 
 #: Added to the batch for a guide that reads it: weighted sum of each completion's rewards.
 REWARDS = "summed_rewards"
+#: The k of pass@k that training logs, up to the size of a group.
+TRAINING_KS = (1, 2, 4, 8)
 #: Float32 logits at a time, where the policy is scored outside the loss: 1 GB.
 LOGITS = 2**28
 
@@ -106,7 +108,28 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         with self._timed("reward"):
             rewards = super()._calculate_rewards(*args, **kwargs)
         self._reward_terms = rewards * self.reward_weights.to(rewards.device)
+        self._log_pass_at_k(rewards)
         return rewards
+
+    def _log_pass_at_k(self, rewards: torch.Tensor) -> None:
+        """Log the unbiased pass@k of groups under each reward that is 0 or 1.
+
+        Args:
+            rewards: of all processes, shape (rows, functions); groups stand together.
+        """
+        training = self.model.training
+        size = self.num_generations if training else self.num_generations_eval
+        if len(rewards) % size:
+            return
+        ks = TRAINING_KS if training else range(1, size + 1)
+        metrics = self._metrics["train" if training else "eval"]
+        for name, values in zip(self.reward_func_names, rewards.T, strict=True):
+            if not ((values == 0) | (values == 1)).all():  # a score, or no reward of some rows
+                continue
+            correct = values.view(-1, size).sum(1).long().tolist()
+            for k in (k for k in ks if k <= size):
+                # A value for each group: the mean of the log is then one over groups.
+                metrics[f"rewards/{name}/pass@{k}"] += [pass_at_k(size, c, k) for c in correct]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         batch = self._scored(inputs)
@@ -188,6 +211,11 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             entropies.append(signals.entropies)
         joined = torch.cat(logps), torch.cat(entropies)
         return joined if packing is None else (packing.unpack(joined[0]), packing.unpack(joined[1]))
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The unbiased pass@k of one group, c of n right: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021)."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def _summed(terms: torch.Tensor) -> torch.Tensor:

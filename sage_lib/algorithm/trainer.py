@@ -63,7 +63,7 @@ from sage_lib.algorithm.backend import (
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sage_lib.algorithm import checks, kl_forms
 from sage_lib.algorithm.advantages import (
@@ -103,7 +103,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             "k3" is the paper's (eq. 38). None: as ``args.use_bias_correction_kl`` says.
         advantage: a choice of ``advantages.ADVANTAGES`` or an AdvantageShaper; None: TRL's own.
         dynamic_sampling: the most fresh batches of prompts that replace groups of equal rewards.
-        ref_model: the reference, if training starts from another policy.
+        ref_model: the reference, a model or its folder, if training starts from another policy.
         other_reference: the policy may start apart from its reference.
         reference_reset: steps after which an adapter's reference becomes the policy, and the
             optimiser starts anew (ProRL); 0 is never.
@@ -118,7 +118,9 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
     loss; ``entropy/positive`` and ``negative`` (nats, tokens of completions above and below
     their group's mean); ``guide/mean``, ``min``, ``max``, ``acting`` (share where q is not 1) and
     ``clamped``; ``advantage/touched`` (share) and ``size``; ``sampling/rounds`` and ``flat`` (share
-    of groups left without a spread); seconds as ``time/...``.
+    of groups left without a spread); ``rewards/NAME/pass@k`` of each reward that is 0 or 1,
+    unbiased from the group's counts, for k = 1, 2, 4, 8, in evaluation for k = 1 to its group's
+    size; seconds as ``time/...``.
 
     Raises:
         SageError: where arguments cannot work together; at the first step where the guide did not
@@ -133,7 +135,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         kl_form: str | KlForm | None = "k3",
         dynamic_sampling: int = 0,
         other_reference: bool = False,
-        ref_model: PreTrainedModel | None = None,
+        ref_model: PreTrainedModel | str | None = None,
         merge_adapter: bool = False,
         trim_padding: bool = False,
         share_prompts: bool = False,
@@ -161,6 +163,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         self.shaped_at_scoring = REPLACED
         self.reached_loss = False
         checks.require_usable(self)
+        if isinstance(ref_model, str):
+            ref_model = AutoModelForCausalLM.from_pretrained(ref_model, dtype=self.model.dtype)
         if ref_model is not None:
             self._set_reference(ref_model)
         if self.kl_form is not None:
@@ -171,6 +175,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
                     "with a guide and without; kl_form=None keeps the KL that args ask for"
                 )
             self.args.use_bias_correction_kl = self.kl_form.bias_corrected
+        self._guide_called = False
         self._passing: _Pass | None = None
         #: log q and the credit of returns of each batch, which stay while it is optimised.
         self._batch_signals: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
@@ -321,6 +326,9 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         )
         q = check_q(self.guide(inputs), inputs).detach()
         self._log_guide(q, inputs.mask)
+        if not self._guide_called:
+            self._guide_called = True
+            checks.warn_if_idle(self.guide, q, inputs)
         return q.to(logps.dtype).log()
 
     def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:

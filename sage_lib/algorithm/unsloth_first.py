@@ -46,7 +46,13 @@ def load_unsloth(otherwise: str = "set compute.backend to trl") -> None:
             "Unsloth replaces TRL's classes and must be imported before them: "
             "start a new process, or restart the notebook's kernel"
         )
-    import unsloth  # noqa: F401
+    try:
+        import unsloth  # noqa: F401
+    except Exception as error:  # it patches what it meets, and fails in many ways
+        raise SageError(
+            f"Unsloth is needed here and cannot be imported ({error!r:.120}): install the extra "
+            f"unsloth at the versions of requirements.lock, or {otherwise}"
+        ) from error
 
 
 def comes_late() -> bool:

@@ -10,10 +10,8 @@ interval should contain the true value.
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import nctdtrinc
-from scipy.stats import t
+from scipy.special import nctdtrinc, stdtrit  # scipy.stats takes seconds to load
 
 from sage_lib.errors import SageError
 
@@ -34,6 +32,23 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
     Returns:
         pass@k, shape (problems,). SageError where k is not in 1..n, or c not in 0..n.
     """
+    samples, correct = _checked_counts(n, c, [k])
+    estimate: Array = 1.0 - np.prod(_wrong_draws(samples, correct, k), axis=-1)
+    return estimate
+
+
+def pass_at_k_curve(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> Array:
+    """Return :func:`pass_at_k`, whose arguments it has, for several k: (problems, len(ks))."""
+    samples, correct = _checked_counts(n, c, ks)
+    # Problems with the same counts have the same curve.
+    counts, place = np.unique(np.stack([samples, correct]), axis=1, return_inverse=True)
+    all_wrong = np.cumprod(_wrong_draws(counts[0], counts[1], max(ks)), axis=-1)
+    curves: Array = 1.0 - all_wrong[:, np.asarray(ks) - 1]
+    return curves[place.ravel()]
+
+
+def _checked_counts(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> tuple[Array, Array]:
+    """Samples and right ones, of one shape. SageError as :func:`pass_at_k`."""
     samples, correct = np.broadcast_arrays(np.asarray(n), np.asarray(c))
     if samples.size == 0:
         raise SageError("pass@k needs at least one problem")
@@ -41,24 +56,24 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
     if not (whole and (correct >= 0).all() and (correct <= samples).all()):
         raise SageError("counts must be whole numbers with 0 <= c <= n")
     fewest = samples.min()
-    if k < 1:
-        raise SageError(f"pass@k needs a whole k of 1 or more, not {k}")
-    if k > fewest:
-        raise SageError(
-            f"pass@{k} needs {k} samples for every problem and some have {fewest}: "
-            "draw more, or ask for a smaller k"
-        )
-    # The chance that k draws in a row are wrong is a product over the draws.
+    for k in ks:
+        if k < 1:
+            raise SageError(f"pass@k needs a whole k of 1 or more, not {k}")
+        if k > fewest:
+            raise SageError(
+                f"pass@{k} needs {k} samples for every problem and some have {fewest}: "
+                "draw more, or ask for a smaller k"
+            )
+    return samples, correct
+
+
+def _wrong_draws(samples: Array, correct: Array, k: int) -> Array:
+    """Chance of each of k draws in a row to be wrong, given that those before it were."""
     drawn_before = np.arange(k)
     wrong = (samples - correct)[..., None].astype(np.float64)
     wrong_left = np.clip(wrong - drawn_before, 0, None)
-    estimate: Array = 1.0 - np.prod(wrong_left / (samples[..., None] - drawn_before), axis=-1)
-    return estimate
-
-
-def pass_at_k_curve(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> Array:
-    """Return :func:`pass_at_k`, whose arguments it has, for several k: (problems, len(ks))."""
-    return np.stack([pass_at_k(n, c, k) for k in ks], axis=1)
+    chances: Array = wrong_left / (samples[..., None] - drawn_before)
+    return chances
 
 
 def variance_of_pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
@@ -149,6 +164,7 @@ def bootstrap_interval(
     sets: Sets = None,
     level: float = 0.95,
     bounds: tuple[float, float] = (0.0, 1.0),
+    repeats: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
     """Return an interval of the mean over problems for these policies, by a Bayesian bootstrap.
 
@@ -164,6 +180,7 @@ def bootstrap_interval(
         sets: data sets, within each of which problems are weighed.
         level: of the interval.
         bounds: the smallest and the largest possible value.
+        repeats: how many problems have each row of values; without ``sets``.
 
     Returns:
         (low, high), each of shape (columns,). SageError without problems, or for values outside
@@ -178,7 +195,10 @@ def bootstrap_interval(
             span = f"{part.min():g} to {part.max():g}"
             raise SageError(f"{span} lies outside the bounds {smallest:g} and {largest:g}")
         rng = np.random.default_rng(seed + number)
-        weights = rng.standard_exponential((resamples, len(part) + 1))
+        if repeats is None:
+            weights = rng.standard_exponential((resamples, len(part) + 1))
+        else:  # the sum of so many exponential numbers
+            weights = rng.standard_gamma([*np.asarray(repeats), 1.0], (resamples, len(part) + 1))
         weights /= weights.sum(axis=1, keepdims=True)
         seen, unseen = weights[:, :-1] @ _columns(part), weights[:, -1:]
         low_draws.append(seen + unseen * smallest)
@@ -214,10 +234,10 @@ def paired_difference(
         the same, or a data set has one problem. SageError for other problems, columns or seeds on
         both sides.
     """
-    difference = _differences(a, b)
+    difference = differences(a, b)
     error, degrees = _standard_error(difference, sets)
     mean = mean_over_sets(difference.mean(axis=0), sets)
-    half = t.ppf(0.5 + level / 2, degrees) * error
+    half = stdtrit(degrees, 0.5 + level / 2) * error
     return mean, mean - half, mean + half
 
 
@@ -240,7 +260,7 @@ def minimum_detectable_effect(
     if min(map(len, _by_set(by_seed[0], sets))) < 2:
         raise SageError("a detectable effect needs at least two problems of each data set")
     error, degrees = _standard_error(by_seed, sets)
-    effect: Array = nctdtrinc(degrees, 1 - power, t.ppf(0.5 + level / 2, degrees)) * error
+    effect: Array = nctdtrinc(degrees, 1 - power, stdtrit(degrees, 0.5 + level / 2)) * error
     return effect
 
 
@@ -293,11 +313,14 @@ def crossing_interval(
         at which b is above a by more than chance (NaN for none); and ``crosses``, whether there
         are both.
     """
-    difference = _differences(b, a)
+    difference = differences(b, a)
     if difference.shape[-1] != len(ks):
         raise SageError(f"a crossing over {len(ks)} values of k, not over {difference.shape[-1]}")
     k = _first_crossing(mean_over_sets(difference.mean(axis=0), sets), ks)
-    places = np.arange((len(ks) - 1) * 16 + 1) / 16  # of points on the curves, in steps of ks
+    # Where it is looked for: at each k, and 16 times for each doubling of k.
+    steps = np.ceil(16 * np.diff(np.log2(ks))).astype(int)
+    inner = [place + np.arange(step) / step for place, step in enumerate(steps)]
+    places = np.concatenate([*inner, [len(ks) - 1.0]])
     before = np.minimum(places.astype(int), max(len(ks) - 2, 0))
     share = places - before
     after = np.minimum(before + 1, len(ks) - 1)
@@ -330,7 +353,7 @@ def _with_seeds(values: ArrayLike) -> Array:
     return numbers if numbers.ndim == 3 else _columns(numbers)[None]
 
 
-def _differences(a: ArrayLike, b: ArrayLike) -> Array:
+def differences(a: ArrayLike, b: ArrayLike) -> Array:
     """Return a - b, shape (seeds, problems, columns); a single checkpoint stands for all seeds."""
     ours, theirs = _with_seeds(a), _with_seeds(b)
     if ours.shape[1:] != theirs.shape[1:]:
@@ -396,5 +419,7 @@ def _by_set(values: ArrayLike, sets: Sets) -> list[Array]:
         return [numbers]
     if len(sets) != len(numbers):
         raise SageError(f"{len(numbers)} problems need as many names of data sets, not {len(sets)}")
-    codes, names = pd.factorize(np.asarray(sets, dtype=object))
-    return [numbers[codes == code] for code in range(len(names))]
+    places: dict[Hashable, list[int]] = {}
+    for place, name in enumerate(sets):
+        places.setdefault(name, []).append(place)
+    return [numbers[chosen] for chosen in places.values()]

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from sage_lib.files import write_bytes
+from sage_lib.text import count as count
 
 #: Widths of a page with two columns and of a column, inches.
 WIDE, NARROW = 6.75, 3.25
@@ -103,11 +104,6 @@ def points(keywords: dict[str, Any]) -> dict[str, Any]:
 def line(keywords: dict[str, Any]) -> dict[str, Any]:
     """Return a look with its line alone."""
     return {**keywords, "marker": ""}
-
-
-def count(number: int, word: str) -> str:
-    """Return a number with its noun, for a title: "1 seed" or "3 seeds"."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def counts(numbers: Iterable[int], word: str) -> str:
