@@ -13,7 +13,7 @@ from typing import Any
 import submitit
 from submitit.helpers import Checkpointable
 
-from sage_lib import paths
+from sage_lib import consent, paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.blocks import Block, load_grid
 from sage_lib.experiment.profile import BASE
@@ -92,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_grid(options: argparse.Namespace) -> None:
     """List a grid's runs, or do them."""
+    consent.agree(options.yes)
     blocks = {block.name: block for block in load_grid(options.grid)}
     if unknown := [name for name in options.only if name not in blocks]:
         raise SageError(f"there is no block {unknown[0]!r}: choose one of {', '.join(blocks)}")

@@ -70,7 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="NN", help=about)
     about = "go on with what an earlier run built instead of starting from nothing"
     parser.add_argument("--resume", action="store_true", help=about)
-    arguments.add_yes(parser)
 
 
 def run_reproduce(options: argparse.Namespace) -> None:
