@@ -22,7 +22,8 @@ _RUNS, _SENDS = "runs code from elsewhere", "sends data to a server"
 #: Settings of TRL, PEFT, transformers and vLLM: pattern of their keys -> what they do.
 _SETTINGS = {
     r"trust_remote_code|custom_generate|model_init_kwargs|megatron_core": _RUNS,
-    r"push_to_hub\w*|hub_\w+|\w+_hub_repo|trackio_\w+|report_to|vllm_server_(base_url|host)": _SENDS,
+    r"push_to_hub\w*|hub_\w+|\w+_hub_repo|trackio_\w+|report_to": _SENDS,
+    r"vllm_server_(base_url|host)": _SENDS,
 }
 #: Their values that do nothing of it.
 _HARMLESS = (None, False, "", "none", "tensorboard", [], ["none"], ["tensorboard"], {})
