@@ -1,8 +1,9 @@
 """The verifier of the reward and of evaluation: Math-Verify compares gold and last answer.
 
 Math-Verify's own time limits use signals, which fail in threads. It is called without them, in
-worker processes with limits of their own: processor time (a busy machine changes no verdict),
-memory, and as a last resort the clock, after which a worker is killed.
+worker processes with limits of their own: processor time, memory, and as a last resort the clock,
+after which a worker is killed. Processor time is counted in units of a known formula, which each
+worker measures as it starts. So neither a busy machine nor a slow one changes a verdict.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import multiprocessing
 import re
 import signal
+import statistics
 import threading
 import time
 from collections import Counter
@@ -30,8 +32,16 @@ from pebble import ProcessExpired, ProcessPool
 from sage_lib.errors import SageError
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START
 
-#: A longer answer is refused unread (characters).
+#: A longer answer or gold is refused unread (characters).
 LENGTH_LIMIT = 400
+#: The known formula: a gold, and an answer that is written in another way. {} is a number.
+UNIT = (r"\frac{{x^2 + {}}}{{2}}", r"\frac{{x^2}}{{2}} + \frac{{{}}}{{2}}")
+#: What a pair may take, in units of it.
+LIMIT = 60
+#: Seconds of the clock after which a worker is killed that processor time does not stop.
+PATIENCE = 300
+#: Reasons of :class:`Verdict` for an answer that was cut off, and not read to its end.
+CUT = ("timeout", "out of memory", "worker died")
 CHUNK = 32  # pairs that a worker takes at a time
 #: Integers are compared without Math-Verify. Never \d, which matches the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -81,13 +91,25 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
+_unit = 0.0  # in a worker: seconds of processor time that the known formula takes
+
+
 def _start_worker() -> None:
-    """Limit the worker's memory and load Math-Verify, before the first pair's time runs."""
-    from sage_lib.tasks import mathematics
+    """Limit the worker's memory and measure the known formula, before the first pair's time runs.
+
+    The first of four, which loads Math-Verify, does not count, and of the others the median does.
+    """
+    global _unit
+    from sage_lib.tasks.mathematics import equal
 
     # It warns of every call without its own time limit.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    mathematics.parse("1")
+    times = []
+    for number in range(11, 15):  # it remembers what it parsed
+        begun = time.process_time()
+        equal(*(side.format(number) for side in UNIT))
+        times.append(time.process_time() - begun)
+    _unit = statistics.median(times[1:])
     if hasattr(signal, "SIGPROF"):
         signal.signal(signal.SIGPROF, _time_up)
     try:
@@ -125,8 +147,12 @@ def _set_alarm(seconds: float) -> None:
         pass  # no such limits on this platform: the clock's holds
 
 
-def _verify_chunk(chunk: list[Pair], seconds: float) -> list[bool | str | None]:
+def _verify_chunk(chunk: list[Pair], limit: float) -> list[bool | str | None]:
     """Compare gold and answer of each pair, in a worker.
+
+    Args:
+        chunk: pairs.
+        limit: of each, in units of the known formula.
 
     Returns:
         For each pair whether they are equal; None for a gold that does not parse; or the reason
@@ -137,7 +163,7 @@ def _verify_chunk(chunk: list[Pair], seconds: float) -> list[bool | str | None]:
     verdicts: list[bool | str | None] = []
     for pair in chunk:
         try:
-            _set_alarm(seconds)
+            _set_alarm(limit * _unit)
             try:
                 verdict: bool | str | None = equal(*pair)
             finally:
@@ -159,16 +185,17 @@ class Verifier:
     :class:`Verdict`.
     """
 
-    def __init__(self, workers: int = 1, time_limit: float = 3) -> None:
+    def __init__(self, workers: int = 1, limit: float = LIMIT) -> None:
         """Start no process yet.
 
         Args:
             workers: processes.
-            time_limit: of a pair, in seconds of processor time.
+            limit: of a pair, in units of the processor time that :data:`UNIT` takes.
         """
-        self.workers, self.time_limit = workers, time_limit
+        self.workers, self.limit = workers, limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
+        self._warned = False
         self._pool: ProcessPool | None = None
         self._served = False  # whether that pool has returned anything
         self._lock = threading.Lock()
@@ -183,30 +210,54 @@ class Verifier:
             answers: one for each gold; None is not correct.
 
         Returns:
-            One verdict for each pair. SageError for a gold that cannot be parsed.
+            One verdict for each pair. SageError for a gold that is too long or cannot be parsed.
         """
         columns = zip(golds, answers, strict=True)
-        pairs = [(str(gold), None if text is None else str(text)) for gold, text in columns]
+        pairs = [(_short(str(gold)), _read_part(text)) for gold, text in columns]
         with self._lock:
             self.counts["pairs"] += len(pairs)
             self._verify_new([pair for pair in dict.fromkeys(pairs) if pair not in self._known])
             verdicts = [self._known[pair] for pair in pairs]
             self.counts.update(verdict.reason for verdict in verdicts)
+            self._warn(pairs, verdicts)
             return verdicts
 
+    def cut(self) -> int:
+        """Return how many pairs were cut off at a limit, so that nobody knows their verdict."""
+        return sum(self.counts[reason] for reason in CUT)
+
+    def _warn(self, pairs: Sequence[tuple[str, str | None]], verdicts: Sequence[Verdict]) -> None:
+        """Warn, once, of an answer that was cut off and is about as short as its gold."""
+        for (gold, answer), verdict in zip(pairs, verdicts, strict=True):
+            honest = answer is not None and len(answer) <= 2 * len(gold) + 10
+            if honest and verdict.reason in CUT and not self._warned:
+                self._warned = True
+                logging.getLogger(__name__).warning(
+                    "the verifier cut off the answer %r to the gold %r (%s), which counts as "
+                    "wrong: if it looks right to you, verify with a larger limit than %g",
+                    answer, gold, verdict.reason, self.limit,
+                )  # fmt: skip
+
     def require_golds(self, golds: Sequence[str | int]) -> None:
-        """Raise SageError for the first gold that Math-Verify cannot parse: before any sampling."""
+        """Raise SageError for the first gold that cannot be verified: before any sampling."""
         distinct = list(dict.fromkeys(golds))
-        self.verify_answers(distinct, ["0"] * len(distinct))
+        verdicts = self.verify_answers(distinct, ["0"] * len(distinct))
         self.counts.clear()
+        for gold, verdict in zip(distinct, verdicts, strict=True):
+            if verdict.reason != "verified":
+                raise SageError(
+                    f"the gold answer {gold!r} cannot be verified ({verdict.reason}): correct or "
+                    "drop its problem"
+                )
 
     def _verify_new(self, pairs: list[tuple[str, str | None]]) -> None:
         self.counts["distinct"] += len(pairs)
+        if len(self._known) > 100_000:  # some ten megabytes
+            self._known.clear()
         hard: list[Pair] = []
         for gold, answer in pairs:
-            if answer is None or len(answer) > LENGTH_LIMIT:
-                reason = "no answer" if answer is None else "too long"
-                self._known[gold, answer] = Verdict(False, reason)
+            if answer is None or answer == TOO_LONG:
+                self._known[gold, answer] = Verdict(False, "too long" if answer else "no answer")
             elif _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
                 self._known[gold, answer] = Verdict(int(gold) == int(answer), "verified")
             else:
@@ -231,8 +282,8 @@ class Verifier:
         lost: list[Pair] = []
         if not chunks:
             return lost
-        seconds, patience = [self.time_limit] * len(chunks), 10 * self.time_limit
-        job = self._workers().map(_verify_chunk, chunks, seconds, timeout=patience, chunksize=1)
+        limits = [self.limit] * len(chunks)
+        job = self._workers().map(_verify_chunk, chunks, limits, timeout=PATIENCE, chunksize=1)
         results = job.result()
         for number, chunk in enumerate(chunks):
             try:
@@ -279,6 +330,24 @@ class Verifier:
             self._pool.stop()
             self._pool.join()
             self._pool = None
+
+
+#: In the place of every answer that is too long: none is kept.
+TOO_LONG = "." * (LENGTH_LIMIT + 1)
+
+
+def _read_part(answer: str | int | None) -> str | None:
+    text = None if answer is None else str(answer)
+    return TOO_LONG if text and len(text) > LENGTH_LIMIT else text
+
+
+def _short(gold: str) -> str:
+    if len(gold) > LENGTH_LIMIT:
+        raise SageError(
+            f"the gold answer {gold[:40]!r}... has {len(gold):,} characters, and at most "
+            f"{LENGTH_LIMIT} are read: correct or drop its problem"
+        )
+    return gold
 
 
 @lru_cache(maxsize=1)

@@ -181,7 +181,8 @@ def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy")
     "accuracy": 1 where the last answer is right. "valid": 1 where the task's step checker calls the
     work valid as well. "random": a fair coin from torch's global stream, which checkpoints keep.
     With the last two the accuracy is the metric ``task/accuracy``. What the problems' task measures
-    besides (``LOGGED``) becomes the metrics ``task/NAME``, shares of all samples.
+    besides (``LOGGED``) becomes the metrics ``task/NAME``, shares of all samples. Where the
+    verifier cut answers off at a limit, ``task/cut`` is their share.
     """
     tasks = [task_of(task) for task in {p.task for p in asked}]
     logged = sorted({name for task in tasks for name in task.LOGGED})
@@ -196,13 +197,17 @@ def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy")
     ) -> list[float]:
         posed = [asked[n] for n in number]
         texts = [turns[-1]["content"] for turns in completions]
+        cut_before = verifier.cut()
         right = judge(posed, texts, verifier)
+        cut = verifier.cut() - cut_before
         rows = list(zip(posed, texts, right, strict=True))
         measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
         if log_metric is not None:
             for name in logged:
                 count = sum(bool(measures.get(name)) for measures in measured)
                 log_metric(f"task/{name}", count / len(texts))
+            if cut:
+                log_metric("task/cut", cut / len(texts))
             if kind != "accuracy":
                 log_metric("task/accuracy", sum(right) / len(right))
         if kind == "random":
