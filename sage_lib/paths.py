@@ -14,13 +14,18 @@ DETECTORS = ROOT / "data" / "published" / "detectors" / "precision.csv"
 #: Published results and their figures, a folder per profile.
 PUBLISHED = ROOT / "data" / "published"
 FIGURES = ROOT / "figures"
+#: Folders of the build folder that belong to no profile.
+SHARED = (
+    *("benchmarks", "data", "figures", "grids", "latest-venv", "models", "outputs"),
+    *("site", "site-doctrees", "site-new", "site-source"),
+)
 PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
 GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 
 
 def results() -> Path:
     """Where a user's own runs keep what they measure and draw: results/, or ``SAGE_RESULTS``."""
-    return Path(os.environ.get("SAGE_RESULTS", ROOT / "results")).expanduser().resolve()
+    return Path(os.environ.get("SAGE_RESULTS") or ROOT / "results").expanduser().resolve()
 
 
 def measured(profile: str, published: bool = False) -> Path:
@@ -36,4 +41,4 @@ def figures(profile: str, published: bool = False) -> Path:
 def build(profile: str) -> Path:
     """Folder of what can be made again, such as weights: build/<profile>, or below
     ``SAGE_BUILD``."""
-    return Path(os.environ.get("SAGE_BUILD", ROOT / "build")).expanduser().resolve() / profile
+    return Path(os.environ.get("SAGE_BUILD") or ROOT / "build").expanduser().resolve() / profile
