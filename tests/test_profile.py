@@ -155,14 +155,14 @@ def test_a_profile_is_called_as_its_file_and_not_as_a_shipped_one(tmp_path):
 def test_a_profile_whose_folder_would_be_another_one_is_refused(tmp_path, name):
     path = tmp_path / f"{name}.yaml"
     path.write_text(f"name: {json.dumps(name)}\nextends: smoke\n")
-    with pytest.raises(SageError, match="a profile's name is of letters.*rename the file"):
+    with pytest.raises(SageError, match=r"name is of letters.*rename the file"):
         load_profile(path)
 
 
 @pytest.mark.parametrize("revision", ["../../x", "/etc", "a/../b", "..", "a//b", "", "a b"])
 @pytest.mark.parametrize("key", ["sft_data", "model"])
 def test_a_revision_stays_in_its_folder(revision, key):
-    with pytest.raises(SageError, match=f"{key}.revision"):
+    with pytest.raises(SageError, match=rf"{key}\.revision"):
         load_profile(f"smoke+{key}.revision={json.dumps(revision)}")
     for good in ("main", "v1.0-rc", "refs/pr/1", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"):
         load_profile(f"smoke+{key}.revision={json.dumps(good)}")
