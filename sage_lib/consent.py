@@ -44,7 +44,7 @@ def agree(yes: bool) -> None:
     _agreed = yes
 
 
-def asked(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+def requests(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
     """Yield what merged settings of a profile ask consent for.
 
     Args:
@@ -66,14 +66,14 @@ def asked(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, s
                 yield f"{here}.{name}", "may name code for vLLM to import"
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, Mapping):
-                yield from asked(inner, f"{here}.")
+                yield from requests(inner, f"{here}.")
 
 
 def require(name: str, does: str) -> None:
     """Ask for consent, once in a process and what it starts.
 
     Args:
-        name: what :func:`asked` yields.
+        name: what :func:`requests` yields.
         does: the same.
 
     Raises:
@@ -97,7 +97,7 @@ def require(name: str, does: str) -> None:
 
 def require_all(settings: Mapping[str, Any]) -> None:
     """Ask for all that merged settings of a profile need consent for, as :func:`require` does."""
-    for name, does in dict(asked(settings)).items():
+    for name, does in dict(requests(settings)).items():
         require(name, does)
 
 

@@ -3,13 +3,16 @@
 import itertools
 import time
 
-from sage_lib.tasks import mathematics, verifier
+from sage_lib.tasks import mathematics, worker
+
+#: Itself, where tests put the function below in its place.
+start = worker.start
 
 
 def start_worker():
-    """In the place of verifier._start_worker."""
+    """In the place of worker.start."""
     mathematics.equal = slow(mathematics.equal)
-    verifier._start_worker()
+    start()
 
 
 def slow(function):

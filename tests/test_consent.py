@@ -92,7 +92,7 @@ def test_consent_is_given_once_by_each_of_its_ways(profile, monkeypatch):
 )
 def test_settings_that_run_or_send_something_are_denied_without_consent(change, name):
     profile = load_profile(f"smoke+{change}")
-    assert [key for key, _ in consent.asked(profile.raw)] == [name]
+    assert [key for key, _ in consent.requests(profile.raw)] == [name]
     with pytest.raises(SageError, match=rf"asks for {name}, which"):
         plan.before(profile, [], yes=False)
     with pytest.raises(SageError, match=rf"asks for {name}, which"):
@@ -103,9 +103,9 @@ def test_no_profile_of_the_companion_asks_for_anything():
     from sage_lib.experiment.profile import profile_names
 
     for name in profile_names():
-        assert not list(consent.asked(load_profile(name).raw)), name
+        assert not list(consent.requests(load_profile(name).raw)), name
     plain = load_profile("smoke+rl.report_to=none+rl.push_to_hub=false")
-    assert not list(consent.asked(plain.raw))
+    assert not list(consent.requests(plain.raw))
 
 
 def test_a_dry_run_shows_what_would_be_asked(profile, capsys):

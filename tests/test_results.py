@@ -98,9 +98,8 @@ def test_what_is_written_is_what_was_collected_with_thinned_logs(own, tmp_path, 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
 def test_a_damaged_published_table_is_named(own, tmp_path, monkeypatch, kept):
     monkeypatch.setattr(paths, "PUBLISHED", tmp_path / "published")
-    results.write(
-        results.collect(load_profile("smoke")), own.settings, tmp_path / "published/smoke"
-    )
+    folder = tmp_path / "published" / "smoke"
+    results.write(results.collect(load_profile("smoke")), own.settings, folder)
     path = folder / "steps.parquet"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(SageError, match=r"smoke/steps\.parquet is damaged .*get it again from git"):

@@ -8,11 +8,13 @@ import threading
 import time
 
 import hostile
+import psutil
 import pytest
 import slow_machine
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import verifier as judging
+from sage_lib.tasks import worker
 from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_answer
 
 
@@ -151,9 +153,9 @@ def test_a_gold_that_no_answer_could_equal_is_refused_by_name(verifier, gold, wo
 
 def test_a_machine_ten_times_slower_changes_no_verdict(monkeypatch):
     """The limit is a multiple of what a known formula takes on the same machine."""
-    monkeypatch.setattr(judging, "_start_worker", slow_machine.start_worker)
+    monkeypatch.setattr(worker, "start", slow_machine.start_worker)
     slow = Verifier(limit=4)
-    gold, answer = (side.format(99) for side in judging.UNIT)
+    gold, answer = (side.format(99) for side in worker.UNIT)
     assert slow.verify_answers([gold, "7"], [answer, "((9999999)!)!"]) == [
         Verdict(True, "verified"),
         Verdict(False, "timeout"),
@@ -171,6 +173,42 @@ def test_what_is_cut_off_is_counted_and_said_once_where_it_looks_honest(caplog):
         strict.verify_answers(["7"], [f"((99999{n})!)!"])
     (said,) = [record.getMessage() for record in caplog.records]
     assert "cut off the answer '((999990)!)!' to the gold '7' (timeout)" in said
+    strict.close()
+
+
+def test_a_slow_answer_has_a_second_try_and_a_batch_has_few(monkeypatch):
+    """Of three answers that take longer than the first limit, the first alone is tried again."""
+    monkeypatch.setattr(judging, "FIRST_LIMIT", 0.1)
+    monkeypatch.setattr(judging, "max", lambda *numbers: 1, raising=False)
+    several = Verifier(limit=60)
+    golds, answers = ([side.format(n) for n in (77, 78, 79)] for side in worker.UNIT)
+    first = several.verify_answers(golds, answers)
+    assert first == [Verdict(True, "verified"), *[Verdict(False, "timeout")] * 2]
+    assert several.cut() == 2
+    second = several.verify_answers(golds, answers)
+    assert [verdict.correct for verdict in second] == [True, True, False], "and is not forgotten"
+    several.close()
+
+
+@pytest.mark.slow
+def test_a_batch_of_hostile_answers_ends_within_its_budget(capsys):
+    """64 answers that would take for ever: 20 units each, 150 for ten of them, and one second for
+    a worker that has to be started again."""
+    strict = Verifier()
+    strict.verify_answers(["7"], ["8 - 1"])
+    pid = multiprocessing.active_children()[0].pid
+    begun, before = time.monotonic(), psutil.Process(pid).cpu_times().user
+    verdicts = strict.verify_answers(["7"] * 64, [f"((999999{n})!)!" for n in range(64)])
+    seconds, used = time.monotonic() - begun, psutil.Process(pid).cpu_times().user - before
+    gold, answer = (side.format(99) for side in worker.UNIT)
+    before = psutil.Process(pid).cpu_times().user
+    for n in range(20):
+        strict.verify_answers([gold.replace("99", f"{n}7")], [answer.replace("99", f"{n}7")])
+    unit = (psutil.Process(pid).cpu_times().user - before) / 20
+    with capsys.disabled():
+        print(f"\n{strict.cut()} of 64 cut in {used:.1f} s of processor time, {seconds:.0f} s")
+    assert not any(verdict.correct for verdict in verdicts) and strict.cut() == 64
+    assert used < 2 * unit * (64 * 20 + 10 * 150)
     strict.close()
 
 

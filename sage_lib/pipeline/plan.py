@@ -252,8 +252,9 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         parts["WHERE"] = assumptions.reset_index(names="assumption")
     if profile.methods and profile.model.architecture:
         parts["MEMORY OF RL AND DISK, estimated"] = needs(profile)
-    if asked := dict(consent.asked(profile.raw)):
-        parts["CONSENT is asked for"] = pd.DataFrame(asked.items(), columns=["name", "because it"])
+    if wishes := dict(consent.requests(profile.raw)):
+        named = pd.DataFrame(wishes.items(), columns=["name", "because it"])
+        parts["CONSENT is asked for"] = named
     if missing := _missing(profile):
         parts["MISSING"] = pd.DataFrame({"there is no data file": missing})
     sections = [f"{title}\n{text(table)}" for title, table in parts.items()]

@@ -22,9 +22,9 @@ class Watcher(SlurmInfoWatcher):
         """Return job -> its columns JobID, State and NodeList, of what squeue prints."""
         text = string if isinstance(string, str) else string.decode()
         lines = [f"JobID|State|NodeList\n{text}"] if text.strip() else []
-        found = super().read_info("".join(lines)) if lines else {}
+        states = super().read_info("".join(lines)) if lines else {}
         gone = {job: {"JobID": job, "State": GONE} for job in self._registered}
-        return {**gone, **found}
+        return {**gone, **states}
 
 
 def watcher() -> InfoWatcher:

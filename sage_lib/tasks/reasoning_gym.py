@@ -5,9 +5,9 @@ A line of a profile names the data set and its parameters:
 is right where the package's ``score_answer`` gives it ``threshold`` or more. Below 1.0 lies partial
 credit for wrong answers, so 1.0 is the default.
 
-Scorers run in this process, for at most :data:`LIMIT` seconds of its time. A data set is refused by name if its scorer runs an answer as code, can
-be busy for minutes or accepts wrong answers, or if its problems are no function of the seed
-(:data:`REFUSED`, of version 0.1.25).
+Scorers run in this process, for at most :data:`LIMIT` seconds of its time. A data set is refused by
+name if its scorer runs an answer as code, can be busy for minutes or accepts wrong answers, or if
+its problems are no function of the seed (:data:`REFUSED`, of version 0.1.25).
 """
 
 from __future__ import annotations

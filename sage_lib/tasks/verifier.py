@@ -10,34 +10,29 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import multiprocessing
 import re
 import signal
-import statistics
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as PairTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
 from sage_lib.errors import SageError
+from sage_lib.tasks import worker
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START
 
 #: A longer answer or gold is refused unread (characters).
 LENGTH_LIMIT = 400
-#: The known formula: a gold, and an answer that is written in another way. {} is a number.
-UNIT = (r"\frac{{x^2 + {}}}{{2}}", r"\frac{{x^2}}{{2}} + \frac{{{}}}{{2}}")
-#: What a pair may take, in units of it.
-LIMIT = 60
+#: What a pair may take, in units of the known formula of :mod:`sage_lib.tasks.worker`; and what it
+#: may take at first. The slow ones of a batch, a sixth of its pairs or ten, have a second try.
+LIMIT, FIRST_LIMIT = 150.0, 20.0
 #: Seconds of the clock after which a worker is killed that processor time does not stop.
 PATIENCE = 300
 #: Reasons of :class:`Verdict` for an answer that was cut off, and not read to its end.
@@ -91,93 +86,6 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-_unit = 0.0  # in a worker: seconds of processor time that the known formula takes
-
-
-def _start_worker() -> None:
-    """Limit the worker's memory and measure the known formula, before the first pair's time runs.
-
-    The first of four, which loads Math-Verify, does not count, and of the others the median does.
-    """
-    global _unit
-    from sage_lib.tasks.mathematics import equal
-
-    # It warns of every call without its own time limit.
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    times = []
-    for number in range(11, 15):  # it remembers what it parsed
-        begun = time.process_time()
-        equal(*(side.format(number) for side in UNIT))
-        times.append(time.process_time() - begun)
-    _unit = statistics.median(times[1:])
-    if hasattr(signal, "SIGPROF"):
-        signal.signal(signal.SIGPROF, _time_up)
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + 2_000_000_000
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except (ImportError, OSError, ValueError):
-        pass  # no such limit on this platform: time and length still hold
-
-
-class _TimeUp(BaseException):
-    """The alarm raises it, and ``except Exception`` does not catch it."""
-
-
-def _time_up(number: int, frame: FrameType | None) -> None:
-    raise _TimeUp
-
-
-def _set_alarm(seconds: float) -> None:
-    """Set an alarm that raises _TimeUp after some processor time; 0 stops it.
-
-    If nothing listens to it, the kernel ends the process soon after (SIGXCPU).
-    """
-    try:
-        import resource
-
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        if seconds:
-            used = int(time.process_time())
-            hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            resource.setrlimit(resource.RLIMIT_CPU, (used + 2 + math.ceil(seconds), hard_limit))
-    except (ImportError, AttributeError, OSError, ValueError):
-        pass  # no such limits on this platform: the clock's holds
-
-
-def _verify_chunk(chunk: list[Pair], limit: float) -> list[bool | str | None]:
-    """Compare gold and answer of each pair, in a worker.
-
-    Args:
-        chunk: pairs.
-        limit: of each, in units of the known formula.
-
-    Returns:
-        For each pair whether they are equal; None for a gold that does not parse; or the reason
-        why nobody can tell.
-    """
-    from sage_lib.tasks.mathematics import equal
-
-    verdicts: list[bool | str | None] = []
-    for pair in chunk:
-        try:
-            _set_alarm(limit * _unit)
-            try:
-                verdict: bool | str | None = equal(*pair)
-            finally:
-                _set_alarm(0)
-        except _TimeUp:
-            verdict = "timeout"
-        except (MemoryError, RecursionError):
-            verdict = "out of memory"
-        except Exception:  # whatever Math-Verify or sympy trips over
-            verdict = "not understood"
-        verdicts.append(verdict)
-    return verdicts
-
-
 class Verifier:
     """Verifies pairs of gold and answer in processes that can be killed. Threads may share it.
 
@@ -190,11 +98,12 @@ class Verifier:
 
         Args:
             workers: processes.
-            limit: of a pair, in units of the processor time that :data:`UNIT` takes.
+            limit: of a pair, in units of the processor time that ``worker.UNIT`` takes.
         """
         self.workers, self.limit = workers, limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
+        self._untried: list[Pair] = []  # slow pairs of this batch that had no second try
         self._warned = False
         self._pool: ProcessPool | None = None
         self._served = False  # whether that pool has returned anything
@@ -218,6 +127,8 @@ class Verifier:
             self.counts["pairs"] += len(pairs)
             self._verify_new([pair for pair in dict.fromkeys(pairs) if pair not in self._known])
             verdicts = [self._known[pair] for pair in pairs]
+            for pair in self._untried:  # another batch may have more time for it
+                del self._known[pair]
             self.counts.update(verdict.reason for verdict in verdicts)
             self._warn(pairs, verdicts)
             return verdicts
@@ -252,6 +163,7 @@ class Verifier:
 
     def _verify_new(self, pairs: list[tuple[str, str | None]]) -> None:
         self.counts["distinct"] += len(pairs)
+        self._untried = []
         if len(self._known) > 100_000:  # some ten megabytes
             self._known.clear()
         hard: list[Pair] = []
@@ -262,17 +174,29 @@ class Verifier:
                 self._known[gold, answer] = Verdict(int(gold) == int(answer), "verified")
             else:
                 hard.append((gold, answer))
-        # Together first, since handing over costs time; the pairs of a killed worker one by one.
-        lost = self._verify_chunks([hard[i : i + CHUNK] for i in range(0, len(hard), CHUNK)])
-        lost = self._verify_chunks([[pair] for pair in lost])
-        while lost:
-            lost = self._verify_chunks([[pair] for pair in lost], last=True)
+        self._verify_hard(hard, min(FIRST_LIMIT, self.limit))
+        slow = [pair for pair in hard if self._known[pair].reason == "timeout"]
+        if self.limit > FIRST_LIMIT:
+            again = slow[: max(10, len(pairs) // 6)]
+            self._verify_hard(again, self.limit)
+            self._untried = slow[len(again) :]
 
-    def _verify_chunks(self, chunks: list[list[Pair]], last: bool = False) -> list[Pair]:
+    def _verify_hard(self, pairs: list[Pair], limit: float) -> None:
+        # Together first, since handing over costs time; the pairs of a killed worker one by one.
+        together = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+        lost = self._verify_chunks(together, limit)
+        lost = self._verify_chunks([[pair] for pair in lost], limit)
+        while lost:
+            lost = self._verify_chunks([[pair] for pair in lost], limit, last=True)
+
+    def _verify_chunks(
+        self, chunks: list[list[Pair]], limit: float, last: bool = False
+    ) -> list[Pair]:
         """Verify chunks of pairs, and remember the verdicts.
 
         Args:
             chunks: each is verified in one go.
+            limit: of a pair.
             last: a pair whose worker died is refused. Before, it is lost: another program may have
                 killed the worker.
 
@@ -282,8 +206,10 @@ class Verifier:
         lost: list[Pair] = []
         if not chunks:
             return lost
-        limits = [self.limit] * len(chunks)
-        job = self._workers().map(_verify_chunk, chunks, limits, timeout=PATIENCE, chunksize=1)
+        limits = [limit] * len(chunks)
+        job = self._workers().map(
+            worker.verify_chunk, chunks, limits, timeout=PATIENCE, chunksize=1
+        )
         results = job.result()
         for number, chunk in enumerate(chunks):
             try:
@@ -321,7 +247,7 @@ class Verifier:
             # spawn: a fork of a process that runs torch threads may hang.
             context = multiprocessing.get_context("spawn")
             self._served = False
-            self._pool = ProcessPool(self.workers, initializer=_start_worker, context=context)
+            self._pool = ProcessPool(self.workers, initializer=worker.start, context=context)
             atexit.register(self.close)
         return self._pool
 
