@@ -13,7 +13,7 @@ extra    = $$($(RUN) -c 'import tomllib; \
 	print(*project["optional-dependencies"]["$(1)"])')
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-latest test-gpu test-slow lint format bench reproduce figures notebooks \
+.PHONY: help install test test-latest test-gpu test-slurm test-slow lint format bench reproduce figures notebooks \
 	site test-site lab lock gpu vllm smollm clean
 
 help: # show this list
@@ -60,6 +60,9 @@ test-latest: $(LATEST)/installed # the trainer's tests on the newest TRL, withou
 
 test-gpu: $(VENV)/installed # tests that need a CUDA GPU, after make gpu (SAGE_GPU_MODEL: a model)
 	$(RUN) -m pytest tests/test_gpu.py -m gpu -rs -s
+
+test-slurm: $(VENV)/installed # grids on a SLURM of one node, where slurmctld, slurmd and munge are
+	$(RUN) -m pytest tests/test_slurm.py -m slurm -rs
 
 test-slow: $(VENV)/installed # the long tests
 	$(RUN) -m pytest -m slow -rs

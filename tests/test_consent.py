@@ -21,6 +21,7 @@ def nobody(monkeypatch):
     monkeypatch.setenv(consent.VARIABLE, "")
     monkeypatch.setattr(consent, "_agreed", False)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(plan, "check_settings", lambda profile: None)  # which imports TRL
 
 
 @pytest.fixture
