@@ -1,5 +1,5 @@
-"""A SLURM of one node on this machine, for tests: Debian's slurmctld, slurmd, slurm-client and munge,
-without a data base of accounts. All its files are in one folder."""
+"""A SLURM of one node on this machine, for tests: of Debian's slurmctld, slurmd, slurm-client and
+munge, without a data base of accounts. All its files are in one folder."""
 
 import os
 import shutil

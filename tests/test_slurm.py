@@ -1,5 +1,5 @@
-"""Grids on a SLURM of one node (make test-slurm): a job that is stopped for its time, cancelled, or
-whose node's daemon is killed ends as an undisturbed one, and so do the jobs of two grids at once."""
+"""Grids on a SLURM of one node (make test-slurm): a job that is stopped for its time, is cancelled,
+or whose node has its daemon killed ends as an undisturbed one. So do two grids at once."""
 
 import json
 import subprocess

@@ -113,6 +113,8 @@ def _rewritten(text: str) -> str | None:
     """Return the text in a spelling that Math-Verify reads; None if an exponent is too long."""
     if any(len(match[3]) > 3 for match in _SCIENTIFIC.finditer(text)):
         return None
+    if text.count(r"\boxed{") == 1:  # of 8 x = \boxed{7} Math-Verify would read the box alone
+        text = text.replace(r"\boxed{", "{")
     readable = _POWER.sub(_braced_power, _SCIENTIFIC.sub(_power_of_ten, text))
     for written, read in _SPELLINGS:
         readable = written.sub(read, readable)
