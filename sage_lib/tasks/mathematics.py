@@ -192,7 +192,8 @@ def _says_more(part: Any) -> bool:
 def _is_last_side(text: str, parsed: list) -> bool:
     """Return whether Math-Verify read the last side alone of what it could not parse, as of 8 = ( =
     7."""
-    several = len(equation_split_regex.split(text)) > 2
+    # Of several boxes it reads all of them, and nothing else.
+    several = len(equation_split_regex.split(text)) > 2 and r"\boxed{" not in text
     return several and not any(
         isinstance(part, sympy.Basic) and part.has(sympy.Eq) for part in parsed
     )
