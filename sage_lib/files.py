@@ -53,7 +53,10 @@ def write_bytes(path: Path, data: bytes) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # else a machine that loses power may keep the name alone
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):  # a disk that is read-only has none

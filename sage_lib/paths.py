@@ -17,6 +17,11 @@ DETECTORS = ROOT / "data" / "published" / "detectors" / "precision.csv"
 #: Published results and their figures, a folder per profile.
 PUBLISHED = ROOT / "data" / "published"
 FIGURES = ROOT / "figures"
+#: Folders of the build folder that belong to no profile.
+SHARED = (
+    *("benchmarks", "data", "figures", "grids", "latest-venv", "models", "outputs"),
+    *("site", "site-doctrees", "site-new", "site-source"),
+)
 PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
 GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 
@@ -24,7 +29,7 @@ GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 def _made_below(name: str, variable: str) -> Path:
     """Return a folder of the checkout or, without a checkout, of the present folder."""
     default = (ROOT if IS_CHECKOUT else Path.cwd()) / name
-    return Path(os.environ.get(variable, default)).expanduser().resolve()
+    return Path(os.environ.get(variable) or default).expanduser().resolve()
 
 
 def results() -> Path:

@@ -95,6 +95,23 @@ def test_a_column_may_have_a_format_of_its_own_and_a_named_index_is_shown(shown,
     assert head.count("<tr>") == 1 and ">method</th>" in head, "one row of names"
 
 
+def test_no_text_of_a_table_is_live_html(shown, page):
+    """A label of a stranger's profile or data file is text in cells, in names of rows and columns,
+    and in rows that are folded away."""
+    live = "<img src=x onerror=alert(1)>"
+    many = page_module.ROWS + 1
+    frame = pd.DataFrame({"label": [live] * many, live: 1.0}, index=pd.Index([live] * many))
+    for table in (frame, frame.rename_axis("name"), frame.rename_axis("a_b").astype(object)):
+        page.table(table, label="{:s}")
+        page.table(table)
+    texts = [one if isinstance(one, str) else one.to_html() for one in shown]
+    assert len(texts) == 12 and all(text.count("&lt;img src") >= 2 for text in texts)
+    assert not any("<img" in text for text in texts)
+    named = pd.DataFrame({"a": [1.0]}, index=pd.Index(["b"], name=live))
+    page.table(named)
+    assert "<img" not in shown[-1].to_html()
+
+
 def test_a_column_without_any_value_is_left_out_of_the_display_alone(tmp_path, shown, page):
     frame = FRAME.assign(std=float("nan"))
     page.keep(frame, "table1", std="{:.1f}")

@@ -2,11 +2,13 @@
 to get one wrong is told in one sentence."""
 
 import dataclasses
+import json
 import re
 
 import pytest
 from ruamel.yaml import YAML
 
+from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import digest, load_profile, profile_names
@@ -147,6 +149,38 @@ def test_a_profile_is_called_as_its_file_and_not_as_a_shipped_one(tmp_path):
     for name in ("mine", "smoke"):
         with pytest.raises(SageError, match="is called as its file, and not as one that comes"):
             load_profile(tmp_path / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("name", [".", "..", ".mine", "-mine", "data", "grids", "my own"])
+def test_a_profile_whose_folder_would_be_another_one_is_refused(tmp_path, name):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(f"name: {json.dumps(name)}\nextends: smoke\n")
+    with pytest.raises(SageError, match=r"name is of letters.*rename the file"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize("revision", ["../../x", "/etc", "a/../b", "..", "a//b", "", "a b"])
+@pytest.mark.parametrize("key", ["sft_data", "model"])
+def test_a_revision_stays_in_its_folder(revision, key):
+    with pytest.raises(SageError, match=rf"{key}\.revision"):
+        load_profile(f"smoke+{key}.revision={json.dumps(revision)}")
+    for good in ("main", "v1.0-rc", "refs/pr/1", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"):
+        load_profile(f"smoke+{key}.revision={json.dumps(good)}")
+
+
+def test_an_empty_variable_is_as_none(monkeypatch):
+    for name in ("SAGE_BUILD", "SAGE_RESULTS"):
+        monkeypatch.setenv(name, "")
+    assert paths.build("mine") == paths.ROOT / "build" / "mine"
+    assert paths.results() == paths.ROOT / "results"
+
+
+def test_every_folder_that_is_built_for_no_profile_is_reserved():
+    """The folders are read from the source: a new one is found here."""
+    found = set()
+    for path in [*paths.ROOT.glob("sage_lib/**/*.py"), *paths.ROOT.glob("tools/*.py")]:
+        found |= set(re.findall(r"paths\.build\(\"([\w-]+)\"\)", path.read_text()))
+    assert found and found <= set(paths.SHARED)
 
 
 def test_profiles_extend_each_other_from_folder_to_folder(variant, tmp_path):

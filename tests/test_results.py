@@ -96,6 +96,17 @@ def test_what_is_written_is_what_was_collected_with_thinned_logs(own, tmp_path, 
     assert read.steps.query("method == 'grpo'")["step"].tolist() == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_damaged_published_table_is_named(own, tmp_path, monkeypatch, kept):
+    monkeypatch.setattr(paths, "PUBLISHED", tmp_path / "published")
+    folder = tmp_path / "published" / "smoke"
+    results.write(results.collect(load_profile("smoke")), own.settings, folder)
+    path = folder / "steps.parquet"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(SageError, match=r"smoke/steps\.parquet is damaged .*get it again from git"):
+        _ = results.load("smoke").steps
+
+
 def test_the_runs_of_another_base_stand_beside_those_of_the_first(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "PUBLISHED", tmp_path)
     for name, seed, p in (("study", 3407, 0.5), ("study_second", 3411, 0.25)):

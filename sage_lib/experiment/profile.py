@@ -27,7 +27,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import settings as kinds
 from sage_lib.experiment.checked import default_of, digest
 from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Method, Model, Profile, Rft
-from sage_lib.paths import PROFILES
+from sage_lib.paths import PROFILES, SHARED
 from sage_lib.tasks.table import TASKS, make_task
 from sage_lib.validation import below, make, rename_key, unknown
 
@@ -60,6 +60,11 @@ def load_profile(spec: str | Path) -> Profile:
         raise SageError(
             f"{path.name}: a profile is called as its file, and not as one that comes with the "
             f"companion: its name is {raw.get('name')!r}; rename the file, or set name"
+        )
+    if not re.fullmatch(r"\w[\w.-]*", path.stem) or path.stem in SHARED:
+        raise SageError(
+            f"{path.name}: a profile's name is of letters, digits, -, _ and ., begins with none of "
+            f"- and ., and is not one of {', '.join(SHARED)}: rename the file"
         )
     for assignment in changes:
         change(raw, sources, assignment, path.stem)

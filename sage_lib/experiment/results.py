@@ -129,7 +129,13 @@ class Results:
         path = self.folder / f"{name}.parquet"
         if self.own:
             return _gathered(self.folder, name, self.profile)
-        return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
+        try:
+            return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
+        except (ValueError, OSError) as error:  # Arrow's own errors are these
+            raise SageError(
+                f"{self.name}/{path.name} is damaged ({' '.join(str(error).split())[:100]}): get "
+                "it again from git, or publish again"
+            ) from None
 
     def _missing(self, name: str, stage: str) -> SageError:
         kind, remedy = "published", "set own_results = True to read what you trained"

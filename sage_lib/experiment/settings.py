@@ -31,6 +31,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], Strict(False)]
 Sections = dict[str, dict[str, Any]]
 Names = Annotated[tuple[str, ...], Strict(False)]
+#: A commit, a tag or a branch: part of a folder's name, which must not leave its place.
+Revision = Annotated[str, Field(pattern=r"^\w+([./-]\w+)*$")]
 Temperature = Annotated[float, Field(gt=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 MinP = Annotated[float, Field(ge=0, lt=1)]
@@ -44,7 +46,7 @@ class Model:
     max_seq_length: PositiveInt
     seed: Seed  # of random initial weights
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    revision: str | None = None
+    revision: Revision | None = None
     #: Qwen2Config keywords: what tiny_qwen is made from; of another model, to estimate memory.
     architecture: dict[str, Any] | None = None
     largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
@@ -59,7 +61,7 @@ class Data:
     rows: PositiveInt  # training rows, or held-out problems
     task: Task
     seed: Seed = 0
-    revision: str | None = None
+    revision: Revision | None = None
     ood: bool = False  # evaluation: outside Table 1 and its average, as in Figure 4 and Table 9
 
     @property

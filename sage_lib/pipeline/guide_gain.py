@@ -11,6 +11,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from sage_lib import consent
 from sage_lib.errors import SageError
 from sage_lib.evaluation import sampled_gain
 from sage_lib.experiment import runs
@@ -82,6 +83,7 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     if options.samples:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.named_profile(options)
+    consent.require_all(profile.raw)
     planned = stages.jobs_of(profile, ("sft", "evaluation"))
     base = [job for job in planned if job.run.method == BASE]  # and no policy of RL
     jobs.require(base, jobs.run(base, 1, profile.compute.threads), "; what was made is kept")

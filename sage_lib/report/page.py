@@ -114,11 +114,15 @@ def _styled(shown: pd.DataFrame, precision: int, formats: dict[str, str]) -> Sty
         shown = shown.rename_axis(index=None, columns=shown.index.name)
     present = {name: format for name, format in formats.items() if name in shown}
     style = Styler(shown.reset_index(drop=True) if numbered else shown, cell_ids=False)
-    style = style.format(present, precision=precision, na_rep="")
-    style = style.hide(axis="index") if numbered else style.format_index(_plain, axis=0)
+    # Labels come from profiles and data files: none may be HTML to the page.
+    text: dict[str, Any] = {"escape": "html"}
+    style = style.format(present, precision=precision, na_rep="", **text)
+    style = style.hide(axis="index") if numbered else style.format_index(_plain, axis=0, **text)
+    style = style.format_index(_plain, axis=1, **text)
+    style = style.format_index_names(axis=0, **text).format_index_names(axis=1, **text)
     words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
     left = [{"selector": "", "props": [("text-align", "left"), ("white-space", "pre-wrap")]}]
-    return style.format_index(_plain, axis=1).set_table_styles(dict.fromkeys(words, left))
+    return style.set_table_styles(dict.fromkeys(words, left))
 
 
 def _plain(label: Any) -> str:

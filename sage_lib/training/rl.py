@@ -200,7 +200,8 @@ def reward(rl_problems: Sequence[Problem], verifier: Verifier, kind: str = "accu
     """Make TRL's reward function over the rows of :func:`rows`.
 
     It logs the measures of the problems' tasks (``LOGGED``) as ``task/NAME``, shares of all
-    samples, and unless the reward is the accuracy, ``task/accuracy``.
+    samples, and unless the reward is the accuracy, ``task/accuracy``. Where the verifier cut
+    answers off at a limit, ``task/cut`` is their share.
 
     Args:
         rl_problems: of the rows.
@@ -222,13 +223,17 @@ def reward(rl_problems: Sequence[Problem], verifier: Verifier, kind: str = "accu
     ) -> list[float]:
         posed = [rl_problems[n] for n in number]
         texts = [turns[-1]["content"] for turns in completions]
+        cut_before = verifier.cut()
         right = judge(posed, texts, verifier)
+        cut = verifier.cut() - cut_before
         rows = list(zip(posed, texts, right, strict=True))
         measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
         if log_metric is not None:
             for name in logged:
                 count = sum(bool(measures.get(name)) for measures in measured)
                 log_metric(f"task/{name}", count / len(texts))
+            if cut:
+                log_metric("task/cut", cut / len(texts))
             if kind != "accuracy":
                 log_metric("task/accuracy", sum(right) / len(right))
         if kind == "random":
