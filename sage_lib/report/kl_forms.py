@@ -35,7 +35,7 @@ def fixed_points(beta: float = BETA, threshold: float = THRESHOLD) -> pd.DataFra
     guide = objectives.log_guide(tree, "state", log_reference, threshold)
     rows = []
     for form, estimator in FORMS.items():
-        row = [form]
+        row: list[str | float] = [form]
         for log_q in (None, guide):
             if form == "exact forward KL" and log_q is not None:
                 row += [np.nan, np.nan]
@@ -82,8 +82,8 @@ def draw(table: pd.DataFrame) -> Figure:
         if abs(end[0] - start[0]) + abs(end[1] - start[1]) > 1e-6:
             arrow = {"arrowstyle": "->", "color": look["color"]}
             axis.annotate("", xy=end, xytext=start, arrowprops=arrow)
-    note = {"color": "0.4", "linestyle": ":", "linewidth": 0.8}
-    axis.axvline(1.0, label="k1 as a loss: nothing holds the policy", **note)
+    held = "k1 as a loss: nothing holds the policy"
+    axis.axvline(1.0, label=held, color="0.4", linestyle=":", linewidth=0.8)
     axis.set_xlabel("probability of a right completion")
     axis.set_ylabel("of the rare right one")
     axis.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
