@@ -12,6 +12,8 @@ from sage_lib.paths import ROOT
 
 #: Nothing of these is a core dependency.
 BLOCKED = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "unsloth")
+BLOCKED += ("math_verify", "reasoning_gym", "submitit", "psutil", "tqdm")
+BLOCKED += ("papermill", "nbformat", "nbconvert", "IPython", "ipywidgets", "matplotlib_venn")
 BLOCK = f"""
 import sys
 class Blocked:

@@ -33,7 +33,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
         pass@k, shape (problems,). SageError where k is not in 1..n, or c not in 0..n.
     """
     samples, correct = _checked_counts(n, c, [k])
-    estimate: Array = 1.0 - np.prod(_wrong_draws(samples, correct, k), axis=-1)
+    estimate: Array = np.asarray(1.0 - np.prod(_wrong_draws(samples, correct, k), axis=-1))
     return estimate
 
 
@@ -43,7 +43,7 @@ def pass_at_k_curve(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> Array:
     # Problems with the same counts have the same curve.
     counts, place = np.unique(np.stack([samples, correct]), axis=1, return_inverse=True)
     all_wrong = np.cumprod(_wrong_draws(counts[0], counts[1], max(ks)), axis=-1)
-    curves: Array = 1.0 - all_wrong[:, np.asarray(ks) - 1]
+    curves: Array = np.asarray(1.0 - all_wrong[:, np.asarray(ks) - 1])
     return curves[place.ravel()]
 
 

@@ -126,8 +126,8 @@ def read_policy(
         lost = count(len(problems) - len(whole), "problem")
         notes.append(f"{label}: {lost} not in the files of all seeds, left out")
     table = np.array([[counts[seed, problem] for problem in whole] for seed in seeds])
-    named = [None if seed < 0 else seed for seed in seeds]
-    return PolicyCounts(label, whole, named, table[..., 0], table[..., 1], files, unreadable, notes)
+    given: list[int | None] = [None if seed < 0 else seed for seed in seeds]
+    return PolicyCounts(label, whole, given, table[..., 0], table[..., 1], files, unreadable, notes)
 
 
 def counted(label: str, counts: Counts | Sequence[Counts]) -> PolicyCounts:
