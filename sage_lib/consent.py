@@ -26,7 +26,10 @@ _SETTINGS = {
     r"vllm_server_(base_url|host)": _SENDS,
 }
 #: Their values that do nothing of it.
-_HARMLESS: tuple[Any, ...] = (None, False, "", "none", "tensorboard", [], ["none"], ["tensorboard"], {})
+_HARMLESS: tuple[Any, ...] = (
+    *(None, False, "", [], {}),
+    *("none", ["none"], "tensorboard", ["tensorboard"]),
+)
 #: Keywords of vllm.LLM that only lay work on the machine. Others can name classes to import.
 _VLLM = (
     *("block_size", "cpu_offload_gb", "disable_custom_all_reduce", "disable_log_stats", "dtype"),
