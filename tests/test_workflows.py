@@ -1,5 +1,5 @@
-"""What runs elsewhere with rights of the repository: workflows copy pinned actions, code of packages
-runs without rights to write, and packages are built from what has hashes."""
+"""What runs elsewhere with rights of the repository: actions are pinned, code of packages runs
+without rights to write, and packages are built from what has hashes."""
 
 import re
 
