@@ -28,14 +28,20 @@ KILLS = int(os.environ.get("SAGE_KILLS", "50"))
 PAIRS = int(os.environ.get("SAGE_PAIRS", "20"))
 COMMAND = """
 import sys
+import zlib
 from pathlib import Path
 from sage_lib import paths
 from sage_lib.pipeline import cli, figures, notebooks, plan, publish
+from sage_lib.tasks.countdown import Countdown
 paths.PUBLISHED = Path("published").resolve()
 publish.YAML_ENDINGS = ()
 notebooks.select = lambda only: []
 plan.check_settings = lambda profile: None
 figures.draw = lambda *arguments: None
+# guide-gain needs right answers, and a model of this size finds hardly one: a hash says which are.
+Countdown.are_correct = classmethod(
+    lambda cls, problems, answers, verifier: [zlib.crc32(str(a).encode()) % 3 == 0 for a in answers]
+)
 if __name__ == "__main__":
     cli.main(sys.argv[1:])
 """
