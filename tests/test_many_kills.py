@@ -96,7 +96,7 @@ def whole(tmp_path_factory):
 
 
 def stable(found):
-    """Without files that hold the times of runs, or the folder. The steps are those of runs/, too."""
+    """Without files that hold times of runs, or the folder. The steps are those of runs/, too."""
     other = ("runs.parquet", "steps.parquet", "profile.json")
     return {name: value for name, value in found.items() if not name.endswith(other)}
 
