@@ -27,15 +27,8 @@ _SETTINGS = {
 }
 #: Their values that do nothing of it.
 _HARMLESS: tuple[Any, ...] = (
-    None,
-    False,
-    "",
-    "none",
-    "tensorboard",
-    [],
-    ["none"],
-    ["tensorboard"],
-    {},
+    *(None, False, "", [], {}),
+    *("none", ["none"], "tensorboard", ["tensorboard"]),
 )
 #: Keywords of vllm.LLM that only lay work on the machine. Others can name classes to import.
 _VLLM = (

@@ -28,14 +28,20 @@ KILLS = int(os.environ.get("SAGE_KILLS", "50"))
 PAIRS = int(os.environ.get("SAGE_PAIRS", "20"))
 COMMAND = """
 import sys
+import zlib
 from pathlib import Path
 from sage_lib import paths
 from sage_lib.pipeline import cli, figures, notebooks, plan, publish
+from sage_lib.tasks.countdown import Countdown
 paths.PUBLISHED = Path("published").resolve()
 publish.YAML_ENDINGS = ()
 notebooks.select = lambda only: []
 plan.check_settings = lambda profile: None
 figures.draw = lambda *arguments: None
+# guide-gain needs right answers, and a model of this size finds hardly one: a hash says which are.
+Countdown.are_correct = classmethod(
+    lambda cls, problems, answers, verifier: [zlib.crc32(str(a).encode()) % 3 == 0 for a in answers]
+)
 if __name__ == "__main__":
     cli.main(sys.argv[1:])
 """
@@ -90,8 +96,9 @@ def whole(tmp_path_factory):
 
 
 def stable(found):
-    """Without what names the times of runs."""
-    return {name: value for name, value in found.items() if not name.endswith("runs.parquet")}
+    """Without files that hold times of runs, or the folder. The steps are those of runs/, too."""
+    other = ("runs.parquet", "steps.parquet", "profile.json")
+    return {name: value for name, value in found.items() if not name.endswith(other)}
 
 
 def test_kills_at_random_moments_lose_nothing(whole, tmp_path, capsys):
@@ -105,7 +112,7 @@ def test_kills_at_random_moments_lose_nothing(whole, tmp_path, capsys):
         if name != "reproduce" and order[number - 1] == "reproduce":
             finish(folder, "reproduce")
         process, aim = start(folder, name), next(aims)
-        late = time.monotonic() + rng.random() * seconds[name]
+        late = time.monotonic() + rng.random() * seconds[name] / 2
         while process.poll() is None:
             there = progress(folder) >= aim if name == "reproduce" else time.monotonic() > late
             if there:

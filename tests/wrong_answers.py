@@ -99,9 +99,13 @@ def answers(number, seed=0):
 def read(text):
     """What a text means by this module's own rule: (kind, values), or None where it cannot say.
 
-    Boxes, a unit in words and the name of one letter in x = ... mean nothing. Values are sympy's;
-    nothing of Math-Verify is used.
+    Boxes, a unit in words and the name of one letter in x = ... mean nothing. A list says which
+    values there are, and not how often; several boxes are one. Values are sympy's; nothing of
+    Math-Verify is used.
     """
+    text = re.sub(r" \\text\{ or \} |(?<=\}) (?=\\boxed\{)", ", ", text)
+    if text.count(r"\boxed{") > 1 and ", " in text:
+        text = re.sub(r"\\boxed\{([^{}]*)\}", r"\1", text)
     text = text.replace("\u200b", "").replace("\u2212", "-").strip()
     text = text.translate({ord(d) + 0xFEE0: d for d in "0123456789"})
     while found := re.fullmatch(r"\\boxed\{(.*)\}", text):
@@ -143,15 +147,14 @@ def same(gold, answer):
     first, second = read(gold), read(answer)
     if first is None or second is None:
         return None
-    if len(first[1]) != len(second[1]):
-        return False
     sets = {first[0], second[0]} <= {r"\{\}", "list"}
     if first[0] != second[0] and not sets and "value" not in (first[0], second[0]):
         return False
-    pairs = [*zip(first[1], second[1], strict=True)]
     if sets:
         return {*map(sympy.simplify, first[1])} == {*map(sympy.simplify, second[1])}
-    return all(equal(*pair) for pair in pairs)
+    if len(first[1]) != len(second[1]):
+        return False
+    return all(equal(*pair) for pair in zip(first[1], second[1], strict=True))
 
 
 def equal(a, b):

@@ -1,6 +1,5 @@
 """What submitit asks SLURM about its jobs: of squeue, since sacct needs a data base of accounts."""
 
-from submitit.core.core import InfoWatcher
 from submitit.slurm.slurm import SlurmInfoWatcher
 
 #: Of a job that squeue no longer lists: it ended minutes ago.
@@ -21,12 +20,11 @@ class Watcher(SlurmInfoWatcher):
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
         """Return job -> its columns JobID, State and NodeList, of what squeue prints."""
         text = string if isinstance(string, str) else string.decode()
-        lines = [f"JobID|State|NodeList\n{text}"] if text.strip() else []
-        states = super().read_info("".join(lines)) if lines else {}
+        states = super().read_info(f"JobID|State|NodeList\n{text}") if text.strip() else {}
         gone = {job: {"JobID": job, "State": GONE} for job in self._registered}
         return {**gone, **states}
 
 
-def watcher() -> InfoWatcher:
+def watcher() -> Watcher:
     """Return a watcher that looks every minute, and more often at first."""
     return Watcher(delay_s=60)

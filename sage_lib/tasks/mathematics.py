@@ -184,9 +184,14 @@ def _says_more(part: Any) -> bool:
     chain = part._unsorted_args if isinstance(part, sympy.And) else [part]
     if not all(isinstance(equation, sympy.Eq) for equation in chain):
         return False
-    lefts, rights = [e.lhs for e in chain], [None, *(e.rhs for e in chain)]
-    first = [left for left, before in zip(lefts, rights, strict=False) if left != before]
-    return not all(_is_name(left) or _is_number(left) for left in first)
+    before = None
+    for equation in chain:
+        left, right = equation.lhs, equation.rhs
+        equal_numbers = _is_number(left) and _is_number(right)  # or else it contradicts itself
+        if left != before and not (_is_name(left) or equal_numbers):
+            return True
+        before = right
+    return False
 
 
 def _is_last_side(text: str, parsed: list) -> bool:
