@@ -18,6 +18,7 @@ from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_bytes, write_text
 from sage_lib.policy import loading
+from sage_lib.policy.prefixes import prefix_engine
 from sage_lib.policy.sampling import collect, sample, transformers_engine
 from sage_lib.policy.scoring import score, valid_probabilities
 from sage_lib.policy.vllm_engine import vllm_engine
@@ -54,7 +55,7 @@ def evaluate(profile: Profile, run: Run) -> dict:
     rows = collect(sorted(run.build.glob("samples*.jsonl")), asked, settings.samples)
     counts = judged(asked, rows, verifier)
     write_text(run.measured / "counts.csv", counts.to_csv(index=False))
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = "".join(json.dumps(first(row, settings.kept)) + "\n" for row in rows)
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
     base = model
     if policy.stage != "sft":
@@ -96,7 +97,8 @@ def draw(
     if model is None:
         engine = vllm_engine(run.policy.model, tokenizer, asked, settings)
     else:
-        engine = transformers_engine(model, tokenizer, asked, settings)
+        of_model = prefix_engine if settings.engine == "prefixes" else transformers_engine
+        engine = of_model(model, tokenizer, asked, settings)
     if state.is_main_process:
         run.live_steps.unlink(missing_ok=True)
 
@@ -111,6 +113,11 @@ def draw(
         engine.close()
     state.wait_for_everyone()
     return bool(state.is_main_process)
+
+
+def first(row: dict, kept: int | None) -> dict:
+    """A row of :func:`sampling.collect` with the first ``kept`` samples alone; None is all."""
+    return {key: value[:kept] if isinstance(value, list) else value for key, value in row.items()}
 
 
 def judged(asked: Sequence[Problem], rows: Sequence[dict], verifier: Verifier) -> pd.DataFrame:
