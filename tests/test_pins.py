@@ -1,5 +1,6 @@
 """Trained weights, bit for bit, as they were when they were pinned. Another processor rounds in
-another way: where it has no hashes here, the test is skipped."""
+another way: where it has no hashes here, the test is skipped. Processors of one name may still
+round differently, so a name may have several sets of hashes, and the weights must equal one."""
 
 import subprocess
 import sys
@@ -32,14 +33,12 @@ evaluation:
   {methods: null, every: 0, samples: 8, ks: [1, 8],
    data: [{name: countdown, rows: 4, seed: 1001, kinds: {both: 1.0}}]}
 """
+NAMES = ("sft", "grpo", "branch", "forward", "dapo")
 HASHES = {
-    "AMD EPYC, AVX512": {
-        "sft": "01cba63a4078",
-        "grpo": "a433b12a0b51",
-        "branch": "4230783df021",
-        "forward": "f8f85e852b91",
-        "dapo": "dbfa8c725647",
-    }
+    "AMD EPYC, AVX512": [
+        ("01cba63a4078", "a433b12a0b51", "4230783df021", "f8f85e852b91", "dbfa8c725647"),
+        ("f2075f64d134", "b0d7725c86e8", "ab56359b1571", "f59e9688a736", "ed214b4db49c"),
+    ],
 }
 RUN = """
 import sys
@@ -71,10 +70,10 @@ def test_the_trained_weights_are_those_that_were_pinned(tmp_path, monkeypatch):
     for name in ("SAGE_BUILD", "SAGE_RESULTS"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = {}
-    for name in ("sft", "grpo", "branch", "forward", "dapo"):
+    weights = []
+    for name in NAMES:
         words = [sys.executable, "-c", RUN, name, str(tmp_path / "pin.yaml")]
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
-        found[name] = done.stdout.split("weights ")[-1].strip()
-    assert found == pinned
+        weights.append(done.stdout.split("weights ")[-1].strip())
+    assert tuple(weights) in pinned

@@ -210,15 +210,15 @@ def test_a_profiles_methods_train_a_named_kl_with_a_guide_and_without(name, monk
         monkeypatch.setattr(rl, stub, lambda *_: SimpleNamespace())
     monkeypatch.setattr(rl, "Dataset", SimpleNamespace(from_list=lambda _: None))
     monkeypatch.setattr(rl, "load_model", lambda *_: (model, None))
-    monkeypatch.setattr(rl, "arguments", lambda kind, given, *_, **__: given)
+    monkeypatch.setattr(rl, "arguments", lambda kind, section, *_, **__: section)
     monkeypatch.setattr(rl.runs, "guide_of", lambda *_: IdentityGuide())
-    for method, chosen in profile.methods.items():
-        if chosen.rft is not None:
+    for name_of_method, method in profile.methods.items():
+        if method.rft is not None:
             continue
-        run = SimpleNamespace(method=method, seed=None)
-        given, *_ = rl.trainer_of(profile, run, tmp_path, lambda **given: given)
-        assert (given["guide"] is None) == (chosen.guide is None)
-        assert given["anchor"] == (chosen.anchor if given["args"]["beta"] else None)
-        assert given["args"]["use_bias_correction_kl"] is False
-        assert given["args"]["importance_sampling_level"] == "token"
-        assert chosen.anchor in ANCHORS
+        training = profile.training(name_of_method, 3407)
+        handed, *_ = rl.trainer_of(training, profile, tmp_path, lambda **keywords: keywords)
+        assert (handed["guide"] is None) == (method.guide is None)
+        assert handed["anchor"] == (method.anchor if handed["args"]["beta"] else None)
+        assert handed["args"]["use_bias_correction_kl"] is False
+        assert handed["args"]["importance_sampling_level"] == "token"
+        assert method.anchor in ANCHORS

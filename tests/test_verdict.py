@@ -250,7 +250,8 @@ def test_a_reader_is_shown_labels_and_each_difference_with_its_interval(planted)
 
 def test_any_k_can_be_asked_beside_the_two_of_every_table(monkeypatch):
     monkeypatch.setattr(passk, "exact", lambda one, ks, ood: (ks, ood))
-    assert verdict.values(None, "pass@16", "ood") == ([1, 16, 256], True)
+    exact = SimpleNamespace(settings=SimpleNamespace(exact=True))
+    assert verdict.values(exact, "pass@16", "ood") == ([1, 16, 256], True)
 
 
 def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):

@@ -112,7 +112,7 @@ def valid_probabilities(
     problems: Sequence[Problem],
     tempered: Sequence[float] = (),
 ) -> pd.DataFrame:
-    """log pi(y | x) of every valid completion y, end token included (nats, temperature 1).
+    """Return log pi(y | x) of every valid completion y, end token included (nats, temperature 1).
 
     Columns dataset, problem, way, completion (its number within the problem), logp; and logp_T for
     each temperature T of ``tempered``, at which each token's distribution is pi^(1/T), normalised.
@@ -134,14 +134,14 @@ def valid_probabilities(
         batch = _padded_right([], [turns[place][1] for place in places], tokenizer.pad_token_id)
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, 1, mask)
-        every = [log_pi, *(probs.log_probabilities(log_pi, one) for one in tempered)]
-        drawn = [probs.drawn_log_probabilities(one, ids[:, 1:]) for one in every]
+        log_pis = [log_pi, *(probs.log_probabilities(log_pi, t) for t in tempered)]
+        drawn = [probs.drawn_log_probabilities(x, ids[:, 1:]) for x in log_pis]
         for place, *of_tokens in zip(places, *drawn, strict=True):
             prompt, whole = turns[place]
             logps[place] = [x[prompt - 1 : len(whole) - 1].sum().item() for x in of_tokens]
     table = [(*row, *logps[place]) for place, row in enumerate(rows)]
     named = ["dataset", "problem", "way", "completion", "logp"]
-    return pd.DataFrame(table, columns=[*named, *(f"logp_{one}" for one in tempered)])
+    return pd.DataFrame(table, columns=[*named, *(f"logp_{t}" for t in tempered)])
 
 
 def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[s
     for dataset, group in table.groupby("dataset", sort=False):
         row: dict[str, Any] = {"dataset": dataset, "problems": group["problem"].nunique()}
         by_way = group.groupby("way")["p"].sum() / row["problems"]
-        for name in [one for one in table if one.startswith("logp")]:
+        for name in [column for column in table if column.startswith("logp")]:
             p, at = np.exp(group[name]), name.removeprefix("logp")
             valid = p.groupby(group["problem"], sort=False).sum().clip(upper=1.0).to_numpy()
             row |= {f"pass@{k}{at}": float(np.mean(-np.expm1(k * np.log1p(-valid)))) for k in ks}

@@ -102,8 +102,8 @@ class ReasoningGym(Task):
             entry = entries[index]
             gold = "" if entry["answer"] is None else str(entry["answer"])
             detail, question = Entry(self.threshold, entries, entry), entry["question"].strip()
-            working = entry["metadata"].get(self.work) if self.work else None
-            if self.work and not isinstance(working, str):
+            working = entry["metadata"].get(self.work) if self.work else ""
+            if not isinstance(working, str):
                 texts = [key for key, value in entry["metadata"].items() if isinstance(value, str)]
                 where = f"the metadata of reasoning-gym's {self.dataset}"
                 raise SageError(f"{where} has no text {self.work!r}: take one of {texts}")
