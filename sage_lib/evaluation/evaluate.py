@@ -55,7 +55,7 @@ def evaluate(profile: Profile, run: Run) -> dict:
     rows = collect(sorted(run.build.glob("samples*.jsonl")), asked, settings.samples)
     counts = judged(asked, rows, verifier)
     write_text(run.measured / "counts.csv", counts.to_csv(index=False))
-    lines = "".join(json.dumps(first(row, settings.kept)) + "\n" for row in rows)
+    lines = "".join(json.dumps(first(row, settings.texts)) + "\n" for row in rows)
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
     base = model
     if policy.stage != "sft":
@@ -115,9 +115,9 @@ def draw(
     return bool(state.is_main_process)
 
 
-def first(row: dict, kept: int | None) -> dict:
-    """A row of :func:`sampling.collect` with the first ``kept`` samples alone; None is all."""
-    return {key: value[:kept] if isinstance(value, list) else value for key, value in row.items()}
+def first(row: dict, number: int | None) -> dict:
+    """A row of :func:`sampling.collect` with the first ``number`` samples alone; None is all."""
+    return {key: value[:number] if isinstance(value, list) else value for key, value in row.items()}
 
 
 def judged(asked: Sequence[Problem], rows: Sequence[dict], verifier: Verifier) -> pd.DataFrame:

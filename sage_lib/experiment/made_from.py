@@ -124,8 +124,10 @@ def samples(run: Run) -> dict[str, Any]:
     evaluation = run.profile.evaluation
     sampling = {key: getattr(evaluation, key) for key in _SAMPLING}
     drawn = _policy(run) | _held_out_data(run.profile) | {"sampling": sampling}
-    kept = {"kept": evaluation.kept} if evaluation.kept else {}
-    return {"sampled": drawn, "scored": evaluation.scored, **kept, **_tempered(run.profile)}
+    part = {"sampled": drawn, "scored": evaluation.scored, **_tempered(run.profile)}
+    if evaluation.texts:
+        part["kept"] = evaluation.texts
+    return part
 
 
 def demonstrated(profile: Profile, rft: Rft) -> Profile:

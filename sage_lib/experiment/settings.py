@@ -150,7 +150,7 @@ class Evaluation:
     listed: PositiveInt = 8  # problems of each data set whose likely completions are all listed
     every: NonNegativeInt = 0  # RL steps between two exact evaluations in training; 0 is none
     #: Samples of each problem whose text is among the results; None is all. Counts are of all.
-    kept: PositiveInt | None = None
+    texts: PositiveInt | None = None
     #: Temperatures, besides 1, at which the probabilities of valid completions are kept.
     tempered: Annotated[tuple[Temperature, ...], Strict(False)] = ()
     methods: Names | None = None  # which methods are evaluated; None is all of them

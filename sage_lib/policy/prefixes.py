@@ -52,8 +52,8 @@ def prefix_engine(
         row = torch.tensor([places.index(place) for place, _ in batch], device=model.device)
         positions, cache = (mask.cumsum(-1) - 1).clamp(min=0), None
         for step in range(sampling.max_new_tokens):
-            kept = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-            out = model(input_ids=ids, attention_mask=mask, position_ids=positions, **kept)
+            options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+            out = model(input_ids=ids, attention_mask=mask, position_ids=positions, **options)
             scores, cache = out.logits[:, -1].float(), out.past_key_values
             for warper in active:
                 scores = warper(ids, scores)
