@@ -298,6 +298,7 @@ def test_without_exact_probabilities_pass_at_k_is_that_of_the_samples():
 
 
 CLAIMED = [("claims", "study", 6), ("exploration_claims", "study", 0)]
+CLAIMED += [("operating_point_claims", "operating_point", 4)]
 
 
 @pytest.mark.parametrize(("name", "profile", "primary"), CLAIMED)

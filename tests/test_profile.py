@@ -257,6 +257,17 @@ def test_training_data_can_be_made_and_hold_no_held_out_problem(name):
     assert not held_out & {row["prompt"][-1]["content"] for row in rows}
 
 
+def test_what_a_calibration_used_judges_nothing_later():
+    """Problems that are skipped are those of the calibration; its runs do not count either."""
+    calibration, main = map(load_profile, ("operating_point_calibration", "operating_point"))
+    for before, data in zip(calibration.evaluation.data, main.evaluation.data, strict=True):
+        whole = dataclasses.replace(data, skipped=None, rows=before.rows + data.rows)
+        assert problems.load(whole) == problems.load(before) + problems.load(data)
+    second = load_profile("operating_point_second")
+    seeds = [*calibration.seeds, *main.seeds, *second.seeds]
+    assert len(set(seeds)) == len(seeds) == 4 + 30
+
+
 def test_a_setting_that_trl_or_peft_does_not_have_is_refused():
     import torch  # noqa: F401  # so that it is asked in this process
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from sage_lib.errors import SageError
 from sage_lib.policy import loading, sampling, tiny_qwen
+from sage_lib.policy.prefixes import prefix_engine
 from sage_lib.policy.vllm_engine import vllm_engine
 from sage_lib.tasks.problem import Problem
 
@@ -91,7 +92,7 @@ def test_a_sample_keeps_the_ids_that_were_drawn(model, tmp_path):
     assert row["finished"] == [True, True, False]
     new = torch.tensor([[seven, end, end, seven], [end] * 4, [seven] * 4])
     expected = [([seven], True), ([], True), ([seven] * 4, False)]
-    assert sampling._until_end(new, [end, 1000]) == expected
+    assert sampling.until_end(new, [end, 1000]) == expected
 
 
 def test_every_sample_is_dealt_once():
@@ -292,3 +293,14 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
     assert len({wanted["seed"] for wanted in stand_in.asked}) == 30
     wanted = {"temperature": 1.0, "top_k": -1, "max_tokens": 12, "stop_token_ids": [end]}
     assert wanted.items() <= stand_in.asked[0].items()
+
+
+def test_prefixes_read_once_draw_the_same(model, tmp_path):
+    """Also with truncations, and with prompts and samples that end at different lengths."""
+    for more in ({}, {"temperature": 0.7, "top_p": 0.9, "min_p": 0.1}):
+        chosen = settings(batch_size=64, samples=40, **more)
+        engine = prefix_engine(*model, PROBLEMS, chosen)
+        path = tmp_path / f"prefixes{len(more)}"
+        sampling.sample(engine, model[1], PROBLEMS, chosen, path)
+        found = sampling.collect([path], PROBLEMS, chosen.samples)
+        assert found == drawn(model, tmp_path / f"each{len(more)}", chosen)

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from transformers import AutoModelForCausalLM
 
 from sage_lib.errors import SageError
-from sage_lib.evaluation.evaluate import count_correct
+from sage_lib.evaluation.evaluate import count_correct, first
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import loading, scoring, tiny_qwen
@@ -246,3 +246,9 @@ def test_a_new_exact_task_is_a_class_and_a_line_of_the_table(
     [summary] = exact_summary(support, [1])
     assert set(support["way"]) == {"<", ">"}
     assert summary["pass@1"] == pytest.approx(np.exp(support["logp"]).sum() / 4, rel=1e-4)
+
+
+def test_the_text_of_the_first_samples_alone_is_kept():
+    row = {"problem": "a", "completions": ["x", "y", "z"], "correct": [True, False, True]}
+    assert first(row, 2) == {"problem": "a", "completions": ["x", "y"], "correct": [True, False]}
+    assert first(row, None) == row

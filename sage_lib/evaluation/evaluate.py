@@ -19,6 +19,7 @@ from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_bytes, write_text
 from sage_lib.policy import loading
+from sage_lib.policy.prefixes import prefix_engine
 from sage_lib.policy.sampling import collect, sample, transformers_engine
 from sage_lib.policy.scoring import score, valid_probabilities
 from sage_lib.policy.vllm_engine import vllm_engine
@@ -55,7 +56,7 @@ def evaluate_policy(profile: Profile, run: Run) -> dict:
     rows = collect(sorted(run.build.glob("samples*.jsonl")), sampled, evaluation.samples)
     counts = count_correct(sampled, rows, verifier)
     write_text(run.measured / "counts.csv", counts.to_csv(index=False))
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = "".join(json.dumps(first(row, evaluation.texts)) + "\n" for row in rows)
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
     base = model
     if policy.stage != "sft":
@@ -108,7 +109,8 @@ def draw_samples(
     if model is None:
         engine = vllm_engine(run.policy.model, tokenizer, sampled, evaluation)
     else:
-        engine = transformers_engine(model, tokenizer, sampled, evaluation)
+        of_model = prefix_engine if evaluation.engine == "prefixes" else transformers_engine
+        engine = of_model(model, tokenizer, sampled, evaluation)
     if state.is_main_process:
         run.live_steps.unlink(missing_ok=True)
 
@@ -123,6 +125,11 @@ def draw_samples(
         engine.close()
     state.wait_for_everyone()
     return bool(state.is_main_process)
+
+
+def first(row: dict, number: int | None) -> dict:
+    """Return a row of :func:`sampling.collect` with the first samples alone; None keeps all."""
+    return {key: value[:number] if isinstance(value, list) else value for key, value in row.items()}
 
 
 def count_correct(

@@ -127,7 +127,10 @@ def samples(run: Run) -> dict[str, Any]:
     evaluation = run.profile.evaluation
     sampling = {key: getattr(evaluation, key) for key in _SAMPLING}
     drawn = _policy(run) | _held_out_data(run.profile) | {"sampling": sampling}
-    return {"sampled": drawn, "scored": evaluation.scored, **_tempered(run.profile)}
+    part = {"sampled": drawn, "scored": evaluation.scored, **_tempered(run.profile)}
+    if evaluation.texts:
+        part["kept"] = evaluation.texts
+    return part
 
 
 def demonstrated(profile: Profile, rft: Rft) -> Profile:
@@ -161,6 +164,7 @@ def _content(data: Data | None) -> dict[str, Any] | None:
     if data is None:
         return None
     fields = {"rows": data.rows, "seed": data.seed, "revision": data.revision}
+    fields |= {"skipped": data.skipped} if data.skipped else {}
     return {**fields, **data.task.identity()}
 
 

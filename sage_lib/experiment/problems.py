@@ -69,7 +69,8 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[
 
 def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
     """Return the problems of a data set, without those whose questions are in ``exclude``."""
-    return data.task.problems(data.rows, data.seed, exclude, data.revision)
+    skipped = data.skipped or 0
+    return data.task.problems(skipped + data.rows, data.seed, exclude, data.revision)[skipped:]
 
 
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:

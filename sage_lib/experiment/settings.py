@@ -63,6 +63,8 @@ class Data:
     seed: Seed = 0
     revision: Revision | None = None
     ood: bool = False  # evaluation: outside Table 1 and its average, as in Figure 4 and Table 9
+    #: Problems that come before, of the same seed: those of a calibration judge nothing later.
+    skipped: PositiveInt | None = None
 
     @property
     def label(self) -> str:
@@ -148,13 +150,15 @@ class Evaluation:
     batch_size: PositiveInt
     seed: Seed
     scored: NonNegativeInt = 16  # samples a problem whose tokens are scored
-    engine: Literal["transformers", "vllm"] = "transformers"  # what samples
+    engine: Literal["transformers", "prefixes", "vllm"] = "transformers"  # what samples
     vllm: dict[str, Any] | None = None  # keywords of vllm.LLM
     traced: PositiveInt = 32  # problems of which a few completions are read token by token
     #: Problems of each data set that are sampled; None is all. Exact probabilities are of all.
     sampled: PositiveInt | None = None
     listed: PositiveInt = 8  # problems of each data set whose likely completions are all listed
     every: NonNegativeInt = 0  # RL steps between two exact evaluations in training; 0 is none
+    #: Samples of each problem whose text is among the results; None is all. Counts are of all.
+    texts: PositiveInt | None = None
     #: Temperatures, besides 1, at which the probabilities of valid completions are kept.
     tempered: Annotated[tuple[Temperature, ...], Strict(False)] = ()
     methods: Names | None = None  # which methods are evaluated; None is all of them

@@ -71,6 +71,26 @@ def sample_seed(seed: int, problem: Problem, number: int) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
+def uniforms(
+    batch: Sequence[Wanted], problems: Sequence[Problem], sampling: Sampling
+) -> torch.Tensor:
+    """Return the random numbers of each sample's own stream, shape (samples, max_new_tokens)."""
+    rows = []
+    for place, number in batch:
+        generator = torch.Generator()
+        generator.manual_seed(sample_seed(sampling.seed, problems[place], number))
+        rows.append(torch.rand(sampling.max_new_tokens, generator=generator, dtype=torch.float64))
+    return torch.stack(rows)
+
+
+def padded_left(prompts: Sequence[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids and attention mask, both of shape (prompts, the longest one's tokens)."""
+    width = max(map(len, prompts))
+    ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
 def warpers(
     temperature: float, top_p: float, top_k: int, min_p: float | None
 ) -> list[transformers.LogitsProcessor]:
@@ -127,7 +147,7 @@ def transformers_engine(
     """
     prompts = [loading.encode(tokenizer, problem.question) for problem in problems]
     # All options, so that the model's generation_config decides none of them.
-    ends = _end_tokens(model, tokenizer)
+    ends = end_tokens(model, tokenizer)
     config = transformers.GenerationConfig(
         do_sample=False,
         max_new_tokens=sampling.max_new_tokens,
@@ -138,20 +158,11 @@ def transformers_engine(
     active = warpers(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
     model.eval()
 
-    def stream(wanted: Wanted) -> torch.Tensor:
-        place, number = wanted
-        generator = torch.Generator()
-        generator.manual_seed(sample_seed(sampling.seed, problems[place], number))
-        return torch.rand(sampling.max_new_tokens, generator=generator, dtype=torch.float64)
-
     @torch.no_grad()
     def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
-        uniform = torch.stack([stream(wanted) for wanted in batch])
-        shown = [prompts[place] for place, _ in batch]
-        start, pad = max(map(len, shown)), tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (start - len(prompt)) + prompt for prompt in shown])
-        gaps = [[0] * (start - len(prompt)) + [1] * len(prompt) for prompt in shown]
-        ids, mask = ids.to(model.device), torch.tensor(gaps, device=model.device)
+        uniform = uniforms(batch, problems, sampling)
+        ids, mask = padded_left([prompts[place] for place, _ in batch], tokenizer.pad_token_id)
+        ids, mask, start = ids.to(model.device), mask.to(model.device), ids.shape[1]
         with prompts_read_once(model):
             out = model.generate(
                 input_ids=ids,
@@ -159,17 +170,18 @@ def transformers_engine(
                 generation_config=config,
                 logits_processor=LogitsProcessorList([*active, InverseTransform(uniform, start)]),
             )
-        return _until_end(out[:, start:], ends)
+        return until_end(out[:, start:], ends)
 
     weights = loading.weights_mark(model)
     return Engine(draw, fingerprints("transformers", weights, prompts, sampling, ends))
 
 
-def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return the id, or ids, that end a completion of the model."""
     return model.generation_config.eos_token_id or tokenizer.eos_token_id
 
 
-def _until_end(new: torch.Tensor, ends: int | list[int]) -> list[tuple[list[int], bool]]:
+def until_end(new: torch.Tensor, ends: int | list[int]) -> list[tuple[list[int], bool]]:
     """Cut rows, shape (rows, tokens), at their first end token; return whether they have one."""
     is_end = torch.isin(new, torch.as_tensor(ends, device=new.device))
     first_end, finished = is_end.int().argmax(1).tolist(), is_end.any(1).tolist()
@@ -343,6 +355,6 @@ def rollouts(
         use_cache=True,
     )
     new = out[:, len(encoded) :]
-    ends = torch.as_tensor(_end_tokens(model, tokenizer), device=out.device)
+    ends = torch.as_tensor(end_tokens(model, tokenizer), device=out.device)
     is_end = torch.isin(new, ends).long()
     return out, len(encoded), (is_end.cumsum(1) - is_end == 0).long()

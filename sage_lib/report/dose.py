@@ -13,7 +13,7 @@ from sage_lib.report import tradeoff
 #: The share of a run's steps after which "last" begins: in `study` after step 150 of 200.
 LAST = 0.75
 #: Guided method -> the method whose beta is the guided one's times its mean q, weighted by the KL.
-MATCHED = {"branch_strong": "matched"}
+MATCHED = {"branch_strong": "matched", "grpo_branch": "matched_branch"}
 DOSE = [
     *("method", "runs", "threshold", "acting first", "acting last", "mean q first"),
     *("mean q last", "weighted q"),

@@ -1,0 +1,77 @@
+"""Completions of a small model on a CPU, where many samples of a problem begin alike: the model
+reads each distinct prefix once."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from sage_lib.policy import loading
+from sage_lib.policy.sampling import (
+    Engine,
+    Sampling,
+    Wanted,
+    end_tokens,
+    fingerprints,
+    padded_left,
+    uniforms,
+    until_end,
+    warpers,
+)
+from sage_lib.tasks.problem import Problem
+
+
+def prefix_engine(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    sampling: Sampling,
+) -> Engine:
+    """Return an engine that draws, up to rounding, the samples of ``transformers_engine``.
+
+    Args:
+        model: the policy.
+        tokenizer: of the policy.
+        problems: of which samples are drawn.
+        sampling: how they are drawn.
+    """
+    prompts = [loading.encode(tokenizer, problem.question) for problem in problems]
+    ends = end_tokens(model, tokenizer)
+    is_end = torch.as_tensor(ends, device=model.device)
+    active = warpers(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+    model.eval()
+
+    @torch.no_grad()
+    def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
+        uniform = uniforms(batch, problems, sampling).to(model.device)
+        places = list(dict.fromkeys(place for place, _ in batch))
+        ids, mask = padded_left([prompts[place] for place in places], tokenizer.pad_token_id)
+        ids, mask = ids.to(model.device), mask.to(model.device)
+        drawn = is_end.reshape(-1)[0].repeat(len(batch), sampling.max_new_tokens)
+        going = torch.arange(len(batch), device=model.device)  # samples that have not ended
+        row = torch.tensor([places.index(place) for place, _ in batch], device=model.device)
+        positions, cache = (mask.cumsum(-1) - 1).clamp(min=0), None
+        for step in range(sampling.max_new_tokens):
+            options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+            out = model(input_ids=ids, attention_mask=mask, position_ids=positions, **options)
+            scores, cache = out.logits[:, -1].float(), out.past_key_values
+            for warper in active:
+                scores = warper(ids, scores)
+            cdf = scores.double().softmax(-1).cumsum(-1)
+            point = uniform[going, step, None] * cdf[row, -1:]
+            token = torch.searchsorted(cdf[row], point, right=True)
+            token = token.clamp(max=cdf.shape[1] - 1)[:, 0]
+            drawn[going, step] = token
+            on = ~torch.isin(token, is_end)
+            going, row, token = going[on], row[on], token[on]
+            if not len(going):
+                break
+            # Samples with the same row and token so far have the same prefix.
+            (before, last), row = torch.stack([row, token]).unique(dim=1, return_inverse=True)
+            cache.batch_select_indices(before)
+            ids, mask = last[:, None], torch.nn.functional.pad(mask[before], (0, 1), value=1)
+            positions = mask.sum(-1, keepdim=True) - 1
+        return until_end(drawn, ends)
+
+    weights = loading.weights_mark(model)
+    return Engine(draw, fingerprints("prefixes", weights, prompts, sampling, ends))
