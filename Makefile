@@ -13,15 +13,16 @@ extra    = $$($(RUN) -c 'import tomllib; \
 	print(*project["optional-dependencies"]["$(1)"])')
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-latest test-gpu test-slow lint format bench reproduce figures notebooks \
+.PHONY: help install test test-latest test-gpu test-slurm test-slow lint format bench reproduce figures notebooks \
 	site test-site lab lock gpu vllm smollm clean
 
 help: # show this list
 	@sed -nE 's/^([a-z-]+):[^#]*# (.*)/make \1\t\2/p' Makefile | expand -t 18
 
 # The full lock, which needs no resolving, and of which pip takes no file but those of the public
-# releases; then torch, whose build depends on the machine; then the project itself, editable. The
-# stamp makes a second call instant.
+# releases: first what builds the few that come as sources, so that this has hashes, too. Then torch,
+# whose build depends on the machine; then the project itself, editable. The stamp makes a second
+# call instant.
 $(VENV)/installed: requirements.lock requirements-torch.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; \
 		version = sys.version.split()[0]; \
@@ -29,8 +30,10 @@ $(VENV)/installed: requirements.lock requirements-torch.lock pyproject.toml
 		sys.exit(0 if sys.version_info >= (3, 11) else old)'
 	@echo "set-up 1/4: virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "set-up 2/4: $$(grep -c == requirements.lock) packages of requirements.lock"
-	@$(PIP) --quiet --no-deps --require-hashes --requirement requirements.lock
+	@echo "set-up 2/4: $$(grep -c == requirements.lock) packages of requirements.lock (minutes, without a word)"
+	@sed -nE '/^(setuptools|wheel)==/,/[^\\]$$/p' requirements.lock > $(VENV)/build.lock
+	@$(PIP) --quiet --no-deps --require-hashes --requirement $(VENV)/build.lock
+	@$(PIP) --quiet --no-deps --no-build-isolation --require-hashes --requirement requirements.lock
 	@echo "set-up 3/4: torch with its dependencies (a large download on a GPU machine)"
 	@$(PIP) --quiet --no-warn-conflicts --requirement requirements-torch.lock
 	@echo "set-up 4/4: the companion itself"
@@ -57,6 +60,9 @@ test-latest: $(LATEST)/installed # the trainer's tests on the newest TRL, withou
 
 test-gpu: $(VENV)/installed # tests that need a CUDA GPU, after make gpu (SAGE_GPU_MODEL: a model)
 	$(RUN) -m pytest tests/test_gpu.py -m gpu -rs -s
+
+test-slurm: $(VENV)/installed # grids on a SLURM of one node, where slurmctld, slurmd and munge are
+	$(RUN) -m pytest tests/test_slurm.py -m slurm -rs
 
 test-slow: $(VENV)/installed # the long tests
 	$(RUN) -m pytest -m slow -rs

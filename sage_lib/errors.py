@@ -1,10 +1,10 @@
-"""The one exception that is written for the person at the keyboard."""
+"""The exception whose message is written for the user."""
 
 
 class SageError(Exception):
-    """Bad input, with one sentence that says what was wrong and how to put it right: all that
-    command lines and notebooks print."""
+    """Bad input. The message is a sentence with the fault and its remedy; command lines and
+    notebooks print nothing else."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in the place of a traceback."""
+        """Return the lines that IPython shows in the place of a traceback."""
         return [f"error: {self}"]

@@ -1,4 +1,5 @@
-"""Files and locks: whole files appear at once, logs grow a line at a time, nothing made is lost."""
+"""Files and locks: files are written whole, and logs line by line, so that no kill loses
+results."""
 
 import contextlib
 import errno
@@ -20,7 +21,7 @@ _REMEDY = (
     "what was made is kept: free some space or make the folder writable, or set SAGE_BUILD and "
     "SAGE_RESULTS to another disk, and go on with --resume"
 )
-#: What to say where :func:`is_full`.
+#: The error where :func:`is_full`.
 FULL = f"the disk is full; {_REMEDY}"
 #: Numbers that agree to this relative difference are the same: processors round differently.
 SAME = 1e-8
@@ -28,7 +29,7 @@ SAME = 1e-8
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """Say in a sentence that a disk cannot be written, whoever wrote to it."""
+    """Turn errors of a disk that cannot be written into a SageError."""
     try:
         yield
     except OSError as error:
@@ -39,7 +40,7 @@ def disk_errors() -> Iterator[None]:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the disk below a folder has less than a megabyte left."""
+    """Return whether the disk below a folder has less than a megabyte left."""
     return folder.is_dir() and shutil.disk_usage(folder).free < 1_000_000
 
 
@@ -52,7 +53,10 @@ def write_bytes(path: Path, data: bytes) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # else a machine that loses power may keep the name alone
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):  # a disk that is read-only has none
@@ -78,31 +82,31 @@ def read_json(path: Path) -> Any:
 
 
 def in_form(notebook: dict[str, Any]) -> dict[str, Any]:
-    """A notebook without a machine's own kernel, which JupyterLab notes when it opens one."""
+    """Return a notebook without the name of a machine's kernel, which JupyterLab writes into it."""
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    own = {"kernelspec": kernel, "language_info": {"name": "python"}}
-    return {**notebook, "metadata": {**notebook["metadata"], **own}}
+    common = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {**notebook, "metadata": {**notebook["metadata"], **common}}
 
 
 def notebook_text(notebook: dict[str, Any]) -> str:
-    """The text of a notebook's file as git has it, and as JupyterLab writes it."""
+    """Return the text of a notebook's file as git has it, and as JupyterLab writes it."""
     import nbformat  # late: it takes seconds
 
     return f"{nbformat.writes(nbformat.from_dict(in_form(notebook)))}\n"
 
 
 def weights_hash(folder: Path) -> str:
-    """Hash (12 hex digits) of a saved model's weights, or of those of an adapter."""
+    """Return the hash (12 hex digits) of the weights of a saved model or adapter."""
     return _hash(sorted(folder.glob("*.safetensors")))
 
 
 def model_hash(folder: Path) -> str:
-    """Hash (12 hex digits) of all that a model in ``folder`` is loaded from: weights, settings and
-    tokenizer, and of an adapter the same of its base, if that is a folder."""
-    found = _hash(sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]))
+    """Return the hash (12 hex digits) of the files of a model: weights, settings and tokenizer. The
+    hash of an adapter includes its base, if that is a folder."""
+    files_hash = _hash(sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]))
     adapter = folder / "adapter_config.json"
     base = Path(read_json(adapter)["base_model_name_or_path"]) if adapter.is_file() else folder
-    return f"{found}+{model_hash(base)}" if base != folder and base.is_dir() else found
+    return f"{files_hash}+{model_hash(base)}" if base != folder and base.is_dir() else files_hash
 
 
 def _hash(files: Iterable[Path]) -> str:
@@ -112,13 +116,13 @@ def _hash(files: Iterable[Path]) -> str:
 
 @functools.lru_cache
 def _hash_once(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """Large files are read again only after their size or time has changed."""
-    found = hashlib.sha256()
+    """Return the hash of files. They are read again only after their size or time has changed."""
+    digest = hashlib.sha256()
     for path, *_ in files:
         with path.open("rb") as file:
             while block := file.read(1 << 24):
-                found.update(block)
-    return found.hexdigest()[:12]
+                digest.update(block)
+    return digest.hexdigest()[:12]
 
 
 def append_line(path: Path, row: dict) -> None:
@@ -129,8 +133,9 @@ def append_line(path: Path, row: dict) -> None:
 
 
 def read_lines(path: Path, repair: bool = False) -> list[dict]:
-    """Rows of a JSONL file ([] when there is none), without a half-written last line, which a kill
-    leaves. ``repair`` cuts that off the file: only the process that appends may ask for that."""
+    """Return the rows of a JSONL file, [] where there is none. A half-written last line, which a
+    kill leaves, is left out. ``repair`` cuts it off the file, which only the writing process may
+    do."""
     rows, whole = [], 0
     data = path.read_bytes() if path.is_file() else b""
     for line in data.splitlines(keepends=True):
@@ -157,9 +162,15 @@ def rewrite_lines(path: Path, rows: Iterable[dict]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Hold the lock that the file ``path`` stands for: True, or False where another process does;
-    ``wait`` until that one lets go. The kernel frees it when its holder ends, killed or not. A
-    process must not ask for a lock that it holds."""
+    """Hold a lock for the time of a ``with`` block. The kernel frees it when its holder ends.
+
+    Args:
+        path: the file of the lock. A process must not ask for a lock that it holds.
+        wait: whether to wait until another process frees it.
+
+    Yields:
+        Whether the lock is held; False where another process holds it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -174,7 +185,7 @@ def locked(path: Path, wait: bool = False) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds a lock of :func:`locked`."""
+    """Return whether another process holds a lock of :func:`locked`."""
     if path.is_file():
         with locked(path) as mine:
             return not mine
@@ -182,7 +193,13 @@ def is_locked(path: Path) -> bool:
 
 
 def require_space(folder: Path, gigabytes: float, what: str) -> None:
-    """SageError when the disk below ``folder`` has less than ``gigabytes`` free."""
+    """Raise SageError where a disk has too little space.
+
+    Args:
+        folder: on that disk; it is made.
+        gigabytes: to be free.
+        what: needs them, for the error.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free / 1e9
     if free < gigabytes:

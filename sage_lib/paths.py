@@ -1,10 +1,13 @@
-"""Where things lie in a checkout: nothing depends on the working directory."""
+"""Folders of a checkout, which do not depend on the working directory. An installed package writes
+into the present folder."""
 
 import os
 from pathlib import Path
 
 #: The checkout: the folder that holds sage_lib/, notebooks/, data/ and figures/.
 ROOT = Path(__file__).resolve().parent.parent
+#: Whether this is a checkout, and no installed package.
+IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
 NOTEBOOKS = ROOT / "notebooks"
 #: Numbers copied from the papers. Never written by a run.
 REPORTED = ROOT / "data" / "reported"
@@ -14,26 +17,38 @@ DETECTORS = ROOT / "data" / "published" / "detectors" / "precision.csv"
 #: Published results and their figures, a folder per profile.
 PUBLISHED = ROOT / "data" / "published"
 FIGURES = ROOT / "figures"
+#: Folders of the build folder that belong to no profile.
+SHARED = (
+    *("benchmarks", "data", "figures", "grids", "latest-venv", "models", "outputs"),
+    *("site", "site-doctrees", "site-new", "site-source"),
+)
 PROFILES = Path(__file__).resolve().parent / "experiment" / "profiles"
 GRIDS = Path(__file__).resolve().parent / "experiment" / "grids"
 
 
+def _made_below(name: str, variable: str) -> Path:
+    """Return a folder of the checkout or, without a checkout, of the present folder."""
+    default = (ROOT if IS_CHECKOUT else Path.cwd()) / name
+    return Path(os.environ.get(variable) or default).expanduser().resolve()
+
+
 def results() -> Path:
-    """Where a user's own runs keep what they measure and draw: results/, or ``SAGE_RESULTS``."""
-    return Path(os.environ.get("SAGE_RESULTS", ROOT / "results")).expanduser().resolve()
+    """Return the folder of a user's measurements and figures: results/, or ``SAGE_RESULTS``."""
+    return _made_below("results", "SAGE_RESULTS")
 
 
 def measured(profile: str, published: bool = False) -> Path:
-    """Folder of what runs measured: results/measured/<profile>, or data/published/<profile>."""
+    """Return the folder of measurements: results/measured/<profile>, or
+    data/published/<profile>."""
     return (PUBLISHED if published else results() / "measured") / profile
 
 
 def figures(profile: str, published: bool = False) -> Path:
-    """Folder of figures: results/figures/<profile>, or figures/<profile>."""
+    """Return the folder of figures: results/figures/<profile>, or figures/<profile>."""
     return (FIGURES if published else results() / "figures") / profile
 
 
 def build(profile: str) -> Path:
-    """Folder of what can be made again, such as weights: build/<profile>, or below
+    """Return the folder of files that can be made again, such as weights: build/<profile>, or below
     ``SAGE_BUILD``."""
-    return Path(os.environ.get("SAGE_BUILD", ROOT / "build")).expanduser().resolve() / profile
+    return _made_below("build", "SAGE_BUILD") / profile

@@ -3,7 +3,8 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -94,6 +95,23 @@ def unknown(
     else:
         advice = f"choose one of {', '.join(known)}"
     return SageError(f"{below(where, key)} is unknown; {advice}")
+
+
+def rename_key(section: MutableMapping[str, Any], old: str, new: str, where: str) -> None:
+    """Rename a key that users typed before, with a FutureWarning; the next release refuses it.
+
+    Args:
+        section: keys and values of the user.
+        old: the former key.
+        new: the key now.
+        where: the place of ``section``, for the warning.
+    """
+    if old in section:
+        if new in section:
+            raise SageError(f"{where}: {old} and {new} are the same: give {new} alone")
+        message = f"{where}: {old} is called {new}; the old name works until the next release"
+        warnings.warn(message, FutureWarning, stacklevel=3)
+        section[new] = section.pop(old)
 
 
 def _keys(section: Any) -> Iterable[str]:

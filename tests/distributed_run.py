@@ -32,9 +32,9 @@ from sage_lib.tasks import prompts
 METHODS = {
     "branch": {"guide": BranchGuide(threshold=0.5)},
     "dapo": {"guide": BranchGuide(threshold=0.5), "loss_type": "dapo"},
-    "sequence": {"guide": BranchGuide(threshold=0.5), "anchor": "sequence"},
-    "forward_kl": {"anchor": "forward_kl"},
-    "forward_kl_dapo": {"anchor": "forward_kl", "loss_type": "dapo"},
+    "sequence": {"guide": BranchGuide(threshold=0.5), "kl_form": "sequence"},
+    "forward_kl": {"kl_form": "forward_kl"},
+    "forward_kl_dapo": {"kl_form": "forward_kl", "loss_type": "dapo"},
     "random": {"guide": RandomGuide()},
     "full": {"guide": BranchGuide(threshold=0.5), "lora": False},
     # What a configuration for FSDP must not say; transformers reads it as it loads a model.
@@ -79,7 +79,7 @@ def make(model_folder: str, out: str, method: str, batch: str) -> tuple[SageTrai
     torch.manual_seed(0)
     chosen = dict(METHODS[method])
     os.environ.update(chosen.pop("environment", {}))
-    guide, anchor = chosen.pop("guide", None), chosen.pop("anchor", "k3")
+    guide, kl_form = chosen.pop("guide", None), chosen.pop("kl_form", "k3")
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     if chosen.pop("lora", True):
         adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -100,7 +100,7 @@ def make(model_folder: str, out: str, method: str, batch: str) -> tuple[SageTrai
         processing_class=tiny_qwen.load_tokenizer(Path(model_folder)),
         train_dataset=Dataset.from_list(rows),
         guide=None if guide is None else watched,
-        anchor=anchor,
+        kl_form=kl_form,
         reward_funcs=lambda completion_ids, **_: [sum(ids) % 11 / 11 for ids in completion_ids],
         rollout_func=rollouts,
         args=GRPOConfig(**SETTINGS | settings | chosen),

@@ -17,7 +17,7 @@ from sage_lib.algorithm import unsloth_first
 
 BACKEND, *MORE = sys.argv[1:]
 if BACKEND == "unsloth":
-    unsloth_first.load()
+    unsloth_first.load_unsloth()
 
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
@@ -112,7 +112,10 @@ def steps(made):
 TRIED = {
     "lora": (by_token, {}),
     "lora, no guide": (None, {}),
-    "lora, dr_grpo, bias corrected": (by_token, {"loss_type": "dr_grpo", "anchor": "k3_corrected"}),
+    "lora, dr_grpo, bias corrected": (
+        by_token,
+        {"loss_type": "dr_grpo", "kl_form": "k3_corrected"},
+    ),
     "lora, gradient checkpointing": (by_token, {"gradient_checkpointing": True}),
     "lora, merged": (by_token, {"merge_adapter": True}),
     "all weights": (by_token, {"lora": False, "learning_rate": 1e-5}),

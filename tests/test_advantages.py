@@ -179,7 +179,7 @@ def test_clip_cov_takes_its_share_of_the_tokens_between_the_bounds():
         expected = batch.advantages.clone()
         for place in chosen:
             expected[place] = 0
-        assert torch.equal(shaped.advantages, expected) and shaped.beside is None
+        assert torch.equal(shaped.advantages, expected) and shaped.extra_loss is None
         seen |= chosen
     assert seen == within
     everything = ClipCov(share=1.0, low=0.1, high=1.0).shape(batch).touched
@@ -200,8 +200,8 @@ def test_kl_cov_holds_the_tokens_of_the_largest_covariance():
     for place in chosen:
         gap = float(batch.live_logps[place] - batch.old_logps[place])
         distance[place], gradient[place] = 2 * abs(gap), 2 * math.copysign(1, gap)
-    torch.testing.assert_close(shaped.beside.detach(), distance)
-    shaped.beside.sum().backward()
+    torch.testing.assert_close(shaped.extra_loss.detach(), distance)
+    shaped.extra_loss.sum().backward()
     torch.testing.assert_close(live.grad, gradient)
     assert torch.equal(shaped.touched, gradient != 0)
 

@@ -80,7 +80,7 @@ def test_unsloth_does_not_come_after_trl_on_a_gpu(monkeypatch):
     monkeypatch.setattr(unsloth_first, "has_gpu", lambda: True)
     monkeypatch.setitem(sys.modules, "trl", object())
     with pytest.raises(SageError, match="imported before them: start a new process"):
-        unsloth_first.load()
+        unsloth_first.load_unsloth()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_stage_imports_unsloth_first_where_its_run_trains_with_it(
     profile = load_profile(f"study+compute.backend={backend}")
     loaded = []
     monkeypatch.setattr(unsloth_first, "is_installed", lambda: installed)
-    monkeypatch.setattr(unsloth_first, "load", lambda: loaded.append(stage))
+    monkeypatch.setattr(unsloth_first, "load_unsloth", lambda: loaded.append(stage))
     run = dataclasses.replace(runs.rl_run(profile, method, 3407), stage=stage)
     stages._import_unsloth(profile, run)
     assert bool(loaded) is loads
@@ -112,7 +112,7 @@ def test_rl_is_refused_in_a_process_with_the_other_backend(monkeypatch, tmp_path
     monkeypatch.setattr(rl, "REPLACED", True)
     profile = load_profile("smoke")
     with pytest.raises(SageError, match=r"train RL in a process of its own"):
-        rl.trainer_of(profile.training("grpo", 3407), profile, tmp_path)
+        rl.make_trainer(profile.training("grpo", 3407), profile, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

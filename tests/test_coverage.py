@@ -6,7 +6,7 @@ Every simulated world is a column, so that one call judges all of them.
 import numpy as np
 import pytest
 
-from sage_lib.evaluation import metrics
+from sage_lib.evaluation import bands, metrics
 
 WORLDS = 1500
 
@@ -98,6 +98,79 @@ def test_the_crossing_lies_in_its_interval(seeds):
         found = metrics.crossing_interval(np.zeros_like(drawn), drawn, ks)
         hits += not (found["low"] > 8 or found["high"] < 8)
     assert 0.90 <= hits / trials <= 1.0
+
+
+#: Shares of kinds of problems, and the chances of a right sample under two policies: the synthetic
+#: populations of passk-inference 0.3.1, examples/coverage/simulate.py.
+POPULATIONS = {
+    "alike": ([1.0], [0.1], [0.1]),
+    "rare": ([1.0], [0.001], [0.001]),
+    "easy and hard": ([0.5, 0.5], [0.001, 0.4], [0.001, 0.4]),
+    "crossing": ([0.7, 0.3], [0.15, 0.02], [0.3, 0.0002]),
+}
+GRID = np.arange(1, 33)
+
+
+def held_whole(low, high, truth):
+    return bool(((low <= truth) & (truth <= high)).all())
+
+
+def share_of_populations(name, problems, trials, samples=64):
+    """How often the band of one seed holds the true difference at k = 1 to 32."""
+    shares, before, after = map(np.array, POPULATIONS[name])
+    truth = sum(
+        w * ((1 - p) ** GRID - (1 - q) ** GRID)
+        for w, p, q in zip(shares, before, after, strict=True)
+    )
+    rng, held = np.random.default_rng(1), 0
+    for trial in range(trials):
+        kind = rng.choice(len(shares), problems, p=shares)
+        sides = (rng.binomial(samples, chances[kind]) for chances in (after, before))
+        n = np.full(problems, samples)
+        a, b = (metrics.pass_at_k_curve(n, c, GRID) for c in sides)
+        low, high, _ = bands.simultaneous_band(a, b, draws=1000, seed=trial)
+        held += held_whole(low, high, truth)
+    return held / trials
+
+
+def share_over_seeds(seeds, problems, spread, trials):
+    """The same without an effect, where seeds differ by ``spread`` in pass@1."""
+    drawn = checkpoints(np.random.default_rng(0), seeds, problems, spread, 0.1, 0.1, 64, trials)
+    held, n = 0, np.full(seeds * problems, 64)
+    for trial in range(trials):
+        counts = np.rint(64 * drawn[..., trial]).astype(int).reshape(2, -1)
+        a, b = (metrics.pass_at_k_curve(n, c, GRID).reshape(seeds, problems, -1) for c in counts)
+        low, high, _ = bands.simultaneous_band(a, b, draws=1000, seed=trial)
+        held += held_whole(low, high, 0.0)
+    return held / trials
+
+
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_the_band_holds_the_whole_curve(name):
+    assert share_of_populations(name, 100, 100) >= 0.88
+
+
+SPREADS = [(3, 100, 0.005), (3, 100, 0.02), (5, 100, 0.02), (10, 60, 0.02)]
+
+
+@pytest.mark.parametrize(("seeds", "problems", "spread"), SPREADS)
+def test_the_band_over_seeds_holds_the_whole_curve(seeds, problems, spread):
+    """Three seeds that lie far apart tell little: there it holds in about 91 %."""
+    assert share_over_seeds(seeds, problems, spread, 100) >= 0.83
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problems", [50, 200])
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_the_band_holds_the_whole_curve_in_92_to_98_percent(name, problems):
+    assert 0.92 <= share_of_populations(name, problems, 1000) <= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "problems", "spread"), SPREADS)
+def test_the_band_over_seeds_holds_the_whole_curve_of_many_data_sets(seeds, problems, spread):
+    far_apart = (seeds, spread) == (3, 0.02)
+    assert share_over_seeds(seeds, problems, spread, 1000) >= (0.87 if far_apart else 0.92)
 
 
 #: (name, mean, values of (problems, worlds))

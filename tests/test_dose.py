@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.results import load_results
 from sage_lib.paths import PUBLISHED
 from sage_lib.report.dose import dose
 
@@ -27,7 +27,7 @@ def logs(run, method, mean, acting, steps=8):
 def study_of(rows):
     quantiles = {"0.8": 0.5, "0.9": 0.75}
     return SimpleNamespace(
-        settings=load_profile("study"),
+        profile=load_profile("study"),
         own=False,
         steps=pd.DataFrame(rows),
         entropy={"quantiles": quantiles},
@@ -55,7 +55,7 @@ def test_the_dose_is_that_of_the_first_step_and_of_the_last_quarter_over_runs():
 
 def test_the_published_dose_follows_from_the_published_logs():
     """Branch has mean q 1.005 on 4.4 % of tokens after step 150: from the files, by other code."""
-    table = dose(results.load("study"), ["grpo_branch", "branch_strong"]).set_index("method")
+    table = dose(load_results("study"), ["grpo_branch", "branch_strong"]).set_index("method")
     for method in table.index:
         logs, thresholds = [], []
         for profile in ("study", "study_second"):

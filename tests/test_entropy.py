@@ -10,7 +10,7 @@ from scipy import optimize, stats
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy.token_groups import TOP
 from sage_lib.report import entropy
-from sage_lib.report.entropy import jackknife, law, over_seeds
+from sage_lib.report.entropy import jackknife, law, mean_over_seeds
 
 SEEDS = (1, 2, 3)
 
@@ -43,14 +43,16 @@ def test_the_jackknife_of_a_mean_is_the_t_interval():
     mean, low, high = jackknife(frame, lambda rows: [rows["x"].mean()])
     expected = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
     assert (mean[0], low[0], high[0]) == pytest.approx((values.mean(), *expected))
-    assert over_seeds(by_seed(*values)) == pytest.approx((values.mean(), *expected))
+    assert mean_over_seeds(by_seed(*values)) == pytest.approx((values.mean(), *expected))
     two = frame[frame["seed"] < 2]
     assert np.isnan(jackknife(two, lambda rows: [rows["x"].mean()])[1]).all()
-    assert np.isnan(over_seeds(by_seed(*values[:2]))[1]) and np.isnan(over_seeds(by_seed())[0])
+    assert np.isnan(mean_over_seeds(by_seed(*values[:2]))[1]) and np.isnan(
+        mean_over_seeds(by_seed())[0]
+    )
 
 
 @pytest.fixture
-def study():
+def results():
     """Three runs of GRPO of 95 steps whose reward follows the law, a = 2 and b = 3; the base's log
     has neither entropy nor reward."""
     rng, frames = np.random.default_rng(0), []
@@ -67,14 +69,14 @@ def study():
         for dataset, shift in (("both", 0.0), ("forward", 0.1))
     ]
     return SimpleNamespace(
-        settings=load_profile("smoke"), steps=pd.concat(frames), exact=pd.DataFrame(exact)
+        profile=load_profile("smoke"), steps=pd.concat(frames), exact=pd.DataFrame(exact)
     )
 
 
-def test_planted_runs_give_back_what_was_put_in(study):
-    table = entropy.points(study)
+def test_planted_runs_give_back_what_was_put_in(results):
+    table = entropy.points(results)
     assert list(table["step"].unique()) == [*range(10, 100, 10), 95], "blocks end with the run"
-    first = study.steps.iloc[:10]
+    first = results.steps.iloc[:10]
     expected = [first["entropy"].mean(), first["reward"].mean()]
     assert table.loc[0, ["H", "R"]].tolist() == pytest.approx(expected)
     grpo = entropy.laws(table).set_index("method").loc["grpo"]
@@ -86,8 +88,11 @@ def test_planted_runs_give_back_what_was_put_in(study):
     assert len(alone) == 3 and (alone["law_error"] < alone["mean_error"] / 5).all()
 
 
-def test_exact_points_have_the_entropy_of_the_steps_before_them(study):
-    exact, blocks = entropy.exact_points(study), entropy.points(study).set_index(["seed", "step"])
+def test_exact_points_have_the_entropy_of_the_steps_before_them(results):
+    exact, blocks = (
+        entropy.exact_points(results),
+        entropy.points(results).set_index(["seed", "step"]),
+    )
     assert len(exact) == 9
     assert exact["R"].tolist() == pytest.approx([0.05, 0.55, 1.0] * 3), "mean over data sets"
     expected = [blocks.loc[(seed, step), "H"] for seed in SEEDS for step in (10, 50, 95)]
@@ -121,13 +126,13 @@ GROUPS = pd.DataFrame(
 
 def test_groups_are_weighed_by_their_tokens():
     def mean(**chosen):
-        return entropy.mean(GROUPS, "before", "kind", **chosen).tolist()
+        return entropy.mean_over_tokens(GROUPS, "before", "kind", **chosen).tolist()
 
     assert mean() == [1.0], "(3 + 5 + 0) / 8"
     assert mean(group="number") == [2.0] == mean(group=["number"])
     assert mean(group="number", sign="negative") == [5.0]
     assert mean(group="operator") == []
-    assert entropy.mean(GROUPS, "before").tolist() == [9.0]
+    assert entropy.mean_over_tokens(GROUPS, "before").tolist() == [9.0]
     shares = entropy.share_of_sum(GROUPS.assign(before=1.0), "before", "kind", ["word"])
     assert shares.tolist() == [0.5]
 
@@ -151,7 +156,7 @@ def test_the_square_of_an_impact_is_unbiased():
     kept, other = np.meshgrid(np.arange(k + 1), np.arange(k + 1), indexing="ij")
     weight = (stats.binom.pmf(kept, k, p) * stats.binom.pmf(other, k, q)).ravel()
     frame = pd.DataFrame({"kept": kept.ravel() / k, "replaced": other.ravel() / k})
-    found = entropy.replaced(frame.assign(continuations=k))
+    found = entropy.with_impact(frame.assign(continuations=k))
     assert (found["impact"] * weight).sum() == pytest.approx(p - q)
     assert (found["square"] * weight).sum() == pytest.approx((p - q) ** 2)
 
@@ -163,7 +168,7 @@ def test_the_methods_of_a_seed_count_once():
     """Two methods of three seeds are three values, not six."""
     values = by_run({(m, s): s + shift for m, shift in (("a", 0), ("b", 1)) for s in SEEDS})
     half = stats.t.ppf(0.975, 2) / np.sqrt(3)
-    assert over_seeds(values) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
+    assert mean_over_seeds(values) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
 
 
 def test_a_statement_is_judged_by_its_interval_alone():

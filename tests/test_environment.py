@@ -6,6 +6,7 @@ import tomllib
 from importlib.metadata import distribution
 
 import pytest
+from lock import LOCKED_EXTRAS
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -89,7 +90,8 @@ def test_the_lock_is_complete_and_consistent():
 
 def test_pyproject_agrees_with_the_lock():
     assert all(map(pinned, parse(EXTRAS["dev"]).values())), "another version formats otherwise"
-    wanted = parse([*PROJECT["dependencies"], *EXTRAS["test"], *EXTRAS["dev"]])
+    locked = [line for extra in LOCKED_EXTRAS for line in EXTRAS[extra]]
+    wanted = parse([*PROJECT["dependencies"], *locked])
     for name, specifier in wanted.items():
         agrees = name in LOCK and specifier.contains(version_of(name))
         assert agrees, f"pyproject.toml asks for {name}{specifier}"

@@ -14,6 +14,7 @@ from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import append_line, read_lines
 from sage_lib.policy import loading, sampling, scoring, tiny_qwen
+from sage_lib.policy.exact import exact_summary
 from sage_lib.tasks import countdown
 from sage_lib.training import callbacks
 from sage_lib.training.callbacks import ExactLog
@@ -44,7 +45,7 @@ def test_the_summary_sums_over_completions_and_averages_over_problems():
     table = pd.DataFrame({"dataset": "both", "problem": ["a", "a", "b"], "way": ["L", "R", "L"]})
     sharp = {"logp_0.3": np.log([0.6, 0.3, 0.5])}
     table = table.assign(logp=np.log([0.2, 0.1, 0.5]), **sharp)
-    [row] = scoring.exact_summary(table, (1, 2))
+    [row] = exact_summary(table, (1, 2))
     assert row["pass@2_0.3"] == pytest.approx((1 - 0.1**2 + 1 - 0.5**2) / 2)
     assert row["pass@1"] == pytest.approx((0.3 + 0.5) / 2)
     assert row["pass@2"] == pytest.approx((1 - 0.7**2 + 1 - 0.5**2) / 2)
@@ -56,7 +57,7 @@ def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mo
     model, tokenizer, tmp_path
 ):
     asked = SETTINGS.problems(3, 1)
-    log = ExactLog(tmp_path / "exact.jsonl", tokenizer, asked, every=2)
+    log = ExactLog(tmp_path / "exact.jsonl", tokenizer, asked, interval=2)
     model.train()
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -70,7 +71,7 @@ def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mo
     assert [row["step"] for row in read_lines(log.path)] == [0, 2, 4], "a resume takes steps back"
     model.eval()
     table = scoring.valid_probabilities(model, tokenizer, asked)
-    [direct] = scoring.exact_summary(table, ExactLog.KS)
+    [direct] = exact_summary(table, ExactLog.KS)
     assert read_lines(log.path)[0] == pytest.approx({"step": 0, **direct}, nan_ok=True)
 
 

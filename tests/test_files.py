@@ -1,6 +1,8 @@
 """Nothing already made is lost, and damage is named."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,14 @@ def test_a_half_written_last_line_is_cut_off_and_the_rest_kept(tmp_path):
     assert [r["step"] for r in files.read_lines(path, repair=True)] == [0, 1, 2]
     files.append_line(path, {"step": 3})
     assert [r["step"] for r in files.read_lines(path)] == [0, 1, 2, 3]
+
+
+def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done, fsync, replace = [], os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("disk"), fsync(file)))
+    monkeypatch.setattr(Path, "replace", lambda *paths: (done.append("name"), replace(*paths)))
+    files.write_text(tmp_path / "a", "text")
+    assert done == ["disk", "name"] and (tmp_path / "a").read_text() == "text"
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
 from sage_lib.errors import SageError
-from sage_lib.evaluation import gain
+from sage_lib.evaluation import sampled_gain
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_json, write_json
@@ -24,7 +24,7 @@ GUIDE = BranchGuide(threshold=0.4, ratio=0.5)
 
 
 def drawn_from(seed, number):
-    """Samples of a random tree as :func:`gain.samples` gives them, and its exact log rho."""
+    """Samples of a random tree, as :func:`scored_samples` gives them, and its exact log rho."""
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, depth=4, branches=3)
     log_policy = tree.log_policy(torch.tensor(rng.normal(size=len(tree.edges))))
@@ -54,7 +54,7 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
     kept = [f"{p.dataset}/{p.id}" for p in asked if p.dataset not in shifted]
     assert shifted and kept and len(kept) < len(asked)
 
-    def judged(asked, rows, verifier):
+    def count_correct(sampled, rows, verifier):
         for row in rows:
             row["correct"] = [True]
 
@@ -66,12 +66,14 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
 
     tokenizer = SimpleNamespace(eos_token_id=0, pad_token_id=0)
     rows = [{"ids": [[5, 6]], "finished": [True]} for _ in asked]
-    monkeypatch.setattr(gain, "collect", lambda *_: rows)
-    monkeypatch.setattr(gain, "judged", judged)
-    monkeypatch.setattr(gain, "signals", signals)
-    monkeypatch.setattr(gain.loading, "load", lambda *_: (None, tokenizer))
-    monkeypatch.setattr(gain.loading, "encode", lambda *_: [1])
-    found = gain.samples(profile, runs.evaluation_run(profile, runs.sft_run(profile)))
+    monkeypatch.setattr(sampled_gain, "collect", lambda *_: rows)
+    monkeypatch.setattr(sampled_gain, "count_correct", count_correct)
+    monkeypatch.setattr(sampled_gain, "signals", signals)
+    monkeypatch.setattr(sampled_gain.loading, "load", lambda *_: (None, tokenizer))
+    monkeypatch.setattr(sampled_gain.loading, "encode", lambda *_: [1])
+    found = sampled_gain.scored_samples(
+        profile, runs.evaluation_run(profile, runs.sft_run(profile))
+    )
     assert list(found["problem"]) == kept and set(found["right"]) == {1.0}
     assert all(len(one) == 3 for one in found["entropies"]), "the end token is scored as well"
 
@@ -79,13 +81,13 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
 def test_log_rho_from_samples_is_that_of_the_trees():
     parts, exact = zip(*(drawn_from(seed, 1500) for seed in range(12)), strict=True)
     drawn = pd.concat(parts, ignore_index=True)
-    found = gain.guided(drawn, {"branch": GUIDE, "one": IdentityGuide()})
+    found = sampled_gain.apply_guides(drawn, {"branch": GUIDE, "one": IdentityGuide()})
     by_hand = [
         np.log(np.clip(1 + 0.5 * np.clip(H - 0.4, 0, None), 0.6, 1.4)) for H in drawn["entropies"]
     ]
     assert np.allclose(found["branch"], [logs.sum() for logs in by_hand])
     assert list(found["branch acted"]) == [(logs > 0).sum() for logs in by_hand]
-    table = gain.table(found, beta=0.5, precision=0.1)
+    table = sampled_gain.gain_table(found, beta=0.5, precision=0.1)
     branch, one = table.to_dict("records")
     assert branch["log rho"] == pytest.approx(np.mean(exact), abs=0.02)
     assert branch["low"] < np.mean(exact) < branch["high"] and branch["problems"] == 12
@@ -105,7 +107,7 @@ def test_the_bias_of_few_right_samples_is_that_of_shuffled_labels():
     right = (np.tile(np.arange(16), 400) == 0).astype(float)  # one of 16, whatever its q
     found = pd.DataFrame({"problem": problem, "right": right, "tokens": 9, "noise acted": 9})
     found["noise"] = rng.normal(scale=0.8, size=len(found))
-    [row] = gain.table(found, beta=0.2).to_dict("records")
+    [row] = sampled_gain.gain_table(found, beta=0.2).to_dict("records")
     assert row["high"] < 0  # log rho is truly 0
     # E log q of one sample less log E q: the mean of a lognormal is exp(0.8^2 / 2).
     assert row["if shuffled"] == pytest.approx(-(0.8**2) / 2, abs=0.05)
@@ -115,19 +117,19 @@ def test_the_bias_of_few_right_samples_is_that_of_shuffled_labels():
 def test_problems_that_are_always_or_never_solved_tell_nothing():
     drawn, _ = drawn_from(0, 50)
     with pytest.raises(SageError, match="1 problems have right and wrong samples"):
-        gain.table(gain.guided(drawn, {"branch": GUIDE}), beta=1.0)
+        sampled_gain.gain_table(sampled_gain.apply_guides(drawn, {"branch": GUIDE}), beta=1.0)
     with pytest.raises(SageError, match="beta must be positive"):
-        gain.table(gain.guided(drawn, {"branch": GUIDE}), beta=0.0)
+        sampled_gain.gain_table(sampled_gain.apply_guides(drawn, {"branch": GUIDE}), beta=0.0)
 
 
 def test_guides_take_their_thresholds_from_the_samples():
     drawn, _ = drawn_from(1, 400)
-    found = gain.guides_for(drawn)
+    found = sampled_gain.candidate_guides(drawn)
     tokens = np.concatenate(drawn["entropies"].tolist())
-    for name, shares in gain.QUANTILES.items():
+    for name, shares in sampled_gain.QUANTILES.items():
         if name in found:
             low, high = np.quantile(tokens, shares)
-            q = gain.q_of(found[name], [low, high], [-1.0, -1.0], torch.Generator())
+            q = sampled_gain.q_of(found[name], [low, high], [-1.0, -1.0], torch.Generator())
             assert q == pytest.approx([1.0, 1.4])
 
 

@@ -33,7 +33,7 @@ def test_the_profiles_are_the_papers_tables():
         return ["Base Model", *(method.label for method in profile.methods.values())]
 
     for name, table in {"paper": "sage_table1", "paper_losses": "sage_table3"}.items():
-        assert labels(name) == list(dict.fromkeys(reported.load(table)["row"]))
+        assert labels(name) == list(dict.fromkeys(reported.read_table(table)["row"]))
     assert labels("paper_distilled") == ["Base Model", "GRPO", "GRPO + Branch"]
     cells = {
         (m.guide["threshold"], m.guide["ratio"])
@@ -164,7 +164,7 @@ def test_vllm_has_a_gpu_for_itself(folder, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     run = runs.evaluation_run(profile, policy)
     run.prepare()
-    evaluate.evaluate(profile, run)
+    evaluate.evaluate_policy(profile, run)
     base = str(runs.sft_run(profile).model)
     assert told == [base, ("policy", 1, str(policy.model)), "shut down", "loaded", "loaded"]
     assert run.done() and len(read_lines(run.samples)) == 2 * 4

@@ -9,6 +9,7 @@ from test_reasoning_gym import colored
 from transformers import AutoModelForCausalLM
 
 from sage_lib.policy import loading, scoring, tiny_qwen
+from sage_lib.policy.exact import exact_summary
 from sage_lib.tasks import graph_color, judging, prompts
 from sage_lib.tasks.verifier import Verifier
 
@@ -92,7 +93,7 @@ def test_the_tiny_model_can_write_all_right_answers_and_their_mass_is_exact(tiny
             logp = states[range(len(body)), body].sum().item()
             assert own["logp"][number] == pytest.approx(logp, rel=1e-5)
             assert own["way"][number] == way
-    summary = scoring.exact_summary(table, [1, 8])
+    summary = exact_summary(table, [1, 8])
     assert summary[0]["pass@1"] == pytest.approx(summary[0]["common"] + summary[0]["rare"])
 
 

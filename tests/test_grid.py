@@ -1,5 +1,6 @@
 """Larger studies: their order, what is kept, and jobs of submitit's."""
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines
-from sage_lib.pipeline import cli, grid, jobs
+from sage_lib.pipeline import cli, grid, jobs, slurm
 
 __all__ = ["fake"]  # the fixture
 
@@ -86,7 +87,7 @@ def test_a_wrong_command_line_or_file_names_what_is_wrong(trial, tmp_path):
     for words, sentence in (
         (["grid", "none"], "there is no grid 'none'"),
         (["grid", str(trial), "--only", "third"], "no block 'third': choose one of first"),
-        (["grid", str(trial), "--executor", "slurm"], "submitit cannot submit to slurm"),
+        (["grid", str(trial), "--executor", "slurm", "--hours", "0.05"], "--hours 0.05: .* 0.1 or"),
         (["grid", str(trial), "--seeds", "1", "99"], "has the seed 99: correct"),
     ):
         with pytest.raises(SystemExit, match=sentence):
@@ -99,6 +100,29 @@ def test_a_wrong_command_line_or_file_names_what_is_wrong(trial, tmp_path):
         trial.write_text(GRID.replace("methods: [grpo_branch, grpo]", change))
         with pytest.raises(SageError, match=sentence):
             load_grid(trial)
+
+
+def test_states_of_jobs_are_those_of_squeue():
+    """Without sacct, which is missing where SLURM keeps no accounts. A job that was cancelled ends,
+    and so does one that squeue no longer knows; one that is queued again does not."""
+    watcher = slurm.watcher()
+    for job in ("3", "4", "5", "6", "7"):
+        watcher.register_job(job)
+    printed = b"3|RUNNING|node\n4|CANCELLED|node\n5|PENDING|\n6|COMPLETING|node\n9|FAILED|node\n"
+    watcher._info_dict.update(watcher.read_info(printed))
+    assert watcher._make_command()[0] == "squeue"
+    over = {job: watcher.is_done(job, mode="cache") for job in ("3", "4", "5", "6", "7")}
+    assert over == {"3": False, "4": True, "5": False, "6": False, "7": True}
+    watcher._info_dict.update(watcher.read_info(b""))
+    assert watcher.is_done("3", mode="cache")
+
+
+def test_nobody_else_may_write_what_jobs_unpickle(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    (tmp_path / "grids").mkdir(mode=0o777)
+    options = argparse.Namespace(executor="local", partition=None, hours=1.0)
+    grid.Submitit(options)
+    assert (tmp_path / "grids").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.slow

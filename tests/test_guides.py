@@ -10,6 +10,12 @@ import torch
 from pydantic import ValidationError
 
 from sage_lib.algorithm.advantages import PassAtK
+from sage_lib.algorithm.guide_choices import (
+    build_guide,
+    check_choice,
+    needs_entropies,
+    reads_rewards,
+)
 from sage_lib.algorithm.guides import (
     GUIDES,
     BranchGuide,
@@ -20,15 +26,12 @@ from sage_lib.algorithm.guides import (
     RewardGuide,
     ShuffledGuide,
     TokenGuide,
-    build_guide,
-    check_choice,
     check_guide,
     check_q,
     compose,
-    needs_entropies,
-    reads_rewards,
 )
 from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile
 from sage_lib.paths import ROOT
 
 
@@ -188,13 +191,13 @@ def test_the_reward_guide_flattens_the_reference_where_the_reward_is_0():
     plain = inputs([[0.0] * 3] * 5, mask=[[1, 1, 1]] * 4 + [[1, 0, 0]])
     reference = torch.tensor([0.64, 0.25, 1.0], dtype=torch.float64).log().expand(5, 3)
     rewards = torch.tensor([0.0, 1.0, math.nan, 0.5, 0.0])
-    x = dataclasses.replace(plain, reference=reference, rewards=rewards)
+    x = dataclasses.replace(plain, ref_logps=reference, rewards=rewards)
     acting, ones = [1.25, 1.4, 1.0], [1.0, 1.0, 1.0]
     expected = torch.tensor([acting, ones, ones, ones, [1.25, 1.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(RewardGuide()(x), expected)
     wide = RewardGuide(power=0.25, high=9.0)(x)
     assert wide[0].tolist() == pytest.approx([0.64**-0.75, 4**0.75, 1.0])
-    for lacking in ("reference", "rewards"):
+    for lacking in ("ref_logps", "rewards"):
         with pytest.raises(SageError, match="in RL training alone"):
             RewardGuide()(dataclasses.replace(x, **{lacking: None}))
 
@@ -236,10 +239,10 @@ def test_what_is_no_guide_is_refused_at_construction(guide):
 @pytest.mark.parametrize(
     ("q", "reason"),
     [
-        (1.2, "not 1.2"),
-        (torch.ones(2), "not tensor"),
-        (torch.tensor([[1.0, 0.0]]), "some are not"),
-        (torch.tensor([[1.0, float("nan")]]), "some are not"),
+        (1.2, "as a torch tensor, not a float"),
+        (torch.ones(2), r"not of shape \(2,\)"),
+        (torch.tensor([[1.0, 0.0]]), r"1 of 2 are not \(smallest finite value 0\)"),
+        (torch.tensor([[1.0, float("nan")]]), r"1 of 2 are not \(smallest finite value 1\)"),
     ],
 )
 def test_q_that_is_no_weight_of_every_token_is_refused(q, reason):
@@ -327,10 +330,82 @@ def test_choices_are_checked_without_torch():
     choices = [{"name": name} for name in GUIDES if name not in ("branch", "shuffled")]
     choices += [MEASURED, {"name": "shuffled", "inner": MEASURED}]
     code = (
-        "import sys; from sage_lib.algorithm import anchors, guides\n"
-        f"for choice in {choices}: guides.build_guide(choice, {QUANTILES})\n"
+        "import sys; from sage_lib.algorithm import guide_choices, kl_forms\n"
+        f"for choice in {choices}: guide_choices.build_guide(choice, {QUANTILES})\n"
         "print('torch' in sys.modules)"
     )
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"
+
+
+OWN_GUIDES = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Unsure:
+    threshold: float
+    reads_rewards = False
+
+    def __call__(self, inputs):
+        return 1 + 0.2 * (inputs.entropies > self.threshold)
+
+def half(threshold):
+    return Unsure(threshold / 2)
+
+class Rewarded(Unsure):
+    reads_rewards = True
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def own_guides(tmp_path, monkeypatch):
+    (tmp_path / "my_guides.py").write_text(OWN_GUIDES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_guides", None)
+
+
+def test_a_profile_takes_a_guide_of_the_users(own_guides):
+    profile = load_profile("smoke+methods.grpo.guide={name: 'my_guides:Unsure', threshold: 0.8}")
+    choice = profile.methods["grpo"].guide
+    entropies = torch.tensor([[0.5, 1.0, 2.0]])
+    inputs = seen(entropies, -entropies, torch.ones(1, 3))
+    for name, q in (("Unsure", [1.0, 1.2, 1.2]), ("half", [1.2, 1.2, 1.2])):
+        guide = build_guide({**choice, "name": f"my_guides:{name}"})
+        assert guide(inputs)[0].tolist() == pytest.approx(q)
+    shuffled = build_guide({"name": "shuffled", "inner": choice})(inputs)
+    assert sorted(shuffled[0].tolist()) == pytest.approx([1.0, 1.2, 1.2])
+    assert not needs_entropies(choice) and not reads_rewards(choice)
+    assert reads_rewards({"name": "shuffled", "inner": {"name": "my_guides:Rewarded"}})
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (
+            {"name": "my_guides:Unsure", "treshold": 1},
+            "treshold is unknown; did you mean methods.a.guide.threshold",
+        ),
+        ({"name": "my_guides:Unsure"}, "missing 1 required .*'threshold'"),
+        ({"name": "my_guides:Certain"}, "cannot be imported .*add its folder to PYTHONPATH"),
+        ({"name": "other_guides:Unsure"}, "cannot be imported .*other_guides"),
+        ({"name": "my_guides:nothing"}, "a guide is called with a GuideInputs"),
+    ],
+)
+def test_a_guide_of_the_users_that_cannot_be_made_is_told_in_one_sentence(
+    own_guides, choice, reason
+):
+    with pytest.raises(SageError, match=reason) as error:
+        check_choice(choice, "mine: methods.a.guide")
+    assert str(error.value).startswith("mine: methods.a.guide")
+
+
+def test_the_former_name_of_an_input_works_with_a_warning():
+    ones = torch.ones(1, 1)
+    inputs = dataclasses.replace(seen(ones, -ones, ones), ref_logps=torch.zeros(1, 1))
+    with pytest.warns(FutureWarning, match="ref_logps"):
+        assert inputs.reference is inputs.ref_logps

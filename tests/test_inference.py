@@ -159,10 +159,12 @@ def test_the_error_rate_of_a_small_gain_is_that_at_which_it_may_be_none():
         half = stats.t.ppf(0.5 + level / 2, 4) * error
         return {"low": mean - half, "high": mean + half, "seeds": 5}
 
-    assert inference.judged("above", at(0.95), 0.01) == SMALLER
+    assert inference.row_outcome("above", at(0.95), 0.01) == SMALLER
     known = stats.ttest_1samp(gains, 0).pvalue
     assert inference.error_rate("above", at, 0.01) == pytest.approx(known, rel=1e-3)
-    assert inference.judged("above", at(1 - 0.99 * known), 0.01) == DISAGREES, "no gain is left"
+    assert inference.row_outcome("above", at(1 - 0.99 * known), 0.01) == DISAGREES, (
+        "no gain is left"
+    )
 
 
 def test_each_outcome_is_judged_at_the_rate_of_its_step():
@@ -192,20 +194,20 @@ def test_a_floor_or_ceiling_of_both_methods_decides_nothing_and_of_one_it_does(
     ours, theirs, expected
 ):
     row = {**CLEAR, "ours": ours, "theirs": theirs}
-    assert inference.judged("above", row, margin=0.005) == expected
+    assert inference.row_outcome("above", row, margin=0.005) == expected
 
 
 def test_few_seeds_decide_nothing_and_the_wider_interval_judges():
-    assert inference.judged("above", CLEAR, 0.005) == AGREES
-    assert inference.judged("above", {**CLEAR, "seeds": 2}, 0.005) == CANNOT_TELL
-    assert inference.judged("above", {**CLEAR, "low_seeds": -0.1}, 0.005) == CANNOT_TELL
-    assert inference.judged("above", {**CLEAR, "low": -0.1}, 0.005) == CANNOT_TELL
+    assert inference.row_outcome("above", CLEAR, 0.005) == AGREES
+    assert inference.row_outcome("above", {**CLEAR, "seeds": 2}, 0.005) == CANNOT_TELL
+    assert inference.row_outcome("above", {**CLEAR, "low_seeds": -0.1}, 0.005) == CANNOT_TELL
+    assert inference.row_outcome("above", {**CLEAR, "low": -0.1}, 0.005) == CANNOT_TELL
     narrow = {**CLEAR, "low": -0.001, "high": 0.004, "low_seeds": 0.001, "high_seeds": 0.002}
-    assert inference.judged_interval(narrow) == (-0.001, 0.004)
-    assert inference.judged("above", narrow, 0.005) == DISAGREES, "small, and perhaps none"
-    assert inference.judged("above", {**CLEAR, "low_seeds": np.nan}, 0.005) == CANNOT_TELL
+    assert inference.deciding_interval(narrow) == (-0.001, 0.004)
+    assert inference.row_outcome("above", narrow, 0.005) == DISAGREES, "small, and perhaps none"
+    assert inference.row_outcome("above", {**CLEAR, "low_seeds": np.nan}, 0.005) == CANNOT_TELL
     logged = {"low": 0.1, "high": 0.2, "seeds": 3}
-    assert inference.judged("above", logged, 0.005) == AGREES, "one interval, over seeds"
+    assert inference.row_outcome("above", logged, 0.005) == AGREES, "one interval, over seeds"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_few_seeds_decide_nothing_and_the_wider_interval_judges():
     ],
 )
 def test_a_claim_agrees_only_where_all_its_comparisons_do(outcomes, expected):
-    assert inference.together(outcomes) == expected
+    assert inference.worst_outcome(outcomes) == expected
 
 
 def test_seeds_left_out_are_counted_where_the_outcome_stays():
@@ -231,13 +233,13 @@ def test_seeds_left_out_are_counted_where_the_outcome_stays():
     gains = [0.02, 0.021, 0.022, 0.023, -0.01]
     zero = by_seed("b", [0.0] * 5, range(5))
     ours = by_seed("a", gains, range(5))
-    whole = inference.judged("above", inference.difference(ours, zero).iloc[0], 0.005)
+    whole = inference.row_outcome("above", inference.difference(ours, zero).iloc[0], 0.005)
     known = []
     for left in range(5):
         rest = [gain for place, gain in enumerate(gains) if place != left]
         low, high = stats.ttest_1samp(rest, 0).confidence_interval(0.95)
         known.append(inference.outcome("above", low, high, 0.005) == whole)
-    assert inference.without_one(ours, zero, "x", "above", 0.005) == sum(known) == 4
+    assert inference.stable_seeds(ours, zero, "x", "above", 0.005) == sum(known) == 4
     assert ours.at_seeds([4, 1]).seeds == [1, 4]
     base = by_seed("base", [0.2], [None])
     assert base.at_seeds([1]) is base
@@ -246,5 +248,5 @@ def test_seeds_left_out_are_counted_where_the_outcome_stays():
 def test_the_base_goes_with_a_run_as_the_one_that_it_starts_from():
     own = {1: np.full((4, 1), 0.1), 2: np.full((4, 1), 0.5)}
     base = Values("base", np.full((1, 4, 1), 0.3), ["x"], list("aabb"), [None], own)
-    (_, of_base), seeds = inference.common(by_seed("a", [0.0, 0.0], [2, 1]), base)
+    (_, of_base), seeds = inference.at_common_seeds(by_seed("a", [0.0, 0.0], [2, 1]), base)
     assert seeds == [2, 1] and of_base[:, 0, 0].tolist() == [0.5, 0.1], "not their mean"

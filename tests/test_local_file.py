@@ -37,6 +37,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "my.csv").write_text(CSV)
     (tmp_path / "judges_of_one_s_own.py").write_text(JUDGES)
     monkeypatch.syspath_prepend(str(tmp_path))
+    named = ("same_length", "longer", "score", "faulty", "other")
+    words = [f"judges_of_one_s_own:{name}" for name in named]
+    monkeypatch.setenv("SAGE_TRUST", ",".join([*words, "no_such_module_here:same"]))
     return tmp_path
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.results import load_results
 from sage_lib.pipeline import notebooks, outputs
 from sage_lib.report import page
 
@@ -107,26 +107,28 @@ def test_the_notebooks_of_a_profile_show_one_that_has_samples_alone(path, varian
     """As those of the GPU have."""
     monkeypatch.setattr(page, "save_figure", lambda *given: None)
     monkeypatch.setattr(page, "write_text", lambda *given: None)
-    study = results.load(SAMPLED.name)
+    results = load_results(SAMPLED.name)
     if (methods := VARIANTS[variant]) is not None:
         (data,) = SAMPLED.evaluation.data
         shifted = dataclasses.replace(data, ood=True)
         evaluation = dataclasses.replace(SAMPLED.evaluation, data=(shifted,))
-        study.settings = dataclasses.replace(SAMPLED, evaluation=evaluation)
+        results.profile = dataclasses.replace(SAMPLED, evaluation=evaluation)
         for name in ("runs", "steps", "counts", "scores", "samples"):
-            frame = getattr(study, name)
-            setattr(study, name, frame[frame["method"].isin(methods)].reset_index(drop=True))
-    monkeypatch.setattr(results, "load", lambda name, own: loaded(name, study))
+            frame = getattr(results, name)
+            setattr(results, name, frame[frame["method"].isin(methods)].reset_index(drop=True))
+    monkeypatch.setattr(
+        "sage_lib.experiment.results.load_results", lambda name, own: loaded(name, results)
+    )
     space = {}
     for cell in cells(path, "code"):
         exec(cell.source, space)
-    assert space["study"] is study
+    assert space["results"] is results
 
 
-def loaded(name, study):
+def loaded(name, results):
     if name.endswith("_larger"):
         raise SageError("there is no such profile")
-    return study
+    return results
 
 
 @every

@@ -41,7 +41,7 @@ def planted():
 
 def rows_of(planted, guide, p):
     problem, _, _, found, texts, _ = planted
-    rows = optima.of_problem(problem, found, texts, p, {"guide": guide}, seed=0)
+    rows = optima.problem_rows(problem, found, texts, p, {"guide": guide}, seed=0)
     return [dict(zip(optima.COLUMNS, row, strict=True)) for row in rows]
 
 
@@ -95,7 +95,7 @@ def test_noise_is_averaged_and_one_kind_of_answer_has_no_ratio(planted):
     [row] = rows_of(planted, TokenGuide(), 0.3)
     assert np.isfinite(row["log_rho"]) and row["acted"] > 0.3
     problem, _, _, found, texts, _ = planted
-    [row] = optima.of_problem(problem, found, ["no"] * len(texts), 0.0, {"t": TokenGuide()}, 0)
+    [row] = optima.problem_rows(problem, found, ["no"] * len(texts), 0.0, {"t": TokenGuide()}, 0)
     assert np.isnan(row[optima.COLUMNS.index("log_rho")])
 
 

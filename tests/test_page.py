@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.results import load_results
 from sage_lib.report import page as page_module
 from sage_lib.report import style
 from sage_lib.report.page import Page
@@ -28,7 +28,7 @@ def shown(tmp_path, monkeypatch):
 
 @pytest.fixture
 def page(shown):
-    return Page(results.load("smoke", own=True))
+    return Page(load_results("smoke", own=True))
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,23 @@ def test_a_column_may_have_a_format_of_its_own_and_a_named_index_is_shown(shown,
     assert head.count("<tr>") == 1 and ">method</th>" in head, "one row of names"
 
 
+def test_no_text_of_a_table_is_live_html(shown, page):
+    """A label of a stranger's profile or data file is text in cells, in names of rows and columns,
+    and in rows that are folded away."""
+    live = "<img src=x onerror=alert(1)>"
+    many = page_module.ROWS + 1
+    frame = pd.DataFrame({"label": [live] * many, live: 1.0}, index=pd.Index([live] * many))
+    for table in (frame, frame.rename_axis("name"), frame.rename_axis("a_b").astype(object)):
+        page.table(table, label="{:s}")
+        page.table(table)
+    texts = [one if isinstance(one, str) else one.to_html() for one in shown]
+    assert len(texts) == 12 and all(text.count("&lt;img src") >= 2 for text in texts)
+    assert not any("<img" in text for text in texts)
+    named = pd.DataFrame({"a": [1.0]}, index=pd.Index(["b"], name=live))
+    page.table(named)
+    assert "<img" not in shown[-1].to_html()
+
+
 def test_a_column_without_any_value_is_left_out_of_the_display_alone(tmp_path, shown, page):
     frame = FRAME.assign(std=float("nan"))
     page.keep(frame, "table1", std="{:.1f}")
@@ -118,7 +135,7 @@ def test_rows_after_the_first_are_folded_away_and_none_is_lost(shown, page):
 
 @pytest.mark.parametrize("name", ["smoke", "theory"])
 def test_a_figure_is_saved_closed_and_shown_once(tmp_path, shown, name):
-    one = Page("theory", own=True) if name == "theory" else Page(results.load(name, own=True))
+    one = Page("theory", own=True) if name == "theory" else Page(load_results(name, own=True))
     figure, _ = plt.subplots()
     assert one.show(figure, "figure2") is None
     made = sorted(path.name for path in (tmp_path / "figures" / name).iterdir())
@@ -130,7 +147,7 @@ def test_a_figure_is_saved_closed_and_shown_once(tmp_path, shown, name):
 
 def test_the_folder_of_published_results_is_that_of_a_published_page(tmp_path, shown, monkeypatch):
     monkeypatch.setattr(page_module.paths, "FIGURES", tmp_path / "published")
-    Page(results.load("smoke")).show(plt.figure(), "figure2")
+    Page(load_results("smoke")).show(plt.figure(), "figure2")
     assert (tmp_path / "published" / "smoke" / "figure2.pdf").is_file()
     assert not (tmp_path / "figures").exists()
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from sage_lib.experiment.profile import load_profile
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.report import patterns
 
 DONE = "<end_working_out> <SOLUTION> {} </SOLUTION>"
@@ -25,7 +25,7 @@ def rows(method, seed, problem, *texts, dataset="both"):
 
 def study_of(*samples):
     frame = pd.DataFrame([row for one in samples for row in one])
-    return SimpleNamespace(settings=load_profile("smoke"), samples=frame.astype({"seed": "Int64"}))
+    return SimpleNamespace(profile=load_profile("smoke"), samples=frame.astype({"seed": "Int64"}))
 
 
 def test_eq_13_ranges_over_problems_and_not_over_seeds():
@@ -33,7 +33,7 @@ def test_eq_13_ranges_over_problems_and_not_over_seeds():
     has no correct sample."""
     setup = f"let x be 4 {DONE.format(4)}"
     plain = DONE.format(4)
-    study = study_of(
+    results = study_of(
         rows("grpo", 1, "a", f"{setup}!", f"{plain}!"),
         rows("grpo", 2, "a", f"{plain}!", setup),
         rows("grpo", 1, "b", f"{setup}!", plain),
@@ -41,7 +41,7 @@ def test_eq_13_ranges_over_problems_and_not_over_seeds():
         rows("grpo", 1, "elsewhere", f"{setup}!", dataset="both_other_words"),
         rows("other", 1, "a", plain),
     )
-    [row] = patterns.patterns(study, ["grpo"]).to_dict("records")
+    [row] = patterns.pattern_table(results, ["grpo"]).to_dict("records")
     assert row["constraint setup"] == pytest.approx((1 / 3 + 1) / 2)
     assert row["contradiction"] == 0
     assert (row["problems"], row["dropped"]) == (2, 1)
@@ -49,7 +49,7 @@ def test_eq_13_ranges_over_problems_and_not_over_seeds():
 
 
 def test_the_last_problem_that_all_solved_is_shown_with_each_ones_first_solution():
-    study = study_of(
+    results = study_of(
         rows("base", None, "a", "wrong", "base a!", "later!"),
         rows("base", None, "b", "base b!"),
         rows("base", None, "c", "base c!"),
@@ -58,7 +58,7 @@ def test_the_last_problem_that_all_solved_is_shown_with_each_ones_first_solution
         rows("grpo", 1, "c", "wrong"),
         rows("grpo", 2, "c", "another seed's!"),
     )
-    shown = patterns.side_by_side(study, ["grpo", "base"])
+    shown = patterns.side_by_side(results, ["grpo", "base"])
     assert shown["method"].tolist() == ["grpo", "base"]
     assert shown["problem"].tolist() == ["b", "b"]
     assert shown["solution"].tolist() == ["grpo b", "base b"]
@@ -69,8 +69,8 @@ def test_the_last_problem_that_all_solved_is_shown_with_each_ones_first_solution
 def test_votes_count_answers_and_not_texts():
     right, wrong = DONE.format("1 + 3"), DONE.format("1 + 4")
     texts = [*[f"so {i} {right}!" for i in range(20)], *[wrong] * 11, "no answer"]
-    study = study_of(rows("grpo", 1, "a", *texts), rows("base", None, "a", *texts[::-1]))
-    found = patterns.votes(study, ["base", "grpo"]).set_index("method")
+    results = study_of(rows("grpo", 1, "a", *texts), rows("base", None, "a", *texts[::-1]))
+    found = patterns.votes(results, ["base", "grpo"]).set_index("method")
     assert (found["distinct"] == 2).all() and (found["k"] == 8).all()
     assert found["avg"].tolist() == [20 / 32] * 2
     # Of 8 votes, 20 of 32 for it, the right answer has the majority most of the time.
@@ -82,8 +82,8 @@ def test_votes_count_answers_and_not_texts():
 
 
 def test_the_main_methods_are_those_of_the_references_family():
-    study = Study(load_profile("study"), own=False)
-    main = study.main
-    family = {study.settings.methods[method].family for method in main[1:]}
-    assert main[0] == "base" and family == {study.settings.methods["grpo"].family}
+    results = Results(load_profile("study"), own=False)
+    main = results.main
+    family = {results.profile.methods[method].family for method in main[1:]}
+    assert main[0] == "base" and family == {results.profile.methods["grpo"].family}
     assert "branch_strong" in main and "bnpo_branch" not in main

@@ -26,7 +26,7 @@ guide_defaults:
 methods:
   grpo: {rl: {max_steps: 5}}
   branch: {label: B, guide: {name: branch}}
-  forward: {label: F, anchor: forward_kl}
+  forward: {label: F, kl_form: forward_kl}
   dapo: {label: D, rl: {loss_type: dapo, epsilon_high: 0.28}, dynamic_sampling: 3}
 train: [grpo, branch, forward, dapo]
 evaluation:

@@ -318,7 +318,7 @@ def test_a_base_alone_is_evaluated_without_sft_on_a_data_set_of_ones_own(tmp_pat
     (tmp_path / "own.yaml").write_text(OWN)
     (tmp_path / "mine.csv").write_text("q,a\nreach 3 from 1 2,3\nreach 4 from 2 2,4\n")
     profile = load_profile(tmp_path / "own.yaml")
-    assert (profile.reference, profile.evaluated) == ("base", ())
+    assert (profile.baseline, profile.evaluated) == ("base", ())
     finish(profile, "sft", "sft")
     finish(profile, "evaluation", "eval-sft")
     [run] = runs.evaluations(profile)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sage_lib.algorithm import anchors
+from sage_lib.algorithm import kl_forms
 from sage_lib.evaluation import metrics
 from sage_lib.policy.sampling import sample_seed
 from sage_lib.tasks.problem import Problem
@@ -20,7 +20,7 @@ def test_a_reduction_equals_its_loops(loss_type):
     values = torch.arange(12, dtype=torch.float64).view(3, 4) ** 2
     mask = torch.tensor([[float(t < n) for t in range(4)] for n in lengths])
     items = torch.tensor(30.0)
-    found = anchors.reduce(
+    found = kl_forms.reduce(
         values, mask, loss_type, longest, items, processes, accumulation, updates
     )
     kept = [[values[row, t].item() for t in range(n)] for row, n in enumerate(lengths)]

@@ -2,11 +2,13 @@
 to get one wrong is told in one sentence."""
 
 import dataclasses
+import json
 import re
 
 import pytest
 from ruamel.yaml import YAML
 
+from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import digest, load_profile, profile_names
@@ -109,8 +111,8 @@ def variant(tmp_path):
         ),
         ("methods: {mine: {label: M, guide: 3}}", "methods.mine.guide: there is no guide 3"),
         ("methods: {mine: {label: M, guide: branch, rl: {beta: 0.0}}}", "needs beta > 0"),
-        ("methods: {mine: {label: M, guide: token, anchor: forward_kl}}", "takes no guide"),
-        ("methods: {mine: {label: M, anchor: k4}}", "k4.*k3, k3_corrected"),
+        ("methods: {mine: {label: M, guide: token, kl_form: forward_kl}}", "takes no guide"),
+        ("methods: {mine: {label: M, kl_form: k4}}", "k4.*k3, k3_corrected"),
         ("methods: {mine: {label: M, advantage: ppl}}", "mine.advantage: .*no advantage 'ppl'"),
         ("methods: {mine: {rl: {beta: 0.1}}}", "methods.mine.label: field required"),
         ("methods: {mine: {label: M, family: a/b}}", "key and family are letters"),
@@ -149,6 +151,38 @@ def test_a_profile_is_called_as_its_file_and_not_as_a_shipped_one(tmp_path):
             load_profile(tmp_path / f"{name}.yaml")
 
 
+@pytest.mark.parametrize("name", [".", "..", ".mine", "-mine", "data", "grids", "my own"])
+def test_a_profile_whose_folder_would_be_another_one_is_refused(tmp_path, name):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(f"name: {json.dumps(name)}\nextends: smoke\n")
+    with pytest.raises(SageError, match=r"name is of letters.*rename the file"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize("revision", ["../../x", "/etc", "a/../b", "..", "a//b", "", "a b"])
+@pytest.mark.parametrize("key", ["sft_data", "model"])
+def test_a_revision_stays_in_its_folder(revision, key):
+    with pytest.raises(SageError, match=rf"{key}\.revision"):
+        load_profile(f"smoke+{key}.revision={json.dumps(revision)}")
+    for good in ("main", "v1.0-rc", "refs/pr/1", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"):
+        load_profile(f"smoke+{key}.revision={json.dumps(good)}")
+
+
+def test_an_empty_variable_is_as_none(monkeypatch):
+    for name in ("SAGE_BUILD", "SAGE_RESULTS"):
+        monkeypatch.setenv(name, "")
+    assert paths.build("mine") == paths.ROOT / "build" / "mine"
+    assert paths.results() == paths.ROOT / "results"
+
+
+def test_every_folder_that_is_built_for_no_profile_is_reserved():
+    """The folders are read from the source: a new one is found here."""
+    found = set()
+    for path in [*paths.ROOT.glob("sage_lib/**/*.py"), *paths.ROOT.glob("tools/*.py")]:
+        found |= set(re.findall(r"paths\.build\(\"([\w-]+)\"\)", path.read_text()))
+    assert found and found <= set(paths.SHARED)
+
+
 def test_profiles_extend_each_other_from_folder_to_folder(variant, tmp_path):
     variant("rl: {beta: 0.3}", name="below")
     path = variant("rl: {epsilon: 0.1}", name="above", extends="below.yaml")
@@ -172,6 +206,9 @@ def test_a_setting_can_be_changed_without_a_file():
     assert changed.name == "smoke+rl.beta=0.2+seeds=_1,2_~c553", "a folder of its own"
     many = [load_profile(f"smoke+seeds={[*range(200, end)]}").name for end in (500, 501)]
     assert many[0] != many[1] and all(len(name) < 100 for name in many), "a disk takes 255 letters"
+    many = [f"smoke{'+sft.max_steps=20' * 11}+rl.beta={beta}" for beta in (0.2, 0.3)]
+    first, second = (load_profile(spec).name for spec in many)
+    assert first != second and len(first) < 170
     one, two = (load_profile(f"smoke+model.revision={name}").name for name in ("a/b", "a_b"))
     assert one != two and "/" not in one
     assert load_profile(changed.spec) == changed
@@ -297,3 +334,11 @@ def test_a_training_is_a_method_with_the_sections_that_it_changes():
     assert (whole.method.label, whole.lora, adapted.lora) == ("GRPO", None, {"r": 4})
     assert whole.rl == {**profile.rl, "max_steps": 5, "beta": 0.3, "seed": 7}
     assert adapted.rl == {**profile.rl, "seed": 8}
+
+
+def test_the_former_key_of_the_form_of_the_kl_works_with_a_warning():
+    with pytest.warns(FutureWarning, match="methods.grpo: anchor is called kl_form"):
+        former = load_profile("smoke+methods.grpo.anchor=sequence")
+    assert former.methods == load_profile("smoke+methods.grpo.kl_form=sequence").methods
+    with pytest.raises(SageError, match="give kl_form alone"):
+        load_profile("smoke+methods.grpo.anchor=k3+methods.grpo.kl_form=k3")

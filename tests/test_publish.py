@@ -1,14 +1,22 @@
 """Own results become the published ones by one command, and are compared with them."""
 
+import itertools
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from sage_lib import files, paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import results, runs
+from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.experiment.records import Record
+from sage_lib.experiment.results import load_results
 from sage_lib.pipeline import compare, publish
 
 SPEC = "smoke+train=[grpo]+sft_data.rows=9+exploration.seeds=0"
@@ -54,7 +62,7 @@ def test_publishing_again_changes_nothing_and_weights_stay_behind(own):
     assert {"runs.parquet", "counts.parquet", "profile.json"} <= set(sizes)
     assert publish.publish(own) == sizes and tree(paths.PUBLISHED) == before
     assert not any("safetensors" in name for name in before)
-    theirs, mine = results.load(SPEC), results.load(SPEC, own=True)
+    theirs, mine = load_results(SPEC), load_results(SPEC, own=True)
     assert theirs.counts["c"].tolist() == mine.counts["c"].tolist() == 2 * [*range(3, 12)]
 
 
@@ -66,17 +74,81 @@ def test_unfinished_runs_and_those_of_other_settings_are_refused(own):
     other = load_profile(f"{SPEC}+rl.beta=0.7")
     with pytest.raises(SageError, match="are not finished"):
         publish.publish(other)
-    assert not paths.PUBLISHED.exists()
+    assert not paths.measured(own.name, published=True).exists()
 
 
-def test_a_kill_between_two_renames_loses_nothing(own):
+class Killed(BaseException):
+    """In the place of a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize("point", [2, 3, 4])
+def test_a_kill_between_two_renames_loses_nothing(own, monkeypatch, point):
+    """At the first rename, the second, or the removal after them; and where a run began anew
+    afterwards, so that nothing can be published."""
     publish.publish(own)
-    target = paths.measured(own.name, published=True)
+    target, calls = paths.measured(own.name, published=True), itertools.count()
     before = tree(target)
-    target.rename(target.with_name(f".{target.name}.old"))
+
+    def killed(call):
+        def until(*args, **more):
+            if next(calls) == point:
+                raise Killed
+            return call(*args, **more)
+
+        return until
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed(Path.rename))
+        patched.setattr(shutil, "rmtree", killed(shutil.rmtree))
+        with pytest.raises(Killed):
+            publish.publish(own)
+    assert results.published() == ([] if point == 3 else [own.name])
+    (runs.every_run(own)[-1].build / "done").unlink()
+    with pytest.raises(SageError, match="are not finished"):
+        publish.publish(own)
+    assert tree(target) == before and results.published() == [own.name]
+
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_publish_waits_for_the_first(own):
     publish.publish(own)
-    assert tree(target) == before
-    assert [path.name for path in paths.PUBLISHED.iterdir()] == [own.name]
+    before = tree(paths.PUBLISHED)
+    [lock] = paths.PUBLISHED.glob(".*/lock")
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, lock], stdout=subprocess.PIPE)
+    holder.stdout.readline()
+    (lock.parent / "new").mkdir()  # which the first is filling
+    second = threading.Thread(target=publish.publish, args=(own,))
+    second.start()
+    second.join(0.5)
+    assert second.is_alive() and (lock.parent / "new").is_dir()
+    holder.kill()
+    holder.wait()
+    second.join(30)
+    assert not second.is_alive() and tree(paths.PUBLISHED) == before
+
+
+def test_a_run_that_begins_anew_while_results_are_read_is_not_published(own, monkeypatch):
+    publish.publish(own)
+    before, write = tree(paths.PUBLISHED), results.write
+
+    def and_begin(*args):
+        write(*args)
+        (runs.every_run(own)[-1].build / "done").unlink()
+
+    monkeypatch.setattr(results, "write", and_begin)
+    with pytest.raises(SageError, match="are not finished"):
+        publish.publish(own)
+    assert {k: v for k, v in tree(paths.PUBLISHED).items() if not k.startswith(".")} == {
+        k: v for k, v in before.items() if not k.startswith(".")
+    }
 
 
 def test_a_profile_of_ones_own_file_is_refused(tmp_path):
@@ -145,7 +217,7 @@ def test_a_planted_difference_is_found_and_named(change, verdict, detail):
 
 def test_what_is_finished_stands_beside_what_was_published(own):
     publish.publish(own)
-    before = results.load(SPEC)
+    before = load_results(SPEC)
     whole = tree(paths.PUBLISHED)
     base, *_ = runs.every_run(own)
     lost = [run for run in runs.every_run(own) if run.method == "grpo"]
@@ -158,7 +230,7 @@ def test_what_is_finished_stands_beside_what_was_published(own):
         for path in run.measured.iterdir():
             path.unlink()
     publish.publish(own, finished=True)
-    after = results.load(SPEC)
+    after = load_results(SPEC)
     for name in ("runs", "steps", "counts"):
         pd.testing.assert_frame_equal(getattr(after, name), getattr(before, name))
     assert tree(paths.PUBLISHED).keys() == whole.keys() and after.entropy == before.entropy

@@ -2,12 +2,14 @@
 other data sets, partial credit, hostile answers, and the code of the scorers that are let in."""
 
 import ast
+import contextlib
 import inspect
 import itertools
 import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -32,6 +34,21 @@ SMOKE = {
     "quantum_lock": ({"difficulty": 2}, "A → A → A → A → A → A → A → A → A → A → A → A → A"),
     "spell_backward": ({"max_word_len": 6}, "zzz"),
 }
+
+
+def test_a_scorer_that_does_not_end_counts_as_wrong(monkeypatch, caplog):
+    class Busy:
+        def score_answer(self, answer, entry):
+            while answer == "busy":
+                with contextlib.suppress(Exception):
+                    pass
+            return 1.0
+
+    monkeypatch.setattr(reasoning_gym, "LIMIT", 0.2)
+    assert reasoning_gym.score(Busy(), "quick", {}) == 1.0
+    assert reasoning_gym.score(Busy(), "busy", {}) == 0.0
+    assert "the scorer of Busy took more than 0.2 s for the answer 'busy'" in caplog.text
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
 def line(dataset, **given):

@@ -76,8 +76,8 @@ def mismatches(table):
 
 
 def test_every_table_is_whole():
-    assert {table: len(reported.load(table)) for table in reported.tables()} == CELLS
-    frame = reported.load("sage_table1").set_index(["row", "dataset", "metric"])
+    assert {table: len(reported.read_table(table)) for table in reported.tables()} == CELLS
+    frame = reported.read_table("sage_table1").set_index(["row", "dataset", "metric"])
     assert frame.loc[("GRPO + Branch", "AMC23", "pass@1"), ["mean", "std"]].tolist() == [
         0.465,
         0.063,
@@ -155,7 +155,7 @@ def test_the_lines_of_a_table_are_filled_and_differ(table):
 @pytest.mark.parametrize("name", ["table99", "../reported/sage_table1", "fidelity", ""])
 def test_an_unknown_table_names_the_known_ones(name):
     with pytest.raises(SageError, match=r"report_table3.*sage_table9"):
-        reported.load(name)
+        reported.read_table(name)
 
 
 #: First word of `why` in fidelity.csv -> the sources that must say something: those followed.

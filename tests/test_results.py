@@ -14,6 +14,7 @@ from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, results
 from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.results import load_results
 from sage_lib.files import write_json
 from sage_lib.pipeline import stages
 from sage_lib.report import inference, passk
@@ -30,12 +31,12 @@ def test_published_results_are_read_without_a_hash_a_problem_or_torch(monkeypatc
 
     monkeypatch.setattr(hashlib, "sha256", refuse)
     monkeypatch.setattr(Task, "problems", refuse)
-    study = results.load("smoke")
+    loaded = load_results("smoke")
     for name in results.FRAMES.keys() - {"rounds"}:
-        frame = getattr(study, name)
+        frame = getattr(loaded, name)
         assert list(frame)[:3] == results.RUN and frame["seed"].dtype == "Int64", name
         assert frame["seed"].isna().equals(frame["method"] == "base"), name
-    code = "from sage_lib.experiment import results as r; r.load('smoke').steps; import sys"
+    code = "from sage_lib.experiment import results as r; r.load_results('smoke').steps; import sys"
     code += "; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -59,7 +60,7 @@ def own(tmp_path, monkeypatch):
     with gzip.open(root / "evaluation/grpo-s3407/samples.jsonl.gz", "wt") as file:
         file.write(json.dumps(sample) + "\n")
     write_json(root / "entropies" / "entropy.json", {"tokens": 5})
-    return results.load("smoke", own=True)
+    return load_results("smoke", own=True)
 
 
 def test_own_results_are_those_of_the_profiles_finished_runs(own):
@@ -83,8 +84,8 @@ def test_own_results_are_those_of_the_profiles_finished_runs(own):
 def test_what_is_written_is_what_was_collected_with_thinned_logs(own, tmp_path, monkeypatch):
     collected = results.collect(load_profile("smoke"))
     monkeypatch.setattr(paths, "PUBLISHED", tmp_path / "published")
-    results.write(collected, own.settings, tmp_path / "published" / "smoke")
-    read = results.load("smoke")
+    results.write(collected, own.profile, tmp_path / "published" / "smoke")
+    read = load_results("smoke")
     for one in ("runs", "samples"):
         pd.testing.assert_frame_equal(getattr(read, one), collected[one], check_dtype=False)
     assert read.entropy == own.entropy and "own" not in collected["steps"]
@@ -93,6 +94,17 @@ def test_what_is_written_is_what_was_collected_with_thinned_logs(own, tmp_path, 
     assert log["steps"].tolist() == [1, 9, *[10] * 10, 5]
     assert log["reward"].tolist()[:3] == [float(f"{mean / 7:.6g}") for mean in (1, 6, 15.5)]
     assert read.steps.query("method == 'grpo'")["step"].tolist() == [*range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_damaged_published_table_is_named(own, tmp_path, monkeypatch, kept):
+    monkeypatch.setattr(paths, "PUBLISHED", tmp_path / "published")
+    folder = tmp_path / "published" / "smoke"
+    results.write(results.collect(load_profile("smoke")), own.settings, folder)
+    path = folder / "steps.parquet"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(SageError, match=r"smoke/steps\.parquet is damaged .*get it again from git"):
+        _ = results.load("smoke").steps
 
 
 def test_the_runs_of_another_base_stand_beside_those_of_the_first(tmp_path, monkeypatch):
@@ -107,21 +119,21 @@ def test_the_runs_of_another_base_stand_beside_those_of_the_first(tmp_path, monk
         (tmp_path / name).mkdir()
         for file in ("support", "runs"):
             frame.to_parquet(tmp_path / name / f"{file}.parquet")
-    study = results.load("study")
-    assert study.support["run"].tolist() == [
+    loaded = load_results("study")
+    assert loaded.support["run"].tolist() == [
         *("sft", "grpo-s3407", "study_second/sft", "study_second/grpo-s3411")
     ]
-    values = passk.exact(study)
+    values = passk.exact(loaded)
     assert values["base"].values[..., 0].tolist() == [[0.375]], "the mean of both bases"
     assert values["grpo"].values[:, 0, 0].tolist() == pytest.approx([0.25, 0.125])
     assert values["grpo"].seeds == [3407, 3411]
     gap = inference.difference(values["grpo"], values["base"]).set_index("metric")
     assert gap.loc["pass@1", "difference"] == pytest.approx((-0.25 - 0.125) / 2)
-    (ours, theirs), _ = inference.common(values["grpo"], values["base"])
+    (ours, theirs), _ = inference.at_common_seeds(values["grpo"], values["base"])
     assert theirs[:, 0, 0].tolist() == pytest.approx([0.5, 0.25])
     assert ours[:, 0, 0].tolist() == pytest.approx([0.25, 0.125])
-    alone = results.load("study_second").support["run"].tolist()
+    alone = load_results("study_second").support["run"].tolist()
     assert alone == ["sft", "grpo-s3411"]
     # All of p* lies on the one completion: KL(p* || pi) is -log pi of it.
-    distance = passk.from_filtered(study).set_index("run")["KL"]
+    distance = passk.from_filtered(loaded).set_index("run")["KL"]
     assert distance["study_second/grpo-s3411"] == pytest.approx(-np.log(0.125))

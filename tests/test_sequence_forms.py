@@ -5,7 +5,7 @@ import pytest
 import torch
 from test_theory import instance
 
-from sage_lib.algorithm import anchors
+from sage_lib.algorithm import kl_forms
 from sage_lib.theory import estimators, objectives, solutions
 
 
@@ -23,7 +23,7 @@ def test_the_return_to_go_and_the_whole_sum_have_the_gradient_of_eq_8(seed):
     log_policy = tree.log_policy(logits)
     probability = tree.completion_probabilities(log_policy)
     taken = log_policy[padded], log_reference[padded], log_q[padded]
-    to_go = anchors.return_credit(*taken, mask)
+    to_go = kl_forms.return_credit(*taken, mask)
     whole = to_go[:, :1].expand_as(to_go)
     own = -(taken[0] - taken[1] - taken[2])
 

@@ -10,9 +10,9 @@ import build_site
 import pytest
 
 from sage_lib import paths
-from sage_lib.experiment import results
+from sage_lib.experiment.results import load_results
 from sage_lib.files import write_text
-from sage_lib.report import verdict
+from sage_lib.report import outcomes
 
 pytestmark = pytest.mark.site
 SITE = paths.build("site")
@@ -77,7 +77,7 @@ def test_the_run_browser_has_every_published_run():
     assert len(text) < 2_000_000
     found = json.loads(text.removeprefix("const RUNS = ").removesuffix(";\n"))
     own = {(one["key"], run["seed"]) for one in found["methods"] for run in one["runs"]}
-    runs = results.load("study").runs.query("stage == 'rl'")
+    runs = load_results("study").runs.query("stage == 'rl'")
     assert own == set(zip(runs["method"], runs["seed"], strict=True))
     columns = [(panel["part"], panel["column"]) for panel in found["panels"]]
     for run in (run for one in found["methods"] for run in one["runs"]):
@@ -90,7 +90,11 @@ def test_the_pages_of_results_show_what_they_are_for():
         (SITE / name).read_text()
         for name in ("claims.html", "gallery.html", "api/sage_lib/algorithm/advantages/index.html")
     )
-    stated = [one for name in ("claims", "exploration_claims") for one in verdict.load(name).claims]
+    stated = [
+        one
+        for name in ("claims", "exploration_claims")
+        for one in outcomes.load_claims(name).claims
+    ]
     assert claims.count("<tr>") > len(stated) > 40
     assert gallery.partition("<summary>")[0].count("<figcaption>") == 10
     assert "log pi of the sampled tokens" in api  # a comment behind a field

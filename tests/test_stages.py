@@ -194,6 +194,29 @@ def test_a_build_folder_in_use_is_not_put_aside(fake, tmp_path, monkeypatch):
     assert (tmp_path / "build" / "smoke" / "sft").is_dir()
 
 
+def test_a_run_that_starts_as_its_folder_is_put_aside_keeps_it(tmp_path, monkeypatch):
+    """The first look at the locks comes just before its start, as if it had found none."""
+    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
+    folder = tmp_path / "smoke" / "sft"
+    folder.mkdir(parents=True)
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX)\n"
+    words = [sys.executable, "-c", f"{code}print(flush=True); input()", folder / "run.lock"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes) as holder:
+        holder.stdout.readline()
+        looks, is_locked = [], reproduce.is_locked
+        monkeypatch.setattr(
+            reproduce,
+            "is_locked",
+            lambda lock: bool(looks.append(lock) or len(looks) > 1) and is_locked(lock),
+        )
+        with pytest.raises(SageError, match="another process works in the build folder of smoke"):
+            reproduce._start_afresh(load_profile("smoke"))
+        assert len(looks) == 2 and looks[0] != looks[1]
+        assert [path.name for path in tmp_path.iterdir()] == ["smoke"] and folder.is_dir()
+        holder.kill()
+
+
 def test_progress_counts_to_the_steps_of_each_method():
     profile = load_profile("study+train=[grpo, clip_higher, rft]+seeds=[3407]")
     found = {task.run.method: task.steps for task in stages.jobs_of(profile, ["rl"])}

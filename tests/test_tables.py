@@ -11,8 +11,9 @@ import pytest
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.results import load_results
+from sage_lib.policy.exact import exact_pass_at_k
 from sage_lib.report import inference, passk, reported
 
 #: The mass of each way: of the base, then of two seeds of GRPO, by problem.
@@ -24,7 +25,7 @@ MASSES = {
 
 
 @pytest.fixture
-def study():
+def results():
     """Two problems of two data sets, each way of a problem in one or two completions."""
     rows, counts = [], []
     for (method, seed), masses in MASSES.items():
@@ -36,7 +37,7 @@ def study():
             counts.append({**where, "n": 8, "c": round(8 * (common + rare))})
     support, counts = (pd.DataFrame(one).astype({"seed": "Int64"}) for one in (rows, counts))
     found = SimpleNamespace(support=support, counts=counts, name="planted")
-    found.settings = load_profile("study")
+    found.profile = load_profile("study")
     return found
 
 
@@ -50,9 +51,9 @@ def test_exact_pass_at_k_is_the_chance_of_one_success_by_enumeration():
             weight = np.prod([chance if hit else 1 - chance for hit in outcome])
             total += weight * any(outcome)
         expected.append(total)
-    assert passk.exact_at(p, (k,))[:, 0] == pytest.approx(expected)
-    assert passk.exact_at([0.0, 1.0], (1, 256)).tolist() == [[0, 0], [1, 1]]
-    assert passk.exact_at([1e-18], (1,)).item() == pytest.approx(1e-18), "not rounded away"
+    assert exact_pass_at_k(p, (k,))[:, 0] == pytest.approx(expected)
+    assert exact_pass_at_k([0.0, 1.0], (1, 256)).tolist() == [[0, 0], [1, 1]]
+    assert exact_pass_at_k([1e-18], (1,)).item() == pytest.approx(1e-18), "not rounded away"
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -68,9 +69,9 @@ def test_pass_at_k_of_right_answers_is_unbiased_by_enumeration(k):
     assert expected == pytest.approx(1 - (1 - p - r) ** k, abs=1e-6)
 
 
-def test_right_answers_without_valid_work_count_beside_the_exact_rest(study):
-    study.counts = study.counts.assign(n=8, valid_common=2, valid_rare=1, c=[3, 5] * 3)
-    values = passk.right(study, (1, 2, 8))
+def test_right_answers_without_valid_work_count_beside_the_exact_rest(results):
+    results.counts = results.counts.assign(n=8, valid_common=2, valid_rare=1, c=[3, 5] * 3)
+    values = passk.right(results, (1, 2, 8))
     grpo = values["grpo"].values[0]  # seed 1: problem a has p = 0.4, b has 0.9
     assert grpo[0] == pytest.approx([0.4, 1 - 0.6**2, 1 - 0.6**8]), "no lucky one of 5"
     none = [3 / 5, 3 / 10, 0.0]  # of 1, 2, 8 draws from 5 samples, 2 of them lucky
@@ -80,16 +81,16 @@ def test_right_answers_without_valid_work_count_beside_the_exact_rest(study):
     assert values["grpo"].columns == ["right pass@1", "right pass@2", "right pass@8"]
 
 
-def test_completions_of_a_problem_are_added_up_by_their_way(study):
-    found = passk.probabilities(study)
+def test_completions_of_a_problem_are_added_up_by_their_way(results):
+    found = passk.probabilities(results)
     grpo = found[found["run"] == "grpo2"].set_index("problem")
     assert grpo.loc["a", ["common", "rare", "valid"]].tolist() == pytest.approx([0.4, 0.2, 0.6])
     assert grpo.loc["b", ["common", "rare"]].tolist() == pytest.approx([0.6, 0.0])
     assert len(found) == 6 and found["seed"].isna().sum() == 2, "the base has no seed"
 
 
-def test_exact_values_stand_by_seed_and_problem(study):
-    values = passk.exact(study, (1, 4))
+def test_exact_values_stand_by_seed_and_problem(results):
+    values = passk.exact(results, (1, 4))
     assert list(values) == ["base", "grpo"] and values["base"].seeds == [None]
     grpo = values["grpo"]
     assert grpo.seeds == [1, 2] and grpo.sets == ["both", "forward"]
@@ -98,25 +99,25 @@ def test_exact_values_stand_by_seed_and_problem(study):
     assert grpo.values[1, 1] == pytest.approx([0.6, 1 - 0.4**4, 0.0])
 
 
-def test_only_the_data_that_is_asked_for_counts(study):
-    other = study.support.assign(dataset="both_other_words")
-    assert "both_other_words" in {d.label for d in study.settings.evaluation.data if d.ood}
-    study.support = pd.concat([study.support, other])
-    assert set(passk.probabilities(study)["dataset"]) == {"both", "forward"}
-    assert set(passk.probabilities(study, ood=True)["dataset"]) == {"both_other_words"}
-    assert len(passk.probabilities(study, ood=None)) == 12
+def test_only_the_data_that_is_asked_for_counts(results):
+    other = results.support.assign(dataset="both_other_words")
+    assert "both_other_words" in {d.label for d in results.profile.evaluation.data if d.ood}
+    results.support = pd.concat([results.support, other])
+    assert set(passk.probabilities(results)["dataset"]) == {"both", "forward"}
+    assert set(passk.probabilities(results, ood=True)["dataset"]) == {"both_other_words"}
+    assert len(passk.probabilities(results, ood=None)) == 12
 
 
-def test_sampled_values_are_the_unbiased_estimates(study):
-    grpo = passk.sampled(study, (1, 3))["grpo"].values
+def test_sampled_values_are_the_unbiased_estimates(results):
+    grpo = passk.sampled(results, (1, 3))["grpo"].values
     right = [round(8 * p) for p in (0.4, 0.9)]  # of seed 1
     for problem, c in enumerate(right):
         draws = list(itertools.combinations([True] * c + [False] * (8 - c), 3))
         assert grpo[0, problem] == pytest.approx([c / 8, np.mean([any(one) for one in draws])])
 
 
-def test_levels_are_means_over_data_sets_within_0_and_1(study):
-    values = passk.exact(study, (1,))
+def test_levels_are_means_over_data_sets_within_0_and_1(results):
+    values = passk.exact(results, (1,))
     levels = passk.levels(values).set_index(["method", "metric"])
     assert levels.loc[("base", "pass@1"), "mean"] == pytest.approx((0.3 + 0.5) / 2)
     assert levels.loc[("grpo", "pass@1")][["low", "high"]].isna().all(), "two seeds have none"
@@ -131,17 +132,17 @@ def test_levels_are_means_over_data_sets_within_0_and_1(study):
     assert (row["low"], row["high"]) == pytest.approx((max(known[1][0], 0), known[2][0]))
 
 
-def test_exact_pass_at_k_is_of_countdown_alone(study):
-    study.settings = load_profile("smollm")
+def test_exact_pass_at_k_is_of_countdown_alone(results):
+    results.profile = load_profile("smollm")
     with pytest.raises(SageError, match="no countdown data"):
-        passk.exact(study)
+        passk.exact(results)
 
 
 def test_curves_along_training_are_those_of_the_published_runs():
-    study = results.load("smoke")
-    along = passk.along_training(study)
-    [first] = study.runs.query("stage == 'rl' and method == 'grpo'")["run"]
-    rows = study.exact[(study.exact["run"] == first) & (study.exact["step"] == 0)]
+    results = load_results("smoke")
+    along = passk.along_training(results)
+    [first] = results.runs.query("stage == 'rl' and method == 'grpo'")["run"]
+    rows = results.exact[(results.exact["run"] == first) & (results.exact["step"] == 0)]
     found = along[(along["method"] == "grpo") & (along["step"] == 0)].iloc[0]
     assert found["pass@256"] == pytest.approx(rows["pass@256"].mean()) and len(rows) > 1
 
@@ -176,7 +177,7 @@ def test_the_papers_spread_is_that_of_five_counts_of_problems(table, cells):
         return False
 
     problems = {"AIME": 60, "AMC23": 40, "MATH-500": 134}
-    printed = reported.load(f"sage_table{table}").dropna(subset="std")
+    printed = reported.read_table(f"sage_table{table}").dropna(subset="std")
     assert len(printed) == cells
 
     def fitting(seeds, ddof):

@@ -13,10 +13,11 @@ from pydantic.dataclasses import dataclass
 from transformers import AutoModelForCausalLM
 
 from sage_lib.errors import SageError
-from sage_lib.evaluation.evaluate import first, judged
+from sage_lib.evaluation.evaluate import count_correct, first
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import loading, scoring, tiny_qwen
+from sage_lib.policy.exact import exact_summary
 from sage_lib.tasks import judging, table
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import answer_turn
@@ -236,13 +237,13 @@ def test_a_new_exact_task_is_a_class_and_a_line_of_the_table(
     judging.require_steps(asked)
     texts = [answer_turn("0 + 1", "1"), answer_turn("1 + 0", "1"), answer_turn("1", "1"), "none"]
     row = {"completions": texts, "finished": [True] * 4}
-    counts = judged(held_out[:1], [row], verifier).iloc[0]
+    counts = count_correct(held_out[:1], [row], verifier).iloc[0]
     assert (counts["n"], counts["c"], *counts[[*Sums.COUNTED]]) == (4, 3, 1, 1)
     assert Sums.measures(held_out[0], texts[2], True)["unsound"]
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     tokenizer = loading.with_prompt(tiny_qwen.load_tokenizer(tiny_model))
     support = scoring.valid_probabilities(model, tokenizer, held_out)
-    [summary] = scoring.exact_summary(support, [1])
+    [summary] = exact_summary(support, [1])
     assert set(support["way"]) == {"<", ">"}
     assert summary["pass@1"] == pytest.approx(np.exp(support["logp"]).sum() / 4, rel=1e-4)
 

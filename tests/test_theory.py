@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from sage_lib.algorithm import anchors
+from sage_lib.algorithm import kl_forms
 from sage_lib.errors import SageError
 from sage_lib.theory import estimators, objectives, solutions, two_path
 from sage_lib.theory.tree import Tree, random_tree
@@ -299,8 +299,8 @@ def test_on_a_single_choice_the_corrected_estimator_leads_to_eq_4_and_plain_k3_t
 
 
 def test_every_anchor_of_the_trainer_that_estimates_is_among_the_estimators():
-    assert set(anchors.ANCHORS) - set(estimators.ESTIMATORS) == {anchors.ForwardKL.name}
-    assert set(estimators.TERMS) == set(estimators.ESTIMATORS) - {anchors.Sequence.name}
+    assert set(kl_forms.KL_FORMS) - set(estimators.ESTIMATORS) == {kl_forms.ForwardKL.name}
+    assert set(estimators.TERMS) == set(estimators.ESTIMATORS) - {kl_forms.Sequence.name}
 
 
 def test_the_table_of_gradients_says_which_divergence_each_estimator_descends():

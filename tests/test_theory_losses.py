@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sage_lib.algorithm import anchors
+from sage_lib.algorithm import kl_forms
 from sage_lib.errors import SageError
 from sage_lib.theory import estimators, losses, objectives, solutions, two_path
 from sage_lib.theory.losses import Loss
@@ -40,7 +40,7 @@ def batch_loss(drawn, logits, loss, terms, advantage):
     if loss.normaliser == "sum":
         return (per_token * mask).sum() / len(drawn)
     tokens = mask.sum()
-    return anchors.reduce(per_token, mask, loss.normaliser, loss.longest, tokens, 1, 1, 1)
+    return kl_forms.reduce(per_token, mask, loss.normaliser, loss.longest, tokens, 1, 1, 1)
 
 
 def advantages_of(drawn, loss):

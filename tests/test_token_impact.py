@@ -7,7 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sage_lib.evaluation.token_impact import Drawn, chosen_positions, impact, perplexity_groups
+from sage_lib.evaluation.token_impact import (
+    DrawnCompletion,
+    impact,
+    perplexity_groups,
+    replaced_positions,
+)
 from sage_lib.policy import loading, tiny_qwen
 from sage_lib.tasks.problem import Problem
 
@@ -67,14 +72,14 @@ def test_the_replaced_tokens_are_the_most_uncertain_ones_of_their_part():
     entropy = [0.1, 0.4, 0.0, 0.9, 0.2, 0.3, 0.0, 0.0, 0.2, 0.1]
     last = SimpleNamespace(randrange=lambda count: count - 1)
     expected = {"most uncertain": 3, "early": 1, "late": 8, "random": 9}
-    assert chosen_positions(entropy, last) == expected
-    assert set(chosen_positions([0.5], last).values()) == {0}
+    assert replaced_positions(entropy, last) == expected
+    assert set(replaced_positions([0.5], last).values()) == {0}
 
 
 def test_a_group_has_one_completion_of_a_problem_the_most_extreme():
     def drawn(problem, number, perplexity):
         one = Problem(problem, "d", "q", "1", "countdown")
-        return Drawn(one, number, [], [1], [0.0], perplexity, True)
+        return DrawnCompletion(one, number, [], [1], [0.0], perplexity, True)
 
     every = [drawn(f"p{i}", n, 1 + i + n / 10) for i in range(5) for n in range(4)]
     groups = perplexity_groups(every, 1)

@@ -15,7 +15,6 @@ from trainer_cases import (
     weights,
 )
 
-from sage_lib.algorithm.anchors import BesideTrl, Shaped
 from sage_lib.algorithm.guides import (
     BranchGuide,
     CosineSchedule,
@@ -24,6 +23,7 @@ from sage_lib.algorithm.guides import (
     RandomGuide,
     TokenGuide,
 )
+from sage_lib.algorithm.kl_forms import SeparateKl, Shaped
 from sage_lib.errors import SageError
 
 __all__ = ["make", "saved"]  # the fixture; for test_safe_loading
@@ -42,25 +42,25 @@ def test_no_guide_and_the_identity_guide_are_stock_trl_bit_for_bit(make, guide, 
     assert torch.equal(weights(stock), weights(ours))
 
 
-@pytest.mark.parametrize("anchor", ["default", "k3", "k3_corrected", "sequence", None])
+@pytest.mark.parametrize("kl_form", ["default", "k3", "k3_corrected", "sequence", None])
 @pytest.mark.parametrize("corrected", ["default", False])
-def test_a_baseline_trains_the_kl_of_its_guided_run(make, anchor, corrected):
+def test_a_baseline_trains_the_kl_of_its_guided_run(make, kl_form, corrected):
     """With q = 1, whatever TRL's own setting: else a comparison is one of two estimators."""
     settings = {"beta": 0.5, "max_steps": 4, "use_bias_correction_kl": corrected, "change": larger}
-    if anchor != "default":
-        settings["anchor"] = anchor
+    if kl_form != "default":
+        settings["kl_form"] = kl_form
     baseline = trained(make(None, **settings))
     guided = trained(make(IdentityGuide(), **settings))
     assert losses(baseline) == losses(guided)
     assert torch.equal(weights(baseline), weights(guided))
 
 
-def test_on_trls_defaults_its_own_anchor_is_stock_and_the_papers_is_not(make, caplog):
+def test_on_trls_defaults_its_own_form_is_stock_and_the_papers_is_not(make, caplog):
     stock = trained(make(**DEFAULTS))
     assert stock.args.use_bias_correction_kl, "TRL's default is the corrected KL"
     for guide in (None, IdentityGuide()):
-        for anchor in (None, "k3_corrected"):
-            ours = trained(make(guide, anchor=anchor, **DEFAULTS))
+        for kl_form in (None, "k3_corrected"):
+            ours = trained(make(guide, kl_form=kl_form, **DEFAULTS))
             assert losses(stock) == losses(ours)
             assert torch.equal(weights(stock), weights(ours))
     assert not caplog.text
@@ -72,18 +72,18 @@ def test_on_trls_defaults_its_own_anchor_is_stock_and_the_papers_is_not(make, ca
 
 
 def test_arguments_of_the_caller_serve_a_second_trainer(make):
-    """The first one trains k3; ``anchor=None`` is the KL that they ask for all the same."""
+    """The first one trains k3; ``kl_form=None`` is the KL that they ask for all the same."""
     args = make(**DEFAULTS).args
     assert not make(None, args=args).args.use_bias_correction_kl
-    assert make(None, args=args, anchor=None).args.use_bias_correction_kl
+    assert make(None, args=args, kl_form=None).args.use_bias_correction_kl
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"anchor": "k3_corrected"},
-        {"anchor": None, "use_bias_correction_kl": True},
-        {"anchor": None, "use_bias_correction_kl": True, "guide": BranchGuide()},
+        {"kl_form": "k3_corrected"},
+        {"kl_form": None, "use_bias_correction_kl": True},
+        {"kl_form": None, "use_bias_correction_kl": True, "guide": BranchGuide()},
     ],
 )
 def test_ratios_of_sequences_with_the_corrected_kl_are_refused(make, given):
@@ -94,9 +94,9 @@ def test_ratios_of_sequences_with_the_corrected_kl_are_refused(make, given):
 @pytest.mark.parametrize(
     "given",
     [
-        {"anchor": "k3", "use_bias_correction_kl": True},
-        {"anchor": None},
-        {"anchor": "k3_corrected", "beta": 0.0},
+        {"kl_form": "k3", "use_bias_correction_kl": True},
+        {"kl_form": None},
+        {"kl_form": "k3_corrected", "beta": 0.0},
     ],
 )
 def test_ratios_of_sequences_take_the_plain_kl(make, given):
@@ -136,7 +136,7 @@ def test_a_guide_changes_training(make):
     assert first["guide/max"] <= 1.4 and 0 < first["guide/acting"] <= 1
 
 
-#: anchor, guide, loss_type, what else is set.
+#: kl_form, guide, loss_type, what else is set.
 ONE_BATCH = [
     (None, None, "grpo", {}),
     ("k3", BranchGuide(threshold=1.0, ratio=0.2), "grpo", {}),
@@ -158,15 +158,15 @@ ONE_BATCH = [
 ]
 
 
-@pytest.mark.parametrize(("anchor", "guide", "loss_type", "settings"), ONE_BATCH)
+@pytest.mark.parametrize(("kl_form", "guide", "loss_type", "settings"), ONE_BATCH)
 def test_loss_and_gradient_equal_a_recomputation_in_float64(
-    make, tiny_model, anchor, guide, loss_type, settings
+    make, tiny_model, kl_form, guide, loss_type, settings
 ):
     """One batch of each method, from the logits of another copy of the model, with the policy away
     from its reference."""
     from transformers import AutoModelForCausalLM
 
-    made = make(guide, lora=False, anchor=anchor, loss_type=loss_type, **settings)
+    made = make(guide, lora=False, kl_form=kl_form, loss_type=loss_type, **settings)
     trainer, batch = one_batch(made)
     beta, temperature = settings.get("beta", 0.05), settings.get("temperature", 1.0)
     before = {k: v.clone() for k, v in batch.items() if torch.is_tensor(v)}
@@ -207,7 +207,7 @@ def test_loss_and_gradient_equal_a_recomputation_in_float64(
     d = refs + log_q - logps
     advantages = batch["advantages"].double()[:, None]
     k3 = d.exp() - d - 1
-    if anchor == "sequence":  # return to go, by a plain loop
+    if kl_form == "sequence":  # return to go, by a plain loop
         later = torch.zeros_like(mask)
         for t in range(width):
             later[:, t] = ((-d).detach() * mask)[:, t:].sum(1)
@@ -218,7 +218,7 @@ def test_loss_and_gradient_equal_a_recomputation_in_float64(
             "k3": k3,
             "k3_corrected": k3 * ratio,
             "forward_kl": (log_ref.exp() * (log_ref - log_pi)).sum(-1),
-        }[anchor]
+        }[kl_form]
         token = -ratio * advantages + beta * divergence
     expected = {
         "grpo": lambda x: ((x * mask).sum(1) / mask.sum(1)).mean(),
@@ -234,19 +234,19 @@ def test_loss_and_gradient_equal_a_recomputation_in_float64(
     assert theirs.abs().max() > 1e-4, "there was something to compare"
     if beta:
         logged = trainer._metrics["train"]["kl"][-1]
-        kl = (-d if anchor == "sequence" else divergence).detach()
+        kl = (-d if kl_form == "sequence" else divergence).detach()
         assert logged == pytest.approx(((kl * mask).sum() / mask.sum()).item(), abs=1e-5)
 
 
 def test_no_forward_pass_is_added(make):
     passes = []
-    for guide, anchor in (
+    for guide, kl_form in (
         ("stock", None),
         (BranchGuide(threshold=0.5), "k3"),
         (TokenGuide(), "sequence"),
         (None, "forward_kl"),
     ):
-        trainer, count = make(guide, anchor=anchor), []
+        trainer, count = make(guide, kl_form=kl_form), []
         trainer.model.register_forward_hook(lambda *_, count=count: count.append(1))
         trainer.train()
         passes.append(len(count))
@@ -264,17 +264,17 @@ def test_q_stays_fixed_while_a_batch_is_optimised_and_is_refreshed_after(make):
     assert len(seen) == 2, "4 updates over 2 batches: one q each"
 
 
-def test_an_anchor_of_ones_own_reaches_the_loss(make):
-    class K2(BesideTrl):
+def test_a_form_of_ones_own_reaches_the_loss(make):
+    class K2(SeparateKl):
         """Half the squared log-ratio, differentiated as a loss."""
 
         name = "k2"
 
         def shape(self, tokens):
-            half_square = (tokens.reference - tokens.live_logps) ** 2 / 2
-            return Shaped(tokens.logps, kl=half_square.detach(), beside=half_square)
+            half_square = (tokens.ref_logps - tokens.live_logps) ** 2 / 2
+            return Shaped(tokens.logps, kl=half_square.detach(), extra_loss=half_square)
 
-    trainer, batch = one_batch(make(None, lora=False, anchor=K2(), loss_type="bnpo"))
+    trainer, batch = one_batch(make(None, lora=False, kl_form=K2(), loss_type="bnpo"))
     loss = trainer._compute_loss(trainer.model, batch)
     loss.backward()
     mask = batch["completion_mask"]
@@ -299,12 +299,45 @@ def test_metrics_of_a_batch_without_a_counted_token_are_left_out(make):
 
 
 @pytest.mark.parametrize(
-    "q",
-    [lambda inputs: torch.full_like(inputs.logps, -1.0), lambda inputs: 1.2],
+    ("q", "said"),
+    [
+        (lambda inputs: torch.full_like(inputs.logps, -1.0), r"smallest finite value -1\)"),
+        (lambda inputs: torch.full_like(inputs.logps, torch.nan), r"finite value 1\)|value none"),
+        (lambda inputs: 1.2, "as a torch tensor, not a float"),
+        (lambda inputs: inputs.logps.numpy(), "as a torch tensor, not a ndarray"),
+        (lambda inputs: inputs.logps[:, :2], r"not of shape \(8, 2\)"),
+        (lambda inputs: inputs.entropies > 0.5, "not of torch.bool: return q itself"),
+    ],
 )
-def test_a_guide_whose_q_is_no_positive_weight_of_every_token_is_refused(make, q):
-    with pytest.raises(SageError, match="positive finite"):
+def test_a_guide_whose_q_is_no_positive_weight_of_every_token_is_refused(make, q, said):
+    with pytest.raises(SageError, match=f"positive finite.*({said})"):
         make(q).train()
+
+
+def test_a_guide_that_acts_on_nothing_is_told_of(make, caplog):
+    trained(make(BranchGuide(threshold=50.0, ratio=0.3), max_steps=1))
+    assert "the guide is 1 at every token of the first batch" in caplog.text
+    assert "nats (50 %, 90 %, 99 %)" in caplog.text
+    caplog.clear()
+    for guide in (BranchGuide(threshold=0.5, ratio=0.3), IdentityGuide(), None):
+        trained(make(guide, max_steps=1))
+    assert "first batch" not in caplog.text
+
+
+def test_a_reference_may_be_a_folder(make, tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    settings = {"lora": False, "other_reference": True, "change": larger}
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    named, given = (trained(make(None, reference=r, **settings)) for r in (str(tiny_model), model))
+    assert losses(named) == losses(given) and torch.equal(weights(named), weights(given))
+
+
+def test_settings_that_mean_nothing_are_refused(make):
+    with pytest.raises(SageError, match=r"at least 0, not -0\.1"):
+        make(None, beta=-0.1)
+    with pytest.raises(SageError, match="a PeftModel as the model in place of peft_config"):
+        make(None, lora=False, reference_reset=1)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def shaped_by_loop(advantage, batch, logps):
 
 
 @pytest.mark.parametrize(
-    ("guide", "anchor", "settings"),
+    ("guide", "kl_form", "settings"),
     [
         (None, None, {"beta": 0.0}),
         (None, None, {"top_entropy_quantile": 0.5}),
@@ -93,10 +93,10 @@ def shaped_by_loop(advantage, batch, logps):
         (None, "forward_kl", {"loss_type": "dr_grpo"}),
     ],
 )
-def test_advantages_of_tokens_compose_with_every_guide_and_anchor(make, guide, anchor, settings):
+def test_advantages_of_tokens_compose_with_every_guide_and_anchor(make, guide, kl_form, settings):
     """The loss is that of the same guide and anchor without a shaper, on a batch whose advantages
     were shaped by a loop."""
-    require_composition(make, {"name": "position", "gamma": 1.0}, guide, anchor, settings)
+    require_composition(make, {"name": "position", "gamma": 1.0}, guide, kl_form, settings)
 
 
 def test_kl_cov_composes_with_a_guide_and_adds_its_term_beside_the_loss(make):
@@ -107,13 +107,15 @@ def test_kl_cov_composes_with_a_guide_and_adds_its_term_beside_the_loss(make):
         require_composition(make, advantage, guide, "k3", settings)
 
 
-def require_composition(make, advantage, guide, anchor, settings):
-    ours, batch = one_batch(make(guide, anchor=anchor, advantage=advantage, lora=False, **settings))
+def require_composition(make, advantage, guide, kl_form, settings):
+    ours, batch = one_batch(
+        make(guide, kl_form=kl_form, advantage=advantage, lora=False, **settings)
+    )
     before = batch["advantages"].clone()
     loss = ours._compute_loss(ours.model, batch)
     loss.backward()
     assert torch.equal(before, batch["advantages"]), "the buffered batch is as it was"
-    plain, same = one_batch(make(guide, anchor=anchor, lora=False, **settings))
+    plain, same = one_batch(make(guide, **settings))
     assert torch.equal(same["completion_ids"], batch["completion_ids"])
     score = plain._get_per_token_logps_and_entropies
     logps, *_ = score(plain.model, *both(same))
@@ -136,14 +138,14 @@ def require_composition(make, advantage, guide, anchor, settings):
 
 
 @pytest.mark.parametrize("name", ["perplexity", "negative_samples", "pass_at_k"])
-@pytest.mark.parametrize("anchor", ["k3", "sequence", "forward_kl"])
-def test_advantages_of_completions_are_those_of_their_groups(make, name, anchor):
+@pytest.mark.parametrize("kl_form", ["k3", "sequence", "forward_kl"])
+def test_advantages_of_completions_are_those_of_their_groups(make, name, kl_form):
     """From the texts of the completions, their rewards and the model's own log-probabilities, row
     by row; the anchor leaves them alone until the loss."""
     choice = {"perplexity": {"alpha": 0.5}, "pass_at_k": {"k": 2}}.get(name, {})
-    guide = None if anchor == "forward_kl" else BranchGuide(threshold=0.5)
+    guide = None if kl_form == "forward_kl" else BranchGuide(threshold=0.5)
     trainer = make(
-        guide, anchor=anchor, advantage={"name": name, **choice}, reward=binary, lora=False
+        guide, kl_form=kl_form, advantage={"name": name, **choice}, reward=binary, lora=False
     )
     batch = drawn(trainer, seed=4)
     rewards = torch.tensor(binary([[{"content": text}] for text in completions(trainer, batch)]))

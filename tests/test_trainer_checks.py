@@ -8,8 +8,8 @@ from datasets import IterableDataset
 from trainer_cases import larger, losses, make, trained, weights
 from transformers import TrainerCallback
 
-from sage_lib.algorithm.anchors import ANCHORS
 from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
+from sage_lib.algorithm.kl_forms import KL_FORMS
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile, profile_names
 from sage_lib.files import append_line, read_lines
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"anchor": "sequence", "beta": 0.0}, "needs beta > 0"),
+        ({"kl_form": "sequence", "beta": 0.0}, "needs beta > 0"),
         ({"guide": BranchGuide(), "beta": 0.0}, "a guide needs beta > 0"),
-        ({"anchor": "k5"}, "no anchor 'k5'"),
+        ({"kl_form": "k5"}, "no KL form 'k5'"),
         ({"dynamic_sampling": 2, "scale_rewards": "batch"}, "within their group"),
         (
             {"dynamic_sampling": 2, "multi_objective_aggregation": "normalize_then_sum"},
@@ -44,11 +44,11 @@ def test_what_cannot_work_is_refused_with_its_reason(make, settings, reason):
         make(**{"guide": None} | settings)
 
 
-@pytest.mark.parametrize("anchor", ["k3", "forward_kl"])
-def test_the_canary_stops_a_run_whose_anchor_does_not_reach_the_loss(make, monkeypatch, anchor):
+@pytest.mark.parametrize("kl_form", ["k3", "forward_kl"])
+def test_the_canary_stops_a_run_whose_anchor_does_not_reach_the_loss(make, monkeypatch, kl_form):
     """Beside the forward KL, TRL's is 0 at the first step whatever it reads: every step is seen."""
-    guide = BranchGuide(threshold=0.5, ratio=0.4) if anchor == "k3" else None
-    trainer = make(guide, anchor=anchor)
+    guide = BranchGuide(threshold=0.5, ratio=0.4) if kl_form == "k3" else None
+    trainer = make(guide, kl_form=kl_form)
     original = type(trainer)._shape
 
     def lost(self, passing, logps, entropies):
@@ -60,7 +60,7 @@ def test_the_canary_stops_a_run_whose_anchor_does_not_reach_the_loss(make, monke
     monkeypatch.setattr(type(trainer), "_shape", lost)
     with pytest.raises(SageError, match="did not reach the loss"):
         trainer.train()
-    assert (trainer.state.global_step > 0) == (anchor == "forward_kl")
+    assert (trainer.state.global_step > 0) == (kl_form == "forward_kl")
 
 
 def moved(trainer):
@@ -95,7 +95,7 @@ def test_a_reference_of_its_own_is_what_the_anchor_reads(make, tiny_model, lora)
         return model
 
     def kl(reference):
-        trainer = trained(make(None, lora=lora, max_steps=1, reference=reference))
+        trainer = trained(make(None, lora=lora, max_steps=1, ref_model=reference))
         return trainer, trainer.state.log_history[0]["kl_ref"]
 
     start, nearest = kl(None)
@@ -105,7 +105,7 @@ def test_a_reference_of_its_own_is_what_the_anchor_reads(make, tiny_model, lora)
     assert not torch.equal(weights(start), weights(moved_away))
     assert torch.allclose(weights(start), weights(same), atol=1e-6)
     with pytest.raises(SageError, match="a reference needs beta > 0"):
-        make(None, anchor=None, beta=0.0, lora=lora, reference=other())
+        make(None, kl_form=None, beta=0.0, lora=lora, ref_model=other())
 
 
 def with_dropout(model):
@@ -216,9 +216,23 @@ def test_a_profiles_methods_train_a_named_kl_with_a_guide_and_without(name, monk
         if method.rft is not None:
             continue
         training = profile.training(name_of_method, 3407)
-        handed, *_ = rl.trainer_of(training, profile, tmp_path, lambda **keywords: keywords)
+        handed, *_ = rl.make_trainer(training, profile, tmp_path, lambda **keywords: keywords)
         assert (handed["guide"] is None) == (method.guide is None)
-        assert handed["anchor"] == (method.anchor if handed["args"]["beta"] else None)
+        assert handed["kl_form"] == (method.kl_form if handed["args"]["beta"] else None)
         assert handed["args"]["use_bias_correction_kl"] is False
         assert handed["args"]["importance_sampling_level"] == "token"
-        assert method.anchor in ANCHORS
+        assert method.kl_form in KL_FORMS
+
+
+@pytest.mark.parametrize(("former", "name"), [("anchor", "kl_form"), ("reference", "ref_model")])
+def test_the_former_name_of_an_argument_works_with_a_warning(make, tiny_model, former, name):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    value = "sequence" if name == "kl_form" else model
+    with pytest.warns(FutureWarning, match=f"{former} is called {name}"):
+        trainer = make(None, **{former: value})
+    if name == "kl_form":
+        assert isinstance(trainer.kl_form, KL_FORMS["sequence"])
+    else:
+        assert trainer.ref_model is model and trainer.other_reference

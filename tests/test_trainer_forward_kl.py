@@ -54,7 +54,7 @@ def test_the_forward_kl_below_an_adapter_learns_what_it_does_with_logits_made_tw
     make, models, tiny_model, monkeypatch, kind
 ):
     """An adapter leaves the head alone, and the gradient is then taken with the logits."""
-    settings = {"anchor": "forward_kl", "temperature": 0.7, "beta": 1.0, "learning_rate": 0.1}
+    settings = {"kl_form": "forward_kl", "temperature": 0.7, "beta": 1.0, "learning_rate": 0.1}
     settings["base"] = models(kind) if kind else tiny_model
     once = trained(make(None, **settings))
     original = HiddenStates.vocabulary
@@ -76,7 +76,7 @@ def test_the_forward_kl_is_that_of_the_logits_that_a_model_scales_or_caps(make, 
     """Against the model's whole forward, which gives the logits that it samples from."""
     from transformers import AutoModelForCausalLM
 
-    made = make(None, lora=False, anchor="forward_kl", base=models(kind), temperature=0.7)
+    made = make(None, lora=False, kl_form="forward_kl", base=models(kind), temperature=0.7)
     reference = AutoModelForCausalLM.from_pretrained(made.model.config._name_or_path)
     trainer, batch = one_batch(made)
     trainer._compute_loss(trainer.model, batch)
@@ -93,7 +93,7 @@ def test_the_forward_kl_is_that_of_the_logits_that_a_model_scales_or_caps(make, 
 
 
 def test_the_canary_leaves_room_for_mixed_precision(make):
-    trainer = trained(make(None, anchor="forward_kl", change=larger, bf16=True, max_steps=2))
+    trainer = trained(make(None, kl_form="forward_kl", change=larger, bf16=True, max_steps=2))
     assert trainer.state.log_history[1]["kl"] > 0
 
 
@@ -101,7 +101,7 @@ def test_the_canary_leaves_room_for_mixed_precision(make):
 def test_the_canary_sees_distributions_that_are_not_those_of_the_loss(
     make, models, monkeypatch, fault
 ):
-    made = make(None, lora=False, anchor="forward_kl", base=models("gemma2"))
+    made = make(None, lora=False, kl_form="forward_kl", base=models("gemma2"))
     if fault == "cap":  # the output matrix alone, as if nothing came after it
         monkeypatch.setattr(probs, "logits_from_hidden", lambda m: m.get_output_embeddings())
     else:  # the states after each token instead of those before it
@@ -114,19 +114,19 @@ def test_the_canary_sees_distributions_that_are_not_those_of_the_loss(
 def test_the_sequence_anchor_trains_a_mixture_of_experts(make, models):
     """The router's loss is TRL's: the canary counts it in."""
     lora = {"target_modules": ["q_proj"]}
-    trainer = trained(make(TokenGuide(), anchor="sequence", lora=lora, base=models("mixtral")))
+    trainer = trained(make(TokenGuide(), kl_form="sequence", lora=lora, base=models("mixtral")))
     first = trainer.state.log_history[0]
     assert first["aux_loss"] > 0.5, "the term is there"
     assert len(losses(trainer)) == 3
 
 
 def test_the_exact_forward_kl_keeps_no_hidden_states_beyond_the_loss(make):
-    trainer, seen = make(None, anchor="forward_kl", per_device_eval_batch_size=8), []
+    trainer, seen = make(None, kl_form="forward_kl", per_device_eval_batch_size=8), []
     trainer.evaluate(eval_dataset=trainer.train_dataset.select(range(2)))
-    assert trainer.states.kept is None, "an evaluation keeps none"
+    assert trainer.states.last is None, "an evaluation keeps none"
     decoder = trainer.model.get_base_model().get_decoder()
-    decoder.register_forward_hook(lambda *_: seen.append(trainer.states.kept is not None))
+    decoder.register_forward_hook(lambda *_: seen.append(trainer.states.last is not None))
     trainer.train()
     # Scoring and loss of 3 steps, and none of the passes of generation.
     assert seen.count(True) == 2 * 3
-    assert len(seen) > 6 and trainer.states.kept is None
+    assert len(seen) > 6 and trainer.states.last is None

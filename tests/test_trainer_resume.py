@@ -21,6 +21,31 @@ def test_resume_is_bit_for_bit(make, tmp_path):
     assert resumed(make, tmp_path, 2, noisy, **saved(tmp_path, max_steps=4, save_steps=2))[2]
 
 
+class Counting:
+    """A guide with state: q grows with the number of calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, inputs):
+        self.calls += 1
+        return torch.full_like(inputs.logps, 1 + 0.05 * self.calls)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def test_the_state_of_a_guide_is_kept(make, tmp_path):
+    settings = saved(tmp_path, max_steps=4, save_steps=2)
+    whole, again = trained(make(Counting(), **settings)), make(Counting(), **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert whole.guide.calls == again.guide.calls == 4
+    assert torch.equal(weights(whole), weights(again))
+
+
 def test_a_resume_goes_on_with_the_fresh_prompts_of_dynamic_sampling(make, tmp_path):
     """Equal rewards all along: each step asks its own prompts, and two times fresh ones."""
 

@@ -185,7 +185,7 @@ def build(models_of, tmp_path_factory):
         if case.evaluated:
             more["eval_dataset"] = rows().select(range(3))
         if method != "stock":
-            more |= {"guide": GUIDE} if method == "guided" else {"anchor": None}
+            more |= {"guide": GUIDE} if method == "guided" else {"kl_form": None}
         return (GRPOTrainer if method == "stock" else SageTrainer)(
             model=model,
             processing_class=tokenizer,

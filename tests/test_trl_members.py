@@ -42,15 +42,18 @@ def module(name: str) -> ast.Module:
     return ast.parse((ROOT / "sage_lib" / "algorithm" / f"{name}.py").read_text())
 
 
-#: The classes that SageTrainer is made of, and modules that are handed one as ``t``.
+#: The classes that SageTrainer is made of.
 OURS = [
     class_in(module("trainer"), "SageTrainer"),
     class_in(module("rollouts"), "Rollouts"),
     class_in(module("unsloth_seam"), "ShapedAtScoring"),
     class_in(module("checkpoints"), "Checkpoints"),
 ]
-OTHERS = ("checks", "dynamic_sampling", "merging", "anchors", "advantages")
-BESIDE = [module(name) for name in OTHERS]
+#: Modules that take one as ``trainer``, and its members that mypy lets them read.
+COLLABORATORS = [
+    module(name) for name in ("checks", "dynamic_sampling", "merging", "kl_forms", "advantages")
+]
+PROTOCOL = class_in(module("guided_trainer"), "GuidedTrainer")
 GRPO = class_in(source("trl", "trainer", "grpo_trainer.py"), "GRPOTrainer")
 #: From the nearest class to the farthest, as Python looks a member up.
 THEIRS = (
@@ -73,10 +76,12 @@ OUR_OWN -= {"ref_model", "args", *THEIR_METHODS}
 
 def test_what_is_borrowed_is_still_there_and_none_of_ours_hides_theirs():
     used = set().union(*(attributes(node, "self", "super") for node in OURS))
-    used |= set().union(*(attributes(node, "t") for node in BESIDE))
+    used |= {n.target.id for n in PROTOCOL.body if isinstance(n, ast.AnnAssign)}
+    used |= set(methods_of(PROTOCOL))
     assert {"_step", "_metrics", "_compute_loss", "reward_weights", "scale_rewards"} <= used
     assert used - OUR_OWN - {"__init__"} <= THEIR_METHODS | THEIR_ATTRIBUTES
-    settings = set().union(*(attributes(n, "self.args", "t.args") for n in (*OURS, *BESIDE)))
+    readers = (*OURS, *COLLABORATORS)
+    settings = set().union(*(attributes(n, "self.args", "trainer.args") for n in readers))
     fields = {n.target.id for c in CONFIGS for n in c.body if isinstance(n, ast.AnnAssign)}
     assert "seed" in settings <= fields | set().union(*(methods_of(c) for c in CONFIGS))
     constants = {n.value for n in ast.walk(GRPO) if isinstance(n, ast.Constant)}

@@ -38,7 +38,7 @@ def make(tiny_model, tmp_path, monkeypatch):
     from sage_lib.algorithm.backend import GRPOConfig
     from sage_lib.training.models import add_lora, load_model
 
-    def trainer(guide, unsloth, anchor="k3", lora=True, change=None, more=None, **settings):
+    def trainer(guide, unsloth, kl_form="k3", lora=True, change=None, more=None, **settings):
         """On Unsloth's functions or on TRL's; ``change``: what happens to the model before."""
         with monkeypatch.context() as patched:
             if unsloth:
@@ -59,7 +59,7 @@ def make(tiny_model, tmp_path, monkeypatch):
                 train_dataset=Dataset.from_list(ROWS),
                 args=GRPOConfig(**config | settings),
                 guide=guide,
-                anchor=anchor,
+                kl_form=kl_form,
                 **more or {},
             )
 
@@ -115,7 +115,7 @@ CASES = {
     "two iterations": {"num_iterations": 2, "max_steps": 4},
     "accumulated": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
     "all weights": {"lora": False, "learning_rate": 1e-3},
-    "bias corrected": {"anchor": "k3_corrected", "num_iterations": 2, "max_steps": 4},
+    "bias corrected": {"kl_form": "k3_corrected", "num_iterations": 2, "max_steps": 4},
     "temperature": {"temperature": 0.7},
     "dynamic sampling": {"more": {"dynamic_sampling": 3}},
 }
@@ -191,6 +191,6 @@ def test_a_policy_that_does_not_start_at_its_reference_is_stopped_there_too(make
     make(None, unsloth=True, lora=False, change=change, more={"other_reference": True}).train()
 
 
-def test_anchors_that_are_no_reference_are_refused(make):
-    with pytest.raises(SageError, match="no anchor 'sequence': use plain TRL"):
-        make(BranchGuide(), unsloth=True, anchor="sequence")
+def test_forms_that_are_no_reference_are_refused(make):
+    with pytest.raises(SageError, match="no KL form 'sequence': use plain TRL"):
+        make(BranchGuide(), unsloth=True, kl_form="sequence")

@@ -8,10 +8,13 @@ import threading
 import time
 
 import hostile
+import psutil
 import pytest
+import slow_machine
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import verifier as judging
+from sage_lib.tasks import worker
 from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_answer
 
 
@@ -56,7 +59,7 @@ def test_no_hostile_completion_hangs_crashes_or_scores_and_what_is_right_stays_r
     monkeypatch.chdir(tmp_path)  # where the workers start
     cases = list(hostile.cases())
     assert len(cases) >= 480 and len({name for name, *_ in cases}) == len(cases)
-    strict = Verifier(workers=2, time_limit=0.3)
+    strict = Verifier(workers=2, limit=20)
     answers = [last_answer(text) for _, _, text, _ in cases]
     verdicts = strict.verify_answers([gold for _, gold, _, _ in cases], answers)
     wrong = [c[0] for c, v in zip(cases, verdicts, strict=True) if v.correct is not c[3]]
@@ -112,7 +115,7 @@ def test_the_short_cut_for_numbers_that_are_far_apart_agrees_with_math_verify():
 
 def test_a_busy_machine_changes_no_verdict():
     """The limit is processor time: workers that get none for longer than the limit still finish."""
-    slow = Verifier(time_limit=0.4)
+    slow = Verifier(limit=10)
     slow.verify_answers(["1"], ["2 - 1"])  # the worker has started
     workers = [child.pid for child in multiprocessing.active_children()]
     found = []
@@ -133,11 +136,87 @@ def test_a_busy_machine_changes_no_verdict():
     slow.close()
 
 
-def test_unparseable_gold_is_refused(verifier):
+@pytest.mark.parametrize(
+    ("gold", "words"),
+    [
+        *((gold, "cannot be parsed") for gold in ("", "which of these?", r"\frac{1}{", "1e99999")),
+        ("((999999)!)!", r"'\(\(999999\)!\)!' cannot be verified \(timeout\): correct or drop"),
+        ("[" * 10**6 + "]" * 10**6, r"has 2,000,000 characters, and at most 400 are read"),
+    ],
+)
+def test_a_gold_that_no_answer_could_equal_is_refused_by_name(verifier, gold, words):
     verifier.require_golds([7, "7", r"\frac{1}{2}"])
-    for gold in ("", "which of these?", r"\frac{1}{", "1e99999"):
-        with pytest.raises(SageError, match="cannot be parsed"):
-            verifier.require_golds(["7", gold])
+    with pytest.raises(SageError, match=words) as caught:
+        verifier.require_golds(["7", gold])
+    assert len(str(caught.value)) < 300
+
+
+def test_a_machine_ten_times_slower_changes_no_verdict(monkeypatch):
+    """The limit is a multiple of what a known formula takes on the same machine."""
+    monkeypatch.setattr(worker, "start", slow_machine.start_worker)
+    slow = Verifier(limit=4)
+    gold, answer = (side.format(99) for side in worker.UNIT)
+    assert slow.verify_answers([gold, "7"], [answer, "((9999999)!)!"]) == [
+        Verdict(True, "verified"),
+        Verdict(False, "timeout"),
+    ]
+    slow.close()
+
+
+def test_what_is_cut_off_is_counted_and_said_once_where_it_looks_honest(caplog):
+    strict = Verifier(limit=3)
+    long = [f"((999999{n})!)! + {' + '.join('1' * 9)}" for n in range(4)]
+    verdicts = strict.verify_answers(["7"] * 5, [*long, "8 - 1"])
+    assert [verdict.correct for verdict in verdicts] == [False] * 4 + [True]
+    assert strict.cut() == 4 and not caplog.records
+    for n in range(2):
+        strict.verify_answers(["7"], [f"((99999{n})!)!"])
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "cut off the answer '((999990)!)!' to the gold '7' (timeout)" in said
+    strict.close()
+
+
+def test_a_slow_answer_has_a_second_try_and_a_batch_has_few(monkeypatch):
+    """Of three answers that take longer than the first limit, the first alone is tried again."""
+    monkeypatch.setattr(judging, "FIRST_LIMIT", 0.1)
+    monkeypatch.setattr(judging, "max", lambda *numbers: 1, raising=False)
+    several = Verifier(limit=60)
+    golds, answers = ([side.format(n) for n in (77, 78, 79)] for side in worker.UNIT)
+    first = several.verify_answers(golds, answers)
+    assert first == [Verdict(True, "verified"), *[Verdict(False, "timeout")] * 2]
+    assert several.cut() == 2
+    second = several.verify_answers(golds, answers)
+    assert [verdict.correct for verdict in second] == [True, True, False], "and is not forgotten"
+    several.close()
+
+
+@pytest.mark.slow
+def test_a_batch_of_hostile_answers_ends_within_its_budget(capsys):
+    """64 answers that would take for ever: 20 units each, 150 for ten of them, and one second for
+    a worker that has to be started again."""
+    strict = Verifier()
+    strict.verify_answers(["7"], ["8 - 1"])
+    pid = multiprocessing.active_children()[0].pid
+    begun, before = time.monotonic(), psutil.Process(pid).cpu_times().user
+    verdicts = strict.verify_answers(["7"] * 64, [f"((999999{n})!)!" for n in range(64)])
+    seconds, used = time.monotonic() - begun, psutil.Process(pid).cpu_times().user - before
+    gold, answer = (side.format(99) for side in worker.UNIT)
+    before = psutil.Process(pid).cpu_times().user
+    for n in range(20):
+        strict.verify_answers([gold.replace("99", f"{n}7")], [answer.replace("99", f"{n}7")])
+    unit = (psutil.Process(pid).cpu_times().user - before) / 20
+    with capsys.disabled():
+        print(f"\n{strict.cut()} of 64 cut in {used:.1f} s of processor time, {seconds:.0f} s")
+    assert not any(verdict.correct for verdict in verdicts) and strict.cut() == 64
+    assert used < 2 * unit * (64 * 20 + 10 * 150)
+    strict.close()
+
+
+def test_long_answers_are_not_kept(verifier):
+    for n in range(3):
+        (verdict,) = verifier.verify_answers(["7"], [str(n) * 500_000])
+        assert verdict == Verdict(False, "too long")
+    assert max(len(answer or "") for _, answer in verifier._known) <= judging.LENGTH_LIMIT + 1
 
 
 def test_threads_share_it(verifier):

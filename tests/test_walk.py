@@ -103,7 +103,7 @@ def test_the_gradient_of_one_batch_is_that_of_the_formula():
     guide = BranchGuide(threshold=3.58, ratio=5.0)
     batch = one_batch.loss_batch(guide, 0.5)
     q = (1 + 5.0 * (batch.entropies - 3.58).clamp(min=0)).clamp(0.6, 1.4)
-    ratio = q * (batch.reference - batch.logps).exp()
+    ratio = q * (batch.ref_logps - batch.logps).exp()
     of_token = (-batch.advantages[:, None] + 0.5 * (1 - ratio)) * batch.mask
     by_hand = of_token / batch.mask.sum(1, keepdim=True) / len(of_token)
     assert (q > 1).any() and batch.advantages.any()
@@ -127,7 +127,7 @@ def test_the_same_cells_train_a_model_that_reads(tmp_path, monkeypatch):
 def test_a_live_curve_keeps_what_was_logged_and_draws_a_panel_a_column(tmp_path):
     from sage_lib.report.live import LiveCurve
 
-    curve = LiveCurve("reward", "never", every=2)
+    curve = LiveCurve("reward", "never", interval=2)
     state, control = TrainerState(max_steps=3), TrainerControl()
     arguments = TrainingArguments(output_dir=str(tmp_path))
     curve.on_train_begin(arguments, state, control)

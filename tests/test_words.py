@@ -19,14 +19,12 @@ WORDS = {
     "beside",
     "like",
 }
-#: What users type: keys of profiles, and an argument of results.load.
+#: Arguments that users type, keys of profiles, and columns of published tables.
 PUBLIC = {"results.py": {"own"}, "settings.py": {"beside", "every"}, "made_from.py": {"every"}}
 PUBLIC |= {"compare.py": {"own"}, "publish.py": {"own"}, "guide_gain.py": {"asked", "found"}}
-FILES = [
-    path
-    for room in ("experiment", "pipeline", "policy", "tasks")
-    for path in sorted((ROOT / "sage_lib" / room).glob("*.py"))
-]
+PUBLIC |= {"page.py": {"own"}, "token_impact.py": {"kept"}}
+ROOMS = ("", *(f.name for f in (ROOT / "sage_lib").iterdir() if (f / "__init__.py").is_file()))
+FILES = [path for room in ROOMS for path in sorted((ROOT / "sage_lib" / room).glob("*.py"))]
 
 
 def names(source):

@@ -8,8 +8,9 @@ from sage_lib.policy import tiny_qwen
 from sage_lib.tasks import prompts
 
 #: Arguments of SageTrainer beside its guide.
-OWN = ("anchor", "dynamic_sampling", "other_reference", "reference", "merge_adapter")
+OWN = ("kl_form", "dynamic_sampling", "other_reference", "ref_model", "merge_adapter")
 OWN += ("trim_padding", "share_prompts", "advantage", "reference_reset")
+OWN += ("anchor", "reference")  # former names
 
 
 #: Of GRPOConfig.
@@ -135,9 +136,9 @@ def larger(model):
             p.mul_(50 if p.dim() > 1 else 1)
 
 
-def one_batch(trainer):
+def one_batch(trainer, draw=None):
     """The trainer in its second step, moved off its reference, and a batch for its loss."""
-    batch = drawn(trainer, trainer._prepare_inputs)
+    batch = drawn(trainer, draw or trainer._prepare_inputs)
     trainer.state.global_step, trainer.state.max_steps = 1, 3
     with torch.no_grad():
         for p in trainer.model.parameters():

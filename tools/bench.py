@@ -126,8 +126,8 @@ CASES: dict[str, dict[str, Any]] = {
     "Branch": {"guide": BranchGuide(0.3, 0.14)},
     "Random": {"guide": RandomGuide()},
     "Token": {"guide": TokenGuide()},
-    "Branch, sequence": {"guide": BranchGuide(0.3, 0.14), "anchor": "sequence"},
-    "exact forward KL": {"anchor": "forward_kl"},
+    "Branch, sequence": {"guide": BranchGuide(0.3, 0.14), "kl_form": "sequence"},
+    "exact forward KL": {"kl_form": "forward_kl"},
     "perplexity advantage": {"advantage": {"name": "perplexity", "alpha": 0.01}},
     "position advantage": {"advantage": {"name": "position", "shift": 0.5}},
     "W-REINFORCE": {"advantage": {"name": "negative_samples", "positive": 0.1}},
@@ -294,10 +294,10 @@ def _formulas(n: int) -> tuple[str, list[str | None]]:
 
 def _measured() -> list[Pair]:
     """The gold of a countdown problem is the target, with which its name begins."""
-    from sage_lib.experiment import results
+    from sage_lib.experiment.results import load_results
     from sage_lib.tasks.verifier import last_answer
 
-    samples = results.load("smoke").samples
+    samples = load_results("smoke").samples
     of_base = samples[samples["method"] == "base"]
     golds = of_base["problem"].str.partition("<")[0]
     return list(zip(golds, of_base["completion"].map(last_answer), strict=True))

@@ -33,7 +33,7 @@ MATHJAX_PARTS = ("tex-chtml.js", "output")
 #: The order of the pages of docs in the navigation; pages that are not named follow.
 FIRST = [
     *("running", "notebooks", "profiles", "countdown_task", "one_gpu", "gpu_settings", "scaling"),
-    *("own_code", "measure", "data", "data_training", "data_tables"),
+    *("own_code", "which_kl", "measure", "pass_at_k", "data", "data_training", "data_tables"),
 ]
 #: What ends the README's first screen, and what follows it on the site's first page.
 FIRST_SCREEN = "<!-- first screen: end -->"

@@ -21,7 +21,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Extras that are installed with the project itself: Unsloth, its tests and its habits.
-LOCKED_EXTRAS = ("unsloth", "test", "dev")
+LOCKED_EXTRAS = ("train", "notebooks", "unsloth", "test", "dev")
 #: Unsloth's GPU-only needs come with the extra "gpu"; torch's CUDA build brings triton.
 GPU_ONLY = {"torchvision", "xformers", "bitsandbytes", "torchao", "diffusers", "triton"}
 #: Needed to install the project itself, editable and without a network.

@@ -12,11 +12,11 @@ import pandas as pd
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import load_profile, profile_names
+from sage_lib.experiment.results import load_results
 from sage_lib.files import write_text
 from sage_lib.pipeline import plan
-from sage_lib.report import verdict
+from sage_lib.report import outcomes
 
 #: As `sha256sum --check` reads it in the folder of the project.
 SUMS = paths.ROOT / "data" / "SHA256SUMS"
@@ -25,7 +25,7 @@ EVIDENCE = "study"
 #: The claims of its table, in plain words.
 SHOWN = {
     "both rise": "the paper: Branch raises both",
-    "both rise, strong guide": "a check: a stronger Branch raises both",
+    "both rise, strong guide": "our check: a stronger Branch raises both",
     "P1, a schedule of beta": "ours: the stronger Branch equals GRPO at beta 0.25",
     "overfits without KL, answer rewarded": "the paper: no KL, answer rewarded: less valid work",
 }
@@ -61,15 +61,15 @@ def asked_for() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def result(claims: verdict.Claims, compared: pd.DataFrame) -> str:
+def result(claims: outcomes.Claims, compared: pd.DataFrame) -> str:
     """The table of the README: the claims of SHOWN, the differences with the intervals by which
     they are judged, and the outcomes."""
-    judged = verdict.judge(claims, compared).set_index("claim")
+    judged = outcomes.claim_outcomes(claims, compared).set_index("claim")
     rows = []
     for claim, words in SHOWN.items():
         of = compared[compared["claim"] == claim].set_index("metric")
         cells = [
-            f"{row.difference:+.3f} [{row.judged_low:+.3f}, {row.judged_high:+.3f}]"
+            f"{row.difference:+.4f} [{row.judged_low:+.4f}, {row.judged_high:+.4f}]"
             for row in of.loc[["pass@1", "pass@256"]].itertuples()
         ]
         rows.append((words, *cells, judged.loc[claim, "outcome"]))
@@ -95,9 +95,9 @@ def sums(root: Path = paths.ROOT) -> str:
 
 
 def main() -> None:
-    study, claims = results.load(EVIDENCE), verdict.load()
+    results, claims = load_results(EVIDENCE), outcomes.load_claims()
     made = {
-        "README.md": ("result", result(claims, verdict.comparisons(claims, study))),
+        "README.md": ("result", result(claims, outcomes.comparisons(claims, results))),
         "docs/one_gpu.md": ("hours", markdown(asked_for())),
     }
     for name, (part, text) in made.items():

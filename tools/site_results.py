@@ -11,8 +11,8 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.transforms import Affine2D
 
 from sage_lib import paths
-from sage_lib.experiment import results
-from sage_lib.report import style, verdict
+from sage_lib.experiment.results import Results, load_results
+from sage_lib.report import outcomes, style
 
 #: The figures that matter, best first, each with the notebook that draws it. Ten are shown: the
 #: last ones stand in for those that are not drawn yet.
@@ -199,11 +199,11 @@ def claims_map() -> str:
 
 def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
     """Whose each claim of a file is, its outcome, and its rows: one for each comparison."""
-    study, claims = results.load("study"), verdict.load(file)
+    results, claims = load_results("study"), outcomes.load_claims(file)
     stored = paths.PUBLISHED / "study" / "comparisons.csv"
-    compared = pd.read_csv(stored) if file == "claims" else verdict.comparisons(claims, study)
-    outcomes = verdict.judge(claims, compared).set_index("claim")["outcome"]
-    numbers = verdict.shown(compared, study)["difference"]
+    compared = pd.read_csv(stored) if file == "claims" else outcomes.comparisons(claims, results)
+    by_claim = outcomes.claim_outcomes(claims, compared).set_index("claim")["outcome"]
+    numbers = outcomes.readable(compared, results)["difference"]
     paper, notebooks = CLAIMS[file]
     for claim in claims.claims:
         place = claim.source
@@ -212,39 +212,39 @@ def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
         page = notebook(notebooks[claim.question])
         link = f'<a href="notebooks/{page}.html">{page[:2]}</a>'
         tested = [
-            f'<td>{escape(_words(study, row))}</td>\n<td class="number">{numbers[row.Index]}</td>'
+            f'<td>{escape(_words(results, row))}</td>\n<td class="number">{numbers[row.Index]}</td>'
             for row in compared[compared["claim"] == claim.claim].itertuples()
         ] or ["<td>nothing</td>\n<td></td>"]
         span = f'<td rowspan="{len(tested)}">'
         cells = [text[0].upper() + text[1:] for text in (escape(place), escape(claim.statement))]
-        outcome = str(outcomes[claim.claim])
+        outcome = str(by_claim[claim.claim])
         cells = [f"{span}{text}</td>" for text in (*cells, outcome, link)]
         cells.insert(2, tested[0])
         first, *rest = ["\n".join(cells), *tested[1:]]
         yield claim.by, outcome, "".join(f"<tr>{row}</tr>" for row in (first, *rest))
 
 
-def _words(study: results.Study, row: Any) -> str:
+def _words(results: Results, row: Any) -> str:
     """A comparison in words: "pass@1: GRPO + Branch above GRPO"."""
     metric = row.metric.replace("ood", "out of distribution")
     expects = row.expects.replace("equal", "equal to")
-    return f"{metric}: {study.label(row.method)} {expects} {study.label(row.against)}"
+    return f"{metric}: {results.label(row.method)} {expects} {results.label(row.against)}"
 
 
 def run_data() -> dict[str, Any]:
     """Every published RL run by method: its step log and its exact pass@k along training."""
-    study = results.load("study")
-    runs = study.frame("runs").query("stage == 'rl'")
-    parts = {"log": study.frame("steps"), "exact": study.frame("exact")}
+    results = load_results("study")
+    runs = results.frame("runs").query("stage == 'rl'")
+    parts = {"log": results.frame("steps"), "exact": results.frame("exact")}
     parts["exact"] = parts["exact"].groupby(["run", "step"], as_index=False).mean(numeric_only=True)
     columns = {part: ["step", *(c for p, c, _ in PANELS if p == part)] for part in parts}
     methods = []
     for key, group in runs.groupby("method", sort=False):
-        look, family = style.look(str(key)), study.settings.methods[str(key)].family
+        look, family = style.look(str(key)), results.profile.methods[str(key)].family
         dash = look["linestyle"]
         found = {
             "key": key,
-            "label": study.label(str(key)),
+            "label": results.label(str(key)),
             "family": FAMILIES.get(family, family),
             "colour": look["color"],
             "marker": _outline(look["marker"]),
@@ -256,7 +256,7 @@ def run_data() -> dict[str, Any]:
                 part: _lists(frame[frame["run"] == run.run].reindex(columns=columns[part]))
                 for part, frame in parts.items()
             }
-            profile = run.run.rpartition("/")[0] or study.name
+            profile = run.run.rpartition("/")[0] or results.name
             found["runs"].append({"seed": int(run.seed), "profile": profile, **data})
         methods.append(found)
     panels = [dict(zip(("part", "column", "title"), panel, strict=True)) for panel in PANELS]

@@ -1,1 +1,1 @@
-"""The method itself: guides, anchors and the trainer. Knows nothing of profiles."""
+"""The method itself: guides, forms of the KL and the trainer. Knows nothing of profiles."""

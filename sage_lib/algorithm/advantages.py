@@ -1,7 +1,7 @@
-"""Advantages: what a completion, or each of its tokens, counts for in TRL's loss.
+"""Advantages: the weights of completions, or of their tokens, in TRL's loss.
 
 A :class:`CompletionShaper` works on whole groups of scored completions, a :class:`TokenShaper` on
-the tokens of a batch after the loss's own forward pass. Either composes with any guide and anchor,
+the tokens of a batch after the loss's own forward pass. Either composes with any guide and KL form,
 and holds no state. A profile chooses one by a mapping such as ``{name: position, direction: -1}``.
 This module loads without torch.
 """
@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from sage_lib.algorithm.anchors import REDUCTIONS
-from sage_lib.algorithm.guides import STRICT, Number, named
+from sage_lib.algorithm.guide_choices import split_choice
+from sage_lib.algorithm.guides import STRICT, Number
+from sage_lib.algorithm.kl_forms import REDUCTIONS
 from sage_lib.errors import SageError
-from sage_lib.validation import make
+from sage_lib.validation import make, pick
 
 if TYPE_CHECKING:
     import torch
+
+    from sage_lib.algorithm.guided_trainer import GuidedTrainer
 
 #: Parameters that are 0 or more; that count from 1; that lie between 0 and 1.
 NotNegative = Annotated[float, Field(strict=True, ge=0)]
@@ -31,18 +34,18 @@ Positive = Annotated[int, Field(strict=True, ge=1)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
-# -- what a shaper sees and gives ------------------------------------------------------------------
+# -- inputs and outputs of a shaper ----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Completions:
-    """Whole groups of scored completions, the rows of a group beside each other."""
+    """Whole groups of scored completions; the rows of a group are neighbours."""
 
     advantages: torch.Tensor  # TRL's, shape (rows,)
     rewards: torch.Tensor  # sum of the weighted rewards, shape (rows,)
     generations: int  # rows of a group
-    #: Mean surprisal of the tokens under the policy that drew them, nats, shape (rows,). Not a
-    #: number without a counted token; None unless the shaper ``reads_perplexity``.
+    #: Mean surprisal of the tokens under the policy that drew them, nats, shape (rows,). It is NaN
+    #: without a counted token, and None unless the shaper ``reads_perplexity``.
     log_perplexity: torch.Tensor | None = None
 
 
@@ -53,7 +56,7 @@ class BatchTokens:
 
     advantages: torch.Tensor
     live_logps: torch.Tensor  # log pi of the sampled tokens
-    old_logps: torch.Tensor  # the same of the policy that drew them
+    old_logps: torch.Tensor  # the same under the policy that drew them
     entropies: torch.Tensor  # before each token, nats, at the sampling temperature
     mask: torch.Tensor  # 1 on counted tokens, else 0
     progress: float  # how far the run is, in [0, 1)
@@ -62,28 +65,28 @@ class BatchTokens:
 
 @dataclasses.dataclass(frozen=True)
 class ShapedTokens:
-    """What a shaper made of a batch; shape (batch, time)."""
+    """The result of a shaper for a batch; shape (batch, time)."""
 
     advantages: torch.Tensor
     touched: torch.Tensor  # bool: where the shaper acts
-    beside: torch.Tensor | None = None  # added to TRL's loss, per token, with its gradient
+    extra_loss: torch.Tensor | None = None  # added to TRL's loss, per token, with its gradient
 
 
 class AdvantageShaper(ABC):
     """Base of the two kinds."""
 
     @abstractmethod
-    def requires(self, t: Any) -> Iterator[str]:
-        """Why this shaper cannot work in the SageTrainer ``t``, a sentence for each reason."""
+    def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
+        """Yield a sentence for each reason why this shaper cannot work in a trainer."""
 
 
 class CompletionShaper(AdvantageShaper):
-    """One advantage for each completion, from its group."""
+    """Base of the shapers that give each completion an advantage, from its group."""
 
     reads_perplexity: ClassVar[bool] = False
 
-    def requires(self, t: Any) -> Iterator[str]:
-        if t.args.per_device_train_batch_size * t.args.steps_per_generation % t.num_generations:
+    def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
+        if not has_whole_groups(trainer):
             yield (
                 "this advantage needs whole groups on every process: make "
                 "per_device_train_batch_size x steps_per_generation a multiple of num_generations"
@@ -91,18 +94,18 @@ class CompletionShaper(AdvantageShaper):
 
     @abstractmethod
     def shape(self, completions: Completions) -> torch.Tensor:
-        """The advantages, shape (rows,)."""
+        """Return the advantages, shape (rows,)."""
 
 
 class TokenShaper(AdvantageShaper):
-    """An advantage for each token."""
+    """Base of the shapers that give each token an advantage."""
 
-    def requires(self, t: Any) -> Iterator[str]:
-        if t.shaped_at_scoring:
+    def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
+        if trainer.shaped_at_scoring:
             yield "Unsloth's GPU trainer takes no advantages of tokens: use plain TRL for them"
-        masked = t.off_policy_mask_threshold is not None  # by the sign of whole completions
-        by_token = t.importance_sampling_level == "token" and t.loss_type in REDUCTIONS
-        if t.args.use_liger_kernel or masked or not by_token:
+        masked = trainer.off_policy_mask_threshold is not None  # by the sign of whole completions
+        by_token = trainer.importance_sampling_level == "token" and trainer.loss_type in REDUCTIONS
+        if trainer.args.use_liger_kernel or masked or not by_token:
             yield (
                 f"advantages of tokens need loss_type {', '.join(REDUCTIONS)}, "
                 "importance_sampling_level token, no off_policy_mask_threshold and no Liger kernel"
@@ -110,7 +113,13 @@ class TokenShaper(AdvantageShaper):
 
     @abstractmethod
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
-        """The advantages of the tokens."""
+        """Return the advantages of the tokens."""
+
+
+def has_whole_groups(trainer: GuidedTrainer) -> bool:
+    """Return whether each process scores whole groups of completions."""
+    rows: int = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    return rows % trainer.num_generations == 0
 
 
 # -- of completions --------------------------------------------------------------------------------
@@ -156,17 +165,17 @@ class NegativeSamples(CompletionShaper):
 class PassAtK(CompletionShaper):
     """Pass@k training (Chen et al. 2025, arXiv 2508.10751), its analytical derivation.
 
-    A subset of k of a group's N completions earns what its best does: with c correct ones on
+    A subset of k of a group's N completions earns the reward of its best: with c correct ones on
     average R = 1 - C(N - c, k)/C(N, k), with deviation s = sqrt(R(1 - R)). A completion's
     advantage is the mean over the subsets that hold it: (1 - R)/s for a correct one,
-    (1 - R - C(N - c - 1, k - 1)/C(N - 1, k - 1))/s for a wrong one. ``k`` 1 is GRPO as TRL has it.
+    (1 - R - C(N - c - 1, k - 1)/C(N - 1, k - 1))/s for a wrong one. ``k`` 1 is TRL's GRPO.
     """
 
     k: Positive = 4
 
-    def requires(self, t: Any) -> Iterator[str]:
-        yield from super().requires(t)
-        if self.k > t.num_generations:
+    def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
+        yield from super().requires(trainer)
+        if self.k > trainer.num_generations:
             yield f"pass@{self.k} needs groups of at least as many completions as num_generations"
 
     def shape(self, completions: Completions) -> torch.Tensor:
@@ -188,7 +197,7 @@ class PassAtK(CompletionShaper):
 
 
 def _correct(completions: Completions) -> torch.Tensor:
-    """The rewards, if each is 0, 1 or not a number; otherwise a SageError."""
+    """Return the rewards. SageError unless each is 0, 1 or NaN."""
     rewards = completions.rewards
     if not ((rewards == 0) | (rewards == 1) | rewards.isnan()).all():
         raise SageError("this advantage needs one reward function of weight 1 that gives 0 or 1")
@@ -231,8 +240,8 @@ class PositionBonus(TokenShaper):
 
 
 def covariance(tokens: BatchTokens) -> torch.Tensor:
-    """Each token's part of the covariance of log-probability and advantage, shape (batch, time):
-    (log pi - mean log pi)·(A - mean A), means over the counted tokens of one forward pass."""
+    """Return each token's part of the covariance of log-probability and advantage, (batch, time):
+    (log pi - mean log pi)·(A - mean A), means over the counted tokens of a forward pass."""
 
     def centred(values: torch.Tensor) -> torch.Tensor:
         count = tokens.mask.sum().clamp(min=1)
@@ -257,15 +266,15 @@ class ClipCov(TokenShaper):
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
         import torch
 
-        found = covariance(tokens)
-        within = (found >= self.low) & (found <= self.high) & tokens.mask.bool()
+        covariances = covariance(tokens)
+        within = (covariances >= self.low) & (covariances <= self.high) & tokens.mask.bool()
         places = within.flatten().nonzero().flatten()
         order = torch.randperm(len(places), generator=tokens.generator)
-        chosen = torch.zeros_like(within).flatten()
+        touched = torch.zeros_like(within).flatten()
         count = int(self.share * tokens.mask.sum().item())
-        chosen[places[order[:count].to(places.device)]] = True
-        chosen = chosen.view_as(within)
-        return ShapedTokens(tokens.advantages.masked_fill(chosen, 0.0), touched=chosen)
+        touched[places[order[:count].to(places.device)]] = True
+        touched = touched.view_as(within)
+        return ShapedTokens(tokens.advantages.masked_fill(touched, 0.0), touched)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -280,27 +289,27 @@ class KLCov(TokenShaper):
     share: Share = 0.0002
     coef: Number = 1.0
 
-    def requires(self, t: Any) -> Iterator[str]:
-        yield from super().requires(t)
-        updates = t.args.steps_per_generation * t.num_iterations
-        if t.args.gradient_accumulation_steps % updates == 0:
+    def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
+        yield from super().requires(trainer)
+        updates = (trainer.args.steps_per_generation or 1) * trainer.num_iterations
+        if trainer.args.gradient_accumulation_steps % updates == 0:
             yield "KL-Cov needs more updates a batch: raise steps_per_generation or num_iterations"
 
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
         import torch
 
-        found = covariance(tokens).masked_fill(~tokens.mask.bool(), -torch.inf).flatten()
-        chosen = torch.zeros_like(found, dtype=torch.bool)
-        chosen[found.topk(int(self.share * tokens.mask.sum().item())).indices] = True
-        chosen = chosen.view_as(tokens.mask)
+        covariances = covariance(tokens).masked_fill(~tokens.mask.bool(), -torch.inf).flatten()
+        touched = torch.zeros_like(covariances, dtype=torch.bool)
+        touched[covariances.topk(int(self.share * tokens.mask.sum().item())).indices] = True
+        touched = touched.view_as(tokens.mask)
         distance = (tokens.live_logps - tokens.old_logps).abs()
-        beside = self.coef * distance.where(chosen, 0.0) if chosen.any() else None
-        return ShapedTokens(tokens.advantages, touched=chosen, beside=beside)
+        extra_loss = self.coef * distance.where(touched, 0.0) if touched.any() else None
+        return ShapedTokens(tokens.advantages, touched, extra_loss)
 
 
 # -- choices ---------------------------------------------------------------------------------------
 
-#: What a profile's ``advantage: {name: ...}`` may name.
+#: Each shaper by its name in a profile's ``advantage: {name: ...}``.
 ADVANTAGES: dict[str, type[Any]] = {
     "perplexity": PerplexityAdvantage,
     "position": PositionBonus,
@@ -313,13 +322,15 @@ ADVANTAGES: dict[str, type[Any]] = {
 
 def check_advantage(choice: str | Mapping[str, Any], where: str = "advantage") -> None:
     """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
-    make(*named(choice, ADVANTAGES, where, "advantage"), where)
+    _make(choice, where)
 
 
 def build_advantage(choice: str | Mapping[str, Any] | AdvantageShaper) -> AdvantageShaper:
-    """The shaper of a choice ``{name: ..., parameter: ...}``; one of one's own is returned."""
-    if isinstance(choice, AdvantageShaper):
-        return choice
-    cls, given = named(choice, ADVANTAGES, "advantage", "advantage")
-    shaper: AdvantageShaper = make(cls, given, "advantage")
+    """Return the shaper of a choice ``{name: ..., parameter: ...}``. An instance is returned."""
+    return choice if isinstance(choice, AdvantageShaper) else _make(choice, "advantage")
+
+
+def _make(choice: str | Mapping[str, Any], where: str) -> AdvantageShaper:
+    name, parameters = split_choice(choice)
+    shaper: AdvantageShaper = make(pick(name, ADVANTAGES, where, "advantage"), parameters, where)
     return shaper

@@ -1,5 +1,5 @@
-"""TRL's classes and batches: the one place that imports TRL, and Unsloth before it where this TRL
-cannot train on this machine without."""
+"""TRL's classes and batches. TRL is imported here alone, and after Unsloth where this TRL cannot
+train on this machine without it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sage_lib.algorithm import unsloth_first
 
 if unsloth_first.is_needed():
-    unsloth_first.load("trl 1.16 or newer, which trains without a GPU by itself")
+    unsloth_first.load_unsloth("trl 1.16 or newer, which trains without a GPU by itself")
 
 # isort: split
 
@@ -30,7 +30,7 @@ else:
 add_fused_lm_head, use_adapter = utils.add_fused_lm_head, utils.use_adapter
 disable_dropout_in_model = utils.disable_dropout_in_model
 
-#: Whether Unsloth has put a trainer of its own in the place of GRPOTrainer, as it does on a GPU.
+#: Whether Unsloth has replaced GRPOTrainer by its trainer, as it does on a GPU.
 REPLACED: bool = any(
     "unsloth" in f"{cls.__module__}.{cls.__qualname__}".lower() for cls in GRPOTrainer.__mro__
 )
@@ -40,6 +40,14 @@ Batch = dict[str, Any]
 
 
 def counted_tokens(batch: Batch) -> torch.Tensor:
-    """The tokens that TRL's loss counts: 1 or 0, shape (batch, time)."""
+    """Return the tokens that TRL's loss counts: 1 or 0, shape (batch, time)."""
     mask: torch.Tensor = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def whole_rows(batch: Batch) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """Return token ids of prompts and completions, shape (batch, prompt and time), the columns of
+    the prompts, and the attention mask, shape of the ids."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    return ids, batch["prompt_ids"].shape[1], attention

@@ -1,4 +1,4 @@
-"""What a resumed SageTrainer needs beyond transformers' checkpoints."""
+"""Checkpoints of a SageTrainer: random streams and reference, which transformers does not keep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOVED_REFERENCE = "sage_reference.pt"
 
 
 def _restore_on_processor(storage: Any, location: str) -> Any:
-    """torch.load knows "cpu" alone; accelerate's "cpu:0" is that of several processes."""
+    """Read storage of "cpu:0", as accelerate calls the processor; torch.load knows "cpu" alone."""
     return storage if re.fullmatch(r"cpu:\d+", location) else None
 
 
@@ -33,33 +33,33 @@ torch.serialization.register_package(11, lambda storage: None, _restore_on_proce
 
 
 def is_of_reference(name: str) -> bool:
-    """Whether a parameter is of "ref", TRL's copy of the adapter as it was at the start."""
+    """Return whether a parameter is of "ref", TRL's copy of the adapter before the first step."""
     return ".ref." in name
 
 
 class Checkpoints(GRPOTrainer):  # type: ignore[misc]
-    """Keeps the random streams and the reference, and compares the base model and reference."""
+    """Trainer that keeps random streams and the reference, and compares base and reference."""
 
     def _hash_base(self) -> str:
-        """Hash of the weights that training never changes: the reference model's, and the frozen
-        ones of the policy without the adapter "ref"."""
+        """Return a hash of the weights that training never changes: of the reference model, and
+        frozen ones of the policy without the adapter "ref"."""
         frozen = [(n, p) for n, p in self.model.named_parameters() if not p.requires_grad]
-        kept = [(n, p) for n, p in frozen if not is_of_reference(n)]
+        unchanging = [(n, p) for n, p in frozen if not is_of_reference(n)]
         if self.ref_model is not None:
-            kept += [(f"reference.{n}", p) for n, p in self.ref_model.named_parameters()]
-        return self._digest(kept)
+            unchanging += [(f"reference.{n}", p) for n, p in self.ref_model.named_parameters()]
+        return self._digest(unchanging)
 
-    def _hash_reference(self) -> str:
-        """Hash of the base and of the reference's adapter as it is now."""
-        named = self.model.named_parameters()
-        return f"{self._base_hash}-{self._digest((n, p) for n, p in named if is_of_reference(n))}"
+    def _ref_hash(self) -> str:
+        """Return a hash of the base and of the reference's adapter."""
+        weights = self.model.named_parameters()
+        return f"{self._base_hash}-{self._digest((n, p) for n, p in weights if is_of_reference(n))}"
 
-    def _digest(self, named: Iterable[tuple[str, torch.Tensor]]) -> str:
-        """Hash of names, types, shapes and bytes; "" where no process has whole weights."""
+    def _digest(self, weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+        """Return a hash of names, types, shapes and bytes; "" where weights are sharded."""
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return ""
         digest = hashlib.sha256()
-        for name, weight in named:
+        for name, weight in weights:
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
             as_bytes = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(as_bytes.numpy().data)
@@ -78,8 +78,10 @@ class Checkpoints(GRPOTrainer):  # type: ignore[misc]
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        state = {name: stream.get_state() for name, stream in self._streams().items()}
-        torch.save({**state, "reference": self._hash_reference()}, self._state_file(folder))
+        state: dict[str, Any] = {n: stream.get_state() for n, stream in self._streams().items()}
+        if hasattr(self.guide, "state_dict"):
+            state["guide_state"] = self.guide.state_dict()
+        torch.save({**state, "reference": self._ref_hash()}, self._state_file(folder))
         if self.args.sync_ref_model and self.args.should_save:
             moved = self.accelerator.unwrap_model(self.ref_model).state_dict()
             torch.save(moved, folder / MOVED_REFERENCE)
@@ -87,8 +89,10 @@ class Checkpoints(GRPOTrainer):  # type: ignore[misc]
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: torch.nn.Module | None = None
     ) -> None:
-        """Also load the trained adapter, which transformers 5.17 does not look for beside "ref",
-        and the reference where it moves."""
+        """Load as transformers does; then the reference where it moves, and the trained adapter.
+
+        transformers 5.17 does not look for an adapter where there is another, "ref".
+        """
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         folder = Path(resume_from_checkpoint)
         if self.args.sync_ref_model:
@@ -112,7 +116,9 @@ class Checkpoints(GRPOTrainer):  # type: ignore[misc]
         state = torch.load(self._state_file(checkpoint), weights_only=True)
         for name, stream in self._streams().items():
             stream.set_state(state[name])
-        if state["reference"] != self._hash_reference():
+        if "guide_state" in state and hasattr(self.guide, "load_state_dict"):
+            self.guide.load_state_dict(state["guide_state"])
+        if state["reference"] != self._ref_hash():
             raise SageError(
                 "the base model or reference policy is not the one that this run started with: "
                 "resume with the same SFT model and adapter settings, or start a new run"
@@ -126,7 +132,7 @@ class Checkpoints(GRPOTrainer):  # type: ignore[misc]
 
 
 class EpochOrder(Sampler[int]):
-    """TRL's shuffled order of prompts, the same after a resume in a later epoch.
+    """TRL's shuffled order of prompts, which is the same after a resume in a later epoch.
 
     TRL's sampler shuffles from a stream that no checkpoint keeps, and would give a resumed run the
     order of the first epoch. Here the epochs that are over (``epoch()``) are drawn first.
@@ -161,7 +167,7 @@ class ReferenceReset(TrainerCallback):  # type: ignore[misc]
         if state.global_step % self.steps != 0:
             return
         weights = dict(kwargs["model"].named_parameters())
-        for name, reference in weights.items():
+        for name, ref_weight in weights.items():
             if is_of_reference(name):
-                reference.copy_(weights[name.replace(".ref.", ".default.")])
+                ref_weight.copy_(weights[name.replace(".ref.", ".default.")])
         kwargs["optimizer"].state.clear()

@@ -2,56 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from sage_lib.algorithm.backend import Batch, counted_tokens
+from sage_lib.algorithm.guided_trainer import GuidedTrainer
 
-#: Ours in the batch meanwhile: each reward times its weight, shape (batch, functions).
+#: Added to the batch meanwhile: each reward times its weight, shape (batch, functions).
 REWARD_TERMS = "reward_terms"
 #: Rewards that differ by less than this share of their size are equal: sums in float32.
 ROUNDING = 1e-6
 
 
-def filled(t: Any, batch: Batch, rounds: int) -> Batch:
-    """A batch of the SageTrainer ``t`` without its :data:`REWARD_TERMS`, in which at most
-    ``rounds`` fresh batches of prompts have replaced the groups that teach nothing."""
-    gather, generations, drawn = t.accelerator.gather, t.num_generations, 1
+def fill_batch(trainer: GuidedTrainer, batch: Batch, rounds: int) -> Batch:
+    """Replace the groups of a batch that teach nothing by groups of fresh prompts.
 
-    def flat(some: Batch) -> torch.Tensor:
-        return groups_without_spread(some[REWARD_TERMS], generations)
+    Args:
+        trainer: draws the prompts and completions.
+        batch: whole groups, with :data:`REWARD_TERMS`.
+        rounds: the most fresh batches to draw.
+
+    Returns:
+        The batch without :data:`REWARD_TERMS`.
+    """
+    gather, generations, batches = trainer.accelerator.gather, trainer.num_generations, 1
+
+    def flat(groups: Batch) -> torch.Tensor:
+        return groups_without_spread(groups[REWARD_TERMS], generations)
 
     # Flat on any process: all of them sample again, or none.
-    while drawn <= rounds and gather(flat(batch).any()).any():
-        rows, data = (
-            torch.arange(len(batch["completion_ids"])).view(-1, generations),
-            t.train_dataset,
+    while batches <= rounds and gather(flat(batch).any()).any():
+        rows, data = torch.arange(len(batch["completion_ids"])), trainer.train_dataset
+        rows = rows.view(-1, generations)
+        prompts = torch.randint(len(data), (len(rows),), generator=trainer.prompt_generator)
+        fresh = trainer._scored([data[i] for i in prompts.tolist() for _ in range(generations)])
+        flat_groups, fresh_groups = (
+            groups.nonzero().flatten().cpu() for groups in (flat(batch), ~flat(fresh))
         )
-        prompts = torch.randint(len(data), (len(rows),), generator=t.prompt_generator)
-        fresh = t._scored([data[i] for i in prompts.tolist() for _ in range(generations)])
-        needed, offered = (x.nonzero().flatten().cpu() for x in (flat(batch), ~flat(fresh)))
-        used = min(len(needed), len(offered))
-        replaced, taken = (rows[some[:used]].flatten().tolist() for some in (needed, offered))
-        batch = replace_rows(batch, replaced, fresh, taken, t._tokenizer.pad_token_id)
-        drawn += 1
+        count = min(len(flat_groups), len(fresh_groups))
+        old_rows = rows[flat_groups[:count]].flatten().tolist()
+        new_rows = rows[fresh_groups[:count]].flatten().tolist()
+        batch = replace_rows(batch, old_rows, fresh, new_rows, trainer._tokenizer.pad_token_id)
+        batches += 1
     if "num_items_in_batch" in batch:
         batch["num_items_in_batch"] = gather(counted_tokens(batch).sum()).sum()
-    left = flat(batch).float().mean()
+    flat_share = flat(batch).float().mean()
     del batch[REWARD_TERMS]
-    t._record("sampling/rounds", float(drawn))
-    t._record("sampling/flat", gather(left).mean().item())
+    trainer._record("sampling/rounds", float(batches))
+    trainer._record("sampling/flat", gather(flat_share).mean().item())
     return batch
 
 
 def groups_without_spread(terms: torch.Tensor, generations: int) -> torch.Tensor:
-    """Groups whose rewards are all equal, and so teach nothing: bool of shape (groups,).
+    """Return which groups have equal rewards, and so teach nothing: bool of shape (groups,).
 
     Advantages do not tell: TRL's mean of eight rewards of 0.7 in float32 is not 0.7.
 
     Args:
-        terms: each reward times its weight, shape (groups · generations, functions), not a number
-            where a function gave none. A completion with none at all teaches nothing.
+        terms: each reward times its weight, shape (groups · generations, functions), NaN where a
+            function gave none. A completion without any reward teaches nothing.
+        generations: completions of a group.
     """
     grouped = terms.view(-1, generations, terms.shape[1])
     rewards, scored = grouped.nansum(2), ~grouped.isnan().all(2)
@@ -64,10 +73,16 @@ def groups_without_spread(terms: torch.Tensor, generations: int) -> torch.Tensor
 def replace_rows(
     batch: Batch, rows: list[int], fresh: Batch, fresh_rows: list[int], pad_token: int
 ) -> Batch:
-    """``batch`` with ``rows`` taken from ``fresh_rows`` of another batch.
+    """Return a batch in which some rows are taken from another batch.
 
     Both are padded to the longer of the two: prompts on the left, everything else on the right.
-    What has no row for each completion stays as it was.
+
+    Args:
+        batch: the batch. Entries without a row for each completion stay as they were.
+        rows: to replace.
+        fresh: the other batch.
+        fresh_rows: its rows, as many.
+        pad_token: id of padding.
     """
     size, replaced = len(batch["completion_ids"]), dict(batch)
     for key, value in batch.items():

@@ -1,5 +1,5 @@
-"""The forward KL over the whole vocabulary (Section A.4), from last hidden states that a hook takes
-from the passes that TRL makes anyway; a few tokens' logits at a time."""
+"""The forward KL over the whole vocabulary (Section A.4), a few tokens' logits at a time. A hook
+takes the last hidden states from the passes that TRL makes anyway."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from sage_lib.algorithm import token_probabilities as probs
-from sage_lib.algorithm.anchors import Vocabulary
 from sage_lib.algorithm.backend import Batch, counted_tokens
+from sage_lib.algorithm.kl_forms import Vocabulary
 from sage_lib.errors import SageError
 
 #: Logits (tokens x vocabulary) of which a few copies are held at once: 268 MB in float32; on a
 #: processor 21 MB, since three copies of more are over the 64 MB that glibc keeps.
 CHUNK_LOGITS, PROCESSOR_CHUNK_LOGITS = 2**26, 5 * 2**20
-#: Ours in TRL's batch: the reference's hidden states, shape (batch, time, width). TRL shuffles and
+#: Added to TRL's batch: the reference's hidden states, shape (batch, time, width). TRL shuffles and
 #: splits its batch after scoring, and they must stay with their rows.
-REFERENCE_HIDDEN = "ref_hidden"
+REF_HIDDEN = "ref_hidden"
 #: How far the log-probability of a token, computed twice, may lie apart on average: in float32, and
 #: where one of the two is rounded to bfloat16.
 SINGLE_GAP, HALF_GAP = 1e-3, 0.15
-#: Tokens over whose whole vocabulary the canary looks.
+#: Tokens whose whole vocabulary the check of the first batch compares.
 CANARY_TOKENS = 64
 
 
 def exact_forward_kl(v: Vocabulary) -> torch.Tensor:
-    """KL(pi_ref ‖ pi) at every token with its gradient, nats: float32 of shape (batch, time).
+    """Return KL(pi_ref ‖ pi) at each token with its gradient, nats: float32 of (batch, time).
 
-    Where the head is not trained, as below an adapter, the gradient by the hidden states is taken
-    with the logits; where it is, they are made once more on the way back. The reference's logits
-    are written over.
+    If the head is not trained, as below an adapter, the gradient by the hidden states is taken with
+    the logits. If it is trained, the logits are computed once more in the backward pass. The
+    reference's logits are overwritten.
     """
     with torch.no_grad():
         words = v.head(v.hidden[:1, :1]).shape[-1]
     on_processor = v.hidden.device.type == "cpu"
     size = max(1, (PROCESSOR_CHUNK_LOGITS if on_processor else CHUNK_LOGITS) // words)
-    states, references = v.hidden.flatten(0, 1), v.reference_hidden.flatten(0, 1)
+    states, ref_states = v.hidden.flatten(0, 1), v.ref_hidden.flatten(0, 1)
     if not v.head_trained:
-        found: torch.Tensor = _WithSlopes.apply(  # type: ignore[no-untyped-call]
-            states, references, v, size
+        divergences: torch.Tensor = _WithSlopes.apply(  # type: ignore[no-untyped-call]
+            states, ref_states, v, size
         )
-        return found.view(v.hidden.shape[:2])
+        return divergences.view(v.hidden.shape[:2])
 
     def of_tokens(h: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         log_pi = probs.log_probabilities(v.head(h[None])[0], v.temperature)
         with torch.no_grad():
-            log_ref = probs.log_probabilities(v.reference_head(r[None])[0], v.temperature)
+            log_ref = probs.log_probabilities(v.ref_head(r[None])[0], v.temperature)
         terms = torch.nn.functional.kl_div(log_pi, log_ref, reduction="none", log_target=True)
         return terms.sum(-1)
 
-    chunks = zip(states.split(size), references.split(size), strict=True)
+    chunks = zip(states.split(size), ref_states.split(size), strict=True)
     parts = [checkpoint(of_tokens, *chunk, use_reentrant=False) for chunk in chunks]
     return torch.cat(parts).view(v.hidden.shape[:2])
 
 
 class _WithSlopes(torch.autograd.Function):
-    """The divergence of each token, from states of shape (tokens, width). Its gradient by them is
-    made with it, and only remains to be multiplied by what arrives."""
+    """The divergence of each token, from states of shape (tokens, width), and its gradient by them:
+    the backward pass only multiplies it."""
 
     @staticmethod
     def forward(
-        ctx: Any, states: torch.Tensor, references: torch.Tensor, v: Vocabulary, size: int
+        ctx: Any, states: torch.Tensor, ref_states: torch.Tensor, v: Vocabulary, size: int
     ) -> torch.Tensor:
-        # Made before the chunks: what is kept between large tensors that come and go leaves holes
-        # in the heap which the next ones do not fit.
+        # Allocated before the chunks: small tensors between large ones leave holes in the heap that
+        # the next large ones do not fit.
         slopes = torch.empty_like(states)
         divergences = torch.empty(len(states), dtype=torch.float32, device=states.device)
         for first in range(0, len(states), size):
             rows = slice(first, first + size)
-            divergences[rows], slopes[rows] = _with_slopes(states[rows], references[rows], v)
+            divergences[rows], slopes[rows] = _with_slopes(states[rows], ref_states[rows], v)
         ctx.save_for_backward(slopes)
         return divergences
 
@@ -81,14 +81,15 @@ class _WithSlopes(torch.autograd.Function):
 
 
 def _with_slopes(
-    states: torch.Tensor, references: torch.Tensor, v: Vocabulary
+    states: torch.Tensor, ref_states: torch.Tensor, v: Vocabulary
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a chunk. What it made is gone before the next one's logits are: three copies at once."""
+    """Return the divergences of a chunk and their slopes. At most three copies of its logits exist
+    at once, and none when it returns."""
     with torch.enable_grad():
         leaf = states.detach().requires_grad_()
         logits = v.head(leaf[None])[0]
     scores = probs.at_temperature(logits.detach(), v.temperature)
-    gaps = probs.at_temperature(v.reference_head(references[None])[0], v.temperature)
+    gaps = probs.at_temperature(v.ref_head(ref_states[None])[0], v.temperature)
     pi_ref = gaps.softmax(-1)
     # log pi = score - highest + log pi(highest): one exponential for each logit. The highest are
     # taken off before the sum, which would lose digits where one side's scores lie elsewhere.
@@ -105,30 +106,36 @@ def _with_slopes(
 
 
 class HiddenStates:
-    """What the scoring passes of ``policy`` and ``reference``, plain causal models, leave."""
+    """Last hidden states of the scoring passes of two plain causal models.
 
-    def __init__(self, policy: Any, reference: Any):
-        self.policy, self.reference = policy, reference
-        self.kept: list[torch.Tensor] | None = None  # of the last pass; None: nothing is kept
-        for model in {policy, reference}:
+    Args:
+        policy: the trained model.
+        ref_model: the reference, which may be the same model.
+    """
+
+    def __init__(self, policy: Any, ref_model: Any):
+        self.policy, self.ref_model = policy, ref_model
+        self.last: list[torch.Tensor] | None = None  # of the last pass; None: they are not kept
+        for model in {policy, ref_model}:
             model.get_decoder().register_forward_hook(self._keep)
 
     def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if self.kept is not None:
-            self.kept.append(output.last_hidden_state)
+        if self.last is not None:
+            self.last.append(output.last_hidden_state)
 
     def before(self, time: int) -> torch.Tensor:
-        """The states before each of ``time`` completion tokens, shape (batch, time, width)."""
-        assert self.kept is not None
-        return torch.cat(self.kept)[:, -time - 1 : -1]
+        """Return the states before each of ``time`` completion tokens, (batch, time, width)."""
+        assert self.last is not None
+        return torch.cat(self.last)[:, -time - 1 : -1]
 
     def vocabulary(self, batch: Batch, temperature: float) -> Vocabulary:
+        """Return states and heads of both models for a batch, after the policy's pass over it."""
         output_matrix = self.policy.get_output_embeddings()
         return Vocabulary(
             hidden=self.before(batch["completion_ids"].shape[1]),
-            reference_hidden=batch[REFERENCE_HIDDEN],
+            ref_hidden=batch[REF_HIDDEN],
             head=probs.logits_from_hidden(self.policy),
-            reference_head=probs.logits_from_hidden(self.reference),
+            ref_head=probs.logits_from_hidden(self.ref_model),
             temperature=temperature,
             head_trained=any(p.requires_grad for p in output_matrix.parameters()),
         )
@@ -136,23 +143,29 @@ class HiddenStates:
 
 @torch.no_grad()
 def require_same(v: Vocabulary, batch: Batch, logps: torch.Tensor, half: bool) -> None:
-    """The canary of such an anchor: its distributions must give the first tokens of one completion
-    what TRL's own kernel gave them, up to rounding; ``half``: in half precision."""
+    """Raise SageError unless the distributions agree with TRL's log-probabilities.
+
+    Args:
+        v: gives the distributions. The first tokens of the longest completion are compared.
+        batch: with the reference's log-probabilities.
+        logps: of the policy, from TRL's kernel, shape (batch, time).
+        half: whether either is rounded to half precision.
+    """
     mask = counted_tokens(batch)
     row, first = int(mask.sum(1).argmax()), slice(CANARY_TOKENS)
     mask = mask[row, first]
     sides = (
         ("policy", v.hidden, v.head, logps),
-        ("reference", v.reference_hidden, v.reference_head, batch["ref_per_token_logps"]),
+        ("reference", v.ref_hidden, v.ref_head, batch["ref_per_token_logps"]),
     )
     for name, hidden, head, expected in sides:
         log_pi = probs.log_probabilities(head(hidden[row, first][None])[0], v.temperature)
-        found = probs.drawn_log_probabilities(log_pi, batch["completion_ids"][row, first])
-        gaps = (found - expected[row, first]).abs() * mask
+        computed = probs.drawn_log_probabilities(log_pi, batch["completion_ids"][row, first])
+        gaps = (computed - expected[row, first]).abs() * mask
         gap = (gaps.sum() / mask.sum().clamp(min=1)).item()
         if gap > (HALF_GAP if half else SINGLE_GAP):
             raise SageError(
-                f"the anchor's distributions are not those of the {name} in TRL's loss "
+                f"the distributions of the forward KL are not the {name}'s in TRL's loss "
                 f"(log-probabilities of the sampled tokens differ by {gap:.3g}): "
-                f"use the anchor k3 with this model"
+                f"use the KL form k3 with this model"
             )

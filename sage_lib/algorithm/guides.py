@@ -1,15 +1,16 @@
 """Guides: q of shape (batch, time) from signals of the loss's own forward pass (eq. 9-12).
 
 A guide is any callable from :class:`GuideInputs` to positive values q, which count as 1 outside the
-completion mask. The guides here clamp q and hold no state. A profile chooses one by a mapping such
-as ``{name: token, weight: rank}``; choices are checked without torch.
+completion mask. The guides here clamp q and hold no state. :mod:`sage_lib.algorithm.guide_choices`
+makes them from a profile. This module loads without torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -17,7 +18,6 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
-from sage_lib.validation import make, pick
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 @dataclasses.dataclass(frozen=True)
 class GuideInputs:
-    """What a guide sees of a batch of completions; every tensor has shape (batch, time)."""
+    """The inputs of a guide for a batch of completions; tensors have shape (batch, time)."""
 
     entropies: torch.Tensor  # of pi before each token, nats, at the sampling temperature (eq. 12)
     logps: torch.Tensor  # log pi of the sampled tokens
@@ -41,8 +41,14 @@ class GuideInputs:
     generator: torch.Generator  # the only source of noise, on the CPU
     ids: torch.Tensor  # the sampled tokens
     # In training alone, for a guide that reads rewards:
-    reference: torch.Tensor | None = None  # log pi_ref of the sampled tokens
+    ref_logps: torch.Tensor | None = None  # log pi_ref of the sampled tokens
     rewards: torch.Tensor | None = None  # of the completions, shape (batch,)
+
+    @property
+    def reference(self) -> torch.Tensor | None:
+        """The former name of ``ref_logps``, until the next release."""
+        warnings.warn("GuideInputs.reference is called ref_logps", FutureWarning, stacklevel=2)
+        return self.ref_logps
 
 
 #: Any callable from GuideInputs to q.
@@ -86,7 +92,7 @@ class _Clamped:
             )
 
     def _finish(self, q: torch.Tensor, inputs: GuideInputs) -> torch.Tensor:
-        """Clamp, and 1 outside the mask. A token whose signal is not a number is unguided."""
+        """Clamp q, and put 1 outside the mask and where a signal is not a number."""
         clamped = q.nan_to_num(nan=1.0).clamp(self.low, self.high)
         return clamped.where(inputs.mask.bool(), 1.0).detach()
 
@@ -98,8 +104,8 @@ class BranchGuide(_Clamped):
     threshold: Number = 1.2
     ratio: Number = 0.3
 
-    #: What a choice may give in place of threshold and ratio: see :func:`build_guide`.
-    measured: ClassVar[tuple[str, str]] = ("threshold_quantile", "clamp_quantile")
+    #: Keys of a choice in the place of threshold and ratio: see :func:`build_guide`.
+    quantile_keys: ClassVar[tuple[str, str]] = ("threshold_quantile", "clamp_quantile")
 
     def __call__(self, inputs: GuideInputs) -> torch.Tensor:
         excess = (inputs.entropies - self.threshold).clamp(min=0)
@@ -117,9 +123,9 @@ class RandomGuide(_Clamped):
     scale: CosineSchedule = CosineSchedule(high=0.15, low=0.05)
 
     def __call__(self, inputs: GuideInputs) -> torch.Tensor:
-        chosen = _noise(inputs, "rand") < self.probability(inputs.progress)
+        acts = _noise(inputs, "rand") < self.probability(inputs.progress)
         q = 1 + self.scale(inputs.progress) * _noise(inputs, "randn")
-        return self._finish(q.where(chosen, 1.0), inputs)
+        return self._finish(q.where(acts, 1.0), inputs)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -157,10 +163,10 @@ class RewardGuide(_Clamped):
     reads_rewards: ClassVar[bool] = True
 
     def __call__(self, inputs: GuideInputs) -> torch.Tensor:
-        if inputs.reference is None or inputs.rewards is None:
+        if inputs.ref_logps is None or inputs.rewards is None:
             raise SageError("the guide 'reward' reads rewards: it works in RL training alone")
         wrong = (inputs.rewards == 0).unsqueeze(1)
-        q = ((self.power - 1) * inputs.reference).exp()
+        q = ((self.power - 1) * inputs.ref_logps).exp()
         return self._finish(q.where(wrong, 1.0), inputs)
 
 
@@ -195,7 +201,16 @@ class ShuffledGuide:
 
 
 def compose(*guides: Guide, low: float = LOW, high: float = HIGH) -> Guide:
-    """The product of several guides (eq. 7 is a product already), clamped once more."""
+    """Return the guide whose q is the product of several guides, clamped once more.
+
+    Args:
+        guides: of any kind.
+        low: lower end of the clamp, at most 1.
+        high: upper end of the clamp, at least 1.
+
+    Returns:
+        A guide. SageError where a part is none, or the clamp does not hold 1.
+    """
     for guide in guides:
         check_guide(guide)
     clamp = _Clamped(low=low, high=high)
@@ -210,18 +225,18 @@ def compose(*guides: Guide, low: float = LOW, high: float = HIGH) -> Guide:
 
 
 def _noise(inputs: GuideInputs, kind: Literal["rand", "randn"]) -> torch.Tensor:
-    """Uniform or standard normal, a draw for every position: the mask never shifts the stream."""
+    """Draw uniform or standard normal noise at all positions: no mask shifts the stream."""
     import torch
 
     x, draw = inputs.logps, torch.rand if kind == "rand" else torch.randn
     return draw(x.shape, generator=inputs.generator, dtype=torch.float32).to(x)
 
 
-# -- checks of what a trainer is handed ------------------------------------------------------------
+# -- checks of a guide and of its q ----------------------------------------------------------------
 
 
 def check_guide(guide: object) -> None:
-    """Raise a SageError where ``guide`` is not something to call with a GuideInputs."""
+    """Raise a SageError where ``guide`` cannot be called with a GuideInputs."""
     if isinstance(guide, type) or not callable(guide):
         raise SageError(
             f"a guide is called with a GuideInputs and returns q: hand over an instance, such as "
@@ -230,20 +245,30 @@ def check_guide(guide: object) -> None:
 
 
 def check_q(q: Any, inputs: GuideInputs) -> torch.Tensor:
-    """What a guide returned, 1 outside the mask; SageError where eq. 7 has no use for it."""
+    """Return q of a guide with 1 outside the mask. SageError where eq. 7 has no use for q."""
+    import torch
+
     shape = inputs.logps.shape
     wanted = f"the guide must return positive finite values of shape {tuple(shape)}, one per token"
-    if getattr(q, "shape", None) != shape:
-        raise SageError(f"{wanted}, not {q!r}")
+    if not isinstance(q, torch.Tensor):
+        raise SageError(f"{wanted}, as a torch tensor, not a {type(q).__name__}")
+    if q.shape != shape:
+        raise SageError(f"{wanted}, not of shape {tuple(q.shape)}")
+    if not q.is_floating_point():
+        raise SageError(f"{wanted}, not of {q.dtype}: return q itself, as torch.where does")
     weights: torch.Tensor = q.where(inputs.mask.bool(), 1.0)
-    if not weights.isfinite().all() or (weights <= 0).any():
-        raise SageError(f"{wanted}, and some are not")
+    wrong = ~weights.isfinite() | (weights <= 0)
+    if wrong.any():
+        numbers = weights[weights.isfinite()]
+        smallest = f"{numbers.min().item():.3g}" if len(numbers) else "none"
+        raise SageError(
+            f"{wanted}, and {int(wrong.sum())} of {int(inputs.mask.sum())} are not "
+            f"(smallest finite value {smallest})"
+        )
     return weights
 
 
-# -- choices ---------------------------------------------------------------------------------------
-
-#: What a profile's ``guide: {name: ...}`` may name.
+#: Each guide by its name in a profile's ``guide: {name: ...}``.
 GUIDES: dict[str, type[Any]] = {
     "branch": BranchGuide,
     "random": RandomGuide,
@@ -252,109 +277,3 @@ GUIDES: dict[str, type[Any]] = {
     "identity": IdentityGuide,
     "shuffled": ShuffledGuide,
 }
-
-
-def named(
-    choice: object, table: Mapping[str, type[Any]], where: str, kind: str
-) -> tuple[type[Any], dict[str, Any]]:
-    """Look up a choice, a name or a mapping with a name.
-
-    Args:
-        choice: ``name``, or ``{name: ..., parameter: ...}``.
-        table: what may be chosen.
-        where: the place of the choice, for errors.
-        kind: what the table holds, such as "guide".
-
-    Returns:
-        The class, and the parameters that are not None.
-    """
-    section = choice if isinstance(choice, Mapping) else {"name": choice}
-    parameters = {k: v for k, v in section.items() if k != "name" and v is not None}
-    return pick(section.get("name"), table, where, kind), parameters
-
-
-def check_choice(choice: str | Mapping[str, Any], where: str = "guide") -> None:
-    """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
-    _make(choice, where, None)
-
-
-def reads_rewards(choice: Mapping[str, Any]) -> bool:
-    """Whether the guide of this choice, or the one inside it, needs rewards."""
-    inner = choice.get("inner")
-    own = getattr(GUIDES[choice["name"]], "reads_rewards", False)
-    return own or (isinstance(inner, Mapping) and reads_rewards(inner))
-
-
-def needs_entropies(choice: Mapping[str, Any]) -> bool:
-    """Whether :func:`build_guide` needs the base model's entropies for this choice."""
-    given = {name for name, value in choice.items() if value is not None}
-    inner = choice.get("inner")
-    return bool(given & set(BranchGuide.measured)) or (
-        isinstance(inner, Mapping) and needs_entropies(inner)
-    )
-
-
-def build_guide(
-    choice: str | Mapping[str, Any], quantiles: Mapping[str, float] | None = None
-) -> Guide:
-    """The guide of a choice ``{name: ..., parameter: ...}``; schedules are mappings, too.
-
-    The branch guide takes threshold and ratio, or threshold_quantile and clamp_quantile: the
-    quantiles of the base model's entropies where it begins to act and where q reaches ``high``.
-
-    Args:
-        quantiles: of the base model's entropies, str(share) -> nats, as in entropy.json.
-    """
-    if quantiles is None and isinstance(choice, Mapping) and needs_entropies(choice):
-        check_choice(choice)
-        raise SageError(
-            "the guide's threshold is a quantile of the base model's entropies, which are not "
-            "there: measure them first, or give threshold and ratio as numbers"
-        )
-    return _make(choice, "guide", quantiles)
-
-
-def _make(choice: object, where: str, quantiles: Mapping[str, float] | None) -> Guide:
-    cls, given = named(choice, GUIDES, where, "guide")
-    if "inner" in given:
-        given["inner"] = _make(given["inner"], f"{where}.inner", quantiles)
-    if cls is BranchGuide:
-        given = _with_threshold(given, where, quantiles)
-    guide: Guide = make(cls, given, where)
-    return guide
-
-
-def _with_threshold(
-    given: dict[str, Any], where: str, quantiles: Mapping[str, float] | None
-) -> dict[str, Any]:
-    """Threshold and ratio in the place of quantiles; without ``quantiles`` the defaults stand in,
-    which is enough to check everything else."""
-    fixed = given.keys() & {"threshold", "ratio"}
-    shares = [given.pop(name) for name in BranchGuide.measured if name in given]
-    if (len(fixed), len(shares)) not in ((2, 0), (0, 2)):
-        raise SageError(
-            f"{where}: the guide takes either threshold and ratio, or threshold_quantile and "
-            "clamp_quantile: set the other two to null"
-        )
-    if fixed:
-        return given
-    low, high = shares
-    if not (isinstance(low, float) and isinstance(high, float) and 0 <= low < high <= 1):
-        raise SageError(
-            f"{where}: threshold_quantile must lie below clamp_quantile, and both between 0 and 1, "
-            f"not {low!r} and {high!r}"
-        )
-    if quantiles is None:
-        return given
-    if not {str(low), str(high)} <= quantiles.keys():
-        raise SageError(
-            f"{where}: choose its quantiles from those that are measured, {', '.join(quantiles)}"
-        )
-    threshold, top = quantiles[str(low)], quantiles[str(high)]
-    if top <= threshold:
-        raise SageError(
-            "the base model's entropies do not differ between threshold_quantile and "
-            "clamp_quantile: choose them further apart"
-        )
-    ratio = (given.get("high", HIGH) - 1) / (top - threshold)
-    return {**given, "threshold": threshold, "ratio": ratio}

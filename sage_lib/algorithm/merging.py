@@ -1,8 +1,8 @@
-"""LoRA merged into the layers it adapts for the time of a pass, without touching a weight.
+"""LoRA merged into the adapted layers for the time of a pass, without a change of any weight.
 
 Each adapted layer computes x·Wᵀ + s·(x·Aᵀ)·Bᵀ: three products where one with W + s·B·A does. For
-the time of a ``with`` block a plain product with that sum stands in the adapted layer's place.
-Gradients go through the sum to A and B, where that is quicker.
+the time of a ``with`` block a plain product with that sum replaces the adapted layer. Gradients go
+through the sum to A and B, where that is quicker.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 
+from sage_lib.algorithm.guided_trainer import GuidedTrainer
+
 #: Weights of the largest layer that is merged for a pass with gradients. The gradient of the sum
 #: costs one more whole product, which takes longer than the adapter's two where layers are large.
 SMALL = 2**17
@@ -23,17 +25,23 @@ SMALL = 2**17
 
 @contextmanager
 def merged_adapters(model: nn.Module, rounded: bool = False) -> Iterator[int]:
-    """Let plain products stand in for the LoRA layers of ``model``, with what is active in each.
+    """Replace the LoRA layers of a model by plain products, for the time of a ``with`` block.
 
-    It takes the memory of those layers' weights once more. Layers for which it would be another
-    function stay (:func:`_stand_in`). Yields the number of layers that are merged. ``rounded``:
-    layers of 16 bits are merged too, their sums rounded to 16 bits, as vLLM samples from them.
+    This takes the memory of those layers' weights once more. Layers that no plain product equals
+    stay as they are (:func:`_merged_layer`).
+
+    Args:
+        model: of PEFT.
+        rounded: merge layers of 16 bits, too, their sums rounded to 16 bits as in vLLM.
+
+    Yields:
+        The number of merged layers.
     """
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
         for parent in list(model.modules()):
             for name, layer in list(parent.named_children()):
-                merged = _stand_in(layer, rounded) if type(layer) is LoraLinear else None
+                merged = _merged_layer(layer, rounded) if type(layer) is LoraLinear else None
                 if merged is not None:
                     replaced.append((parent, name, layer))
                     setattr(parent, name, merged)
@@ -43,17 +51,20 @@ def merged_adapters(model: nn.Module, rounded: bool = False) -> Iterator[int]:
             setattr(parent, name, layer)
 
 
-def may_merge(trainer: Any) -> bool:
-    """Whether the adapter of a SageTrainer's policy is to be merged, and reaches what samples."""
+def may_merge(trainer: GuidedTrainer) -> bool:
+    """Return whether the adapter of a trainer's policy is to be merged, and can be."""
     t = trainer
     elsewhere = t.use_vllm or t.use_transformers_continuous_batching or t.shaped_at_scoring
     sharded = t.is_fsdp_enabled or t.is_deepspeed_enabled
     return t.merge_adapter and isinstance(t.model, PeftModel) and not elsewhere and not sharded
 
 
-def merged_to_score(trainer: Any, model: nn.Module) -> AbstractContextManager[Any]:
-    """The adapter merged for a pass of ``model`` over whole completions. Not where layers run again
-    on the way back, nor where their products are rounded to half precision."""
+def merged_to_score(trainer: GuidedTrainer, model: nn.Module) -> AbstractContextManager[Any]:
+    """Return a context in which the adapter is merged for a pass over whole completions.
+
+    Nothing is merged for the reference, where layers run again in the backward pass, or where their
+    products are rounded to half precision.
+    """
     again = torch.is_grad_enabled() and trainer.model.is_gradient_checkpointing
     half = trainer.accelerator.mixed_precision != "no"
     merges = may_merge(trainer) and model is not trainer.ref_model and not again and not half
@@ -61,25 +72,27 @@ def merged_to_score(trainer: Any, model: nn.Module) -> AbstractContextManager[An
 
 
 class _Product(nn.Module):
-    """x·weightᵀ + bias, where the weight may be made of others."""
+    """x·weightᵀ + bias, where the weight may be a sum of others."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
-        # Past nn.Module, to which they would be parameters of the model: nothing is trained here.
+        # Not by nn.Module, which would make them parameters of the model: nothing is trained here.
         self.__dict__.update(weight=weight, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-def _stand_in(layer: LoraLinear, rounded: bool) -> nn.Module | None:
-    """What computes the same as ``layer`` in one product; None where nothing does: for a base of
-    fewer than 32 bits (unless ``rounded``) or of a type of its own, for DoRA, dropout in training,
-    a bias of the adapter, and what somebody else has hooked into or merged. And None where it takes
-    longer: for a large layer with gradients (:data:`SMALL`)."""
+def _merged_layer(layer: LoraLinear, rounded: bool) -> nn.Module | None:
+    """Return a single product that equals a layer, or None.
+
+    None for a base of fewer than 32 bits (unless ``rounded``) or of another type than nn.Linear;
+    for DoRA, dropout in training, and a bias of the adapter; for a layer with hooks, or merged
+    already. And None where it takes longer: for a large layer with gradients (:data:`SMALL`).
+    """
     base, active = layer.base_layer, []
     if not layer.disable_adapters:
         active = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
@@ -98,7 +111,7 @@ def _stand_in(layer: LoraLinear, rounded: bool) -> nn.Module | None:
 
 
 def _is_product(layer: LoraLinear, adapter: str, weight: torch.Tensor) -> bool:
-    """Whether the adapter adds s·B·A to ``weight`` and nothing else, in its precision."""
+    """Return whether the adapter adds s·B·A to ``weight`` and nothing else, in its precision."""
     dropout = layer.lora_dropout[adapter]
     halves = (layer.lora_A[adapter], layer.lora_B[adapter])
     return (
@@ -113,6 +126,6 @@ def _is_product(layer: LoraLinear, adapter: str, weight: torch.Tensor) -> bool:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Whether somebody changed what the module computes: hooks, or a method forward of its own."""
+    """Return whether a module has hooks, or a method forward set on the instance."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     return any(hooks) or "forward" in vars(module)

@@ -1,6 +1,6 @@
 """Scoring without most of the padding: completions of about the same length together.
 
-What follows a row's end changes nothing before it, so rows that end sooner are scored without it.
+The padding after a row changes no token before it, so it can be left out.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-#: Rotary positions whose factors follow the widest row: a row alone would be scored differently.
+#: Types of rotary positions whose factors follow the widest row: alone a row has other scores.
 OF_WIDTH = {"dynamic", "longrope"}
-#: Share of all tokens of a batch, padding included, that one pass more must save.
+#: Share of all tokens of a batch, padding included, that a further pass must save.
 WORTH = 0.1
-#: Arguments of TRL's scoring pass that say nothing of single rows, beside those that are None.
+#: Arguments of TRL's scoring pass that concern no single row.
 OF_ALL_ROWS = ("batch_size", "compute_entropy")
 
 
@@ -24,55 +24,60 @@ def by_length(
     ids: torch.Tensor,
     attention_mask: torch.Tensor,
     keep: int,
-    **asked: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-    """TRL's ``_get_per_token_logps_and_entropies``, once for each group of rows of about a length.
+    """Score completions once for each group of rows of about the same length.
 
     Args:
-        score: that method. It is called once, with all rows, where ``asked`` holds more of single
-            rows (images), or asks for a mean over them (the router's loss of a mixture of experts).
-        ids: of prompts and completions, shape (batch, prompt and time), as ``attention_mask``.
-        keep: tokens that a completion may have, the columns of the result, which is that of
-            ``score`` up to rounding, and 0 for padding that was not scored.
+        score: TRL's ``_get_per_token_logps_and_entropies``.
+        model: the policy or the reference.
+        ids: of prompts and completions, shape (batch, prompt and time).
+        attention_mask: shape of ``ids``.
+        keep: columns of the completions.
+        options: further arguments of ``score``. All rows are scored at once where they hold data of
+            single rows (images), or ask for a mean over rows (a mixture of experts).
+
+    Returns:
+        The result of ``score`` up to rounding, shape (batch, ``keep``), 0 for padding.
     """
-    more = [value for name, value in asked.items() if name not in OF_ALL_ROWS]
+    more = [value for name, value in options.items() if name not in OF_ALL_ROWS]
     if any(value is not None and value is not False for value in more):
-        return score(model, ids, attention_mask, keep, **asked)
-    ends = attention_mask[:, -keep:].flip(1).argmax(1)  # of each row the padding after it
+        return score(model, ids, attention_mask, keep, **options)
+    ends = attention_mask[:, -keep:].flip(1).argmax(1)  # padding after each row
     lengths = torch.where(attention_mask[:, -keep:].any(1), keep - ends, 0)
     order = lengths.argsort(stable=True)
     groups = order.split(_sizes(lengths[order].tolist(), ids.shape[1] - keep))
     logps, entropies = [], []
     for rows in groups:
-        # Of rows without a token one column is scored: none would be a tensor without columns.
+        # At least one column is scored: a pass cannot return a tensor without columns.
         left = keep - max(1, int(lengths[rows].max()))
         columns = slice(ids.shape[1] - left)
-        found, of_states, _ = score(
-            model, ids[rows, columns], attention_mask[rows, columns], keep - left, **asked
+        row_logps, row_entropies, _ = score(
+            model, ids[rows, columns], attention_mask[rows, columns], keep - left, **options
         )
-        logps.append(torch.nn.functional.pad(found, (0, left)))
-        if of_states is not None:
-            entropies.append(torch.nn.functional.pad(of_states, (0, left)))
+        logps.append(torch.nn.functional.pad(row_logps, (0, left)))
+        if row_entropies is not None:
+            entropies.append(torch.nn.functional.pad(row_entropies, (0, left)))
     back = order.argsort()
     return torch.cat(logps)[back], torch.cat(entropies)[back] if entropies else None, None
 
 
 def _sizes(lengths: list[int], prompt: int) -> list[int]:
-    """How many rows each group has: cut in two where that saves most, and the parts again."""
+    """Return the rows of each group: the batch is cut where that saves most, then its parts."""
     worth = WORTH * len(lengths) * (prompt + lengths[-1])
 
-    def cut(some: list[int]) -> list[int]:
-        saved = [n * (some[-1] - some[n - 1]) for n in range(1, len(some))]
+    def cut(part: list[int]) -> list[int]:
+        saved = [n * (part[-1] - part[n - 1]) for n in range(1, len(part))]
         if max(saved, default=0) <= worth:
-            return [len(some)]
+            return [len(part)]
         first = saved.index(max(saved)) + 1
-        return cut(some[:first]) + cut(some[first:])
+        return cut(part[:first]) + cut(part[first:])
 
     return cut(lengths)
 
 
 def depends_on_width(config: Any) -> bool:
-    """Whether a model, by its configuration, computes a row differently in a wider batch."""
+    """Return whether a model of this configuration computes a row otherwise in a wider batch."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))]
     return any(kind.get("rope_type") in OF_WIDTH for kind in kinds)

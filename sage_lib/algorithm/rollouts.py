@@ -1,5 +1,4 @@
-"""Drawing and scoring completions: TRL's, timed and measured, with what SageTrainer does to whole
-groups."""
+"""Drawing and scoring of completions by TRL, with metrics, and the steps for whole groups."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 # First: Unsloth, where it is needed, comes before what it patches.
-from sage_lib.algorithm.backend import Batch, GRPOTrainer, counted_tokens
+from sage_lib.algorithm.backend import Batch, GRPOTrainer, counted_tokens, whole_rows
 
 # isort: split
 
@@ -19,23 +18,25 @@ import torch
 from sage_lib.algorithm import dynamic_sampling
 from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.advantages import Completions, CompletionShaper
-from sage_lib.algorithm.forward_kl import REFERENCE_HIDDEN
+from sage_lib.algorithm.forward_kl import REF_HIDDEN
 from sage_lib.algorithm.merging import may_merge, merged_adapters
 from sage_lib.algorithm.shared_prompts import prompts_read_once
 
-#: Ours in the batch, for a guide that reads them: the weighted sum of each completion's rewards.
+#: Added to the batch for a guide that reads it: weighted sum of each completion's rewards.
 REWARDS = "summed_rewards"
-#: Float32 logits at a time, where the policy is scored beside the loss: 1 GB.
+#: The k of pass@k that training logs, up to the size of a group.
+TRAINING_KS = (1, 2, 4, 8)
+#: Float32 logits at a time, where the policy is scored outside the loss: 1 GB.
 LOGITS = 2**28
 
 
 class Rollouts(GRPOTrainer):  # type: ignore[misc]
-    """From prompts to a batch that is ready for the loss, and what is logged."""
+    """Trainer that makes batches for the loss from prompts, and logs metrics of them."""
 
     # -- metrics -----------------------------------------------------------------------------------
 
     def _record(self, name: str, value: float) -> None:
-        """Log a value, unless it is the mean of no tokens."""
+        """Log a value, unless it is NaN, the mean of no tokens."""
         if not math.isnan(value):
             self._metrics["train"][name].append(value)
 
@@ -47,7 +48,7 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         self._metrics[phase][f"time/{part}"].append(time.perf_counter() - started)
 
     def _mean(self, per_token: torch.Tensor, mask: torch.Tensor) -> float:
-        """Mean over the masked tokens of all processes; not a number where there are none."""
+        """Return the mean over the masked tokens of all processes; NaN where there are none."""
         local = torch.stack([(per_token * mask).sum(), mask.sum().to(per_token)])
         total, count = self.accelerator.reduce(local, reduction="sum")
         mean: float = (total / count).item()
@@ -60,7 +61,7 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         self._record("advantage/size", self._mean(advantages.abs(), mask))
 
     def _log_entropies(self, batch: Batch, entropies: torch.Tensor) -> None:
-        """Mean entropy (nats) of the tokens of completions above and below their group's mean."""
+        """Log mean entropies (nats) of completions with positive and with negative advantages."""
         mask, advantages = counted_tokens(batch), batch["advantages"]
         if advantages.dim() == 1:
             advantages = advantages.unsqueeze(1)
@@ -92,12 +93,12 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         with self._sharing(self.model):
             if not may_merge(self):
                 return super()._generate_single_turn(*args, **kwargs)
-            # What comes out are lists: no tensor without a gradient's books reaches the loss.
+            # The results are lists: no inference tensor, which has no gradient, reaches the loss.
             with torch.inference_mode(), merged_adapters(self.model, rounded=True):
                 return super()._generate_single_turn(*args, **kwargs)
 
     def _sharing(self, model: Any, prompt: int | None = None) -> AbstractContextManager[None]:
-        """Prompts read once, where that is asked for and reaches what computes."""
+        """Return a context in which prompts are read once, if ``share_prompts`` and it can be."""
         elsewhere = self.shaped_at_scoring or self.is_fsdp_enabled or self.is_deepspeed_enabled
         if not self.share_prompts or elsewhere or self.states is not None:
             return nullcontext()
@@ -107,25 +108,46 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         with self._timed("reward"):
             rewards = super()._calculate_rewards(*args, **kwargs)
         self._reward_terms = rewards * self.reward_weights.to(rewards.device)
+        self._log_pass_at_k(rewards)
         return rewards
+
+    def _log_pass_at_k(self, rewards: torch.Tensor) -> None:
+        """Log the unbiased pass@k of groups under each reward that is 0 or 1.
+
+        Args:
+            rewards: of all processes, shape (rows, functions); groups stand together.
+        """
+        training = self.model.training
+        size = self.num_generations if training else self.num_generations_eval
+        if len(rewards) % size:
+            return
+        ks = TRAINING_KS if training else range(1, size + 1)
+        metrics = self._metrics["train" if training else "eval"]
+        for name, values in zip(self.reward_func_names, rewards.T, strict=True):
+            if not ((values == 0) | (values == 1)).all():  # a score, or no reward of some rows
+                continue
+            correct = values.view(-1, size).sum(1).long().tolist()
+            for k in (k for k in ks if k <= size):
+                # A value for each group: the mean of the log is then one over groups.
+                metrics[f"rewards/{name}/pass@{k}"] += [pass_at_k(size, c, k) for c in correct]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         batch = self._scored(inputs)
         if self.resampling and self.model.training:
-            batch = dynamic_sampling.filled(self, batch, self.resampling)
+            batch = dynamic_sampling.fill_batch(self, batch, self.resampling)
         if self._is_packed(batch):
             self._pack(batch)
         return batch
 
     def _scored(self, inputs: list[dict[str, Any]]) -> Batch:
-        """TRL's generation and scoring; then what is made of whole groups, and the time it took."""
+        """Generate and score by TRL; then change whole groups, and log the time of scoring."""
         started, training = time.perf_counter(), self.model.training
         batch: Batch = super()._generate_and_score_completions(inputs)
         if self.states is not None:
             if training:  # the reference is scored last
                 states = self.states.before(batch["completion_ids"].shape[1])
-                batch[REFERENCE_HIDDEN] = states.detach()
-            self.states.kept = None
+                batch[REF_HIDDEN] = states.detach()
+            self.states.last = None
         if self._is_packed(batch):
             self._unpack(batch)
         if training:
@@ -134,7 +156,7 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             terms = of_processes[self.accelerator.process_index]
             if self.resampling:
                 batch[dynamic_sampling.REWARD_TERMS] = terms
-            if self.guide is not None:  # it, or one inside it, may read them
+            if self.guide is not None:  # it, or its inner guide, may read them
                 batch[REWARDS] = _summed(terms)
             if isinstance(self.advantage, CompletionShaper):
                 self._shape_completions(self.advantage, batch, _summed(terms))
@@ -149,45 +171,53 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
     def _shape_completions(
         self, shaper: CompletionShaper, batch: Batch, rewards: torch.Tensor
     ) -> None:
-        """Put the shaper's advantages in place of TRL's, while the groups are whole."""
+        """Put the shaper's advantages in the place of TRL's, while the groups are whole."""
         mask, log_perplexity = counted_tokens(batch), None
         if shaper.reads_perplexity:
             logps = batch.get("old_per_token_logps")
             logps = self._policy_signals(batch)[0] if logps is None else logps
             log_perplexity = -(logps * mask).sum(1) / mask.sum(1)
-        before = batch["advantages"]
-        shaped = shaper.shape(Completions(before, rewards, self.num_generations, log_perplexity))
-        touched = (shaped != before).unsqueeze(1).expand(mask.shape)
+        completions = Completions(
+            advantages=batch["advantages"],
+            rewards=rewards,
+            generations=self.num_generations,
+            log_perplexity=log_perplexity,
+        )
+        shaped = shaper.shape(completions)
+        touched = (shaped != batch["advantages"]).unsqueeze(1).expand(mask.shape)
         batch["advantages"] = shaped
         self._log_advantages(shaped.unsqueeze(1), touched, mask)
 
     def _policy_signals(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """log pi of the sampled tokens and the entropies before them (nats), shape (batch, time).
+        """Return log pi of the sampled tokens and the entropies (nats) before them, (batch, time).
 
-        At most a training batch of rows at a time, and :data:`LOGITS` logits. On Unsloth's trainer
-        with padding on the right: its models see none on the left.
+        It takes at most a training batch of rows at a time, and :data:`LOGITS` logits. For
+        Unsloth's trainer the padding is moved to the right: its models read none on the left.
         """
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        start = batch["prompt_ids"].shape[1]
+        ids, start, attention = whole_rows(batch)
         packing = self._packing(batch) if self.shaped_at_scoring else None
         if packing is not None:
             ids, attention, start = packing.moved(ids), packing.moved(attention), packing.start
-        drawn = ids[:, start:]
         words = self._plain(self.model).get_output_embeddings().weight.shape[0]
-        fits = max(1, LOGITS // (drawn.shape[1] * words))
+        fits = max(1, LOGITS // ((ids.shape[1] - start) * words))
         size = min(self.args.per_device_train_batch_size, fits)
         logps, entropies = [], []
         for first in range(0, len(ids), size):
             rows = slice(first, first + size)
-            logits = probs.completion_logits(self.model, ids[rows], start, attention[rows])
-            log_pi = probs.log_probabilities(logits, self.temperature)
-            logps.append(probs.drawn_log_probabilities(log_pi, drawn[rows]))
-            entropies.append(probs.entropies_of(log_pi))
-        found = torch.cat(logps), torch.cat(entropies)
-        return found if packing is None else (packing.unpack(found[0]), packing.unpack(found[1]))
+            signals = probs.completion_signals(
+                self.model, ids[rows], start, attention[rows], self.temperature
+            )
+            logps.append(signals.logps)
+            entropies.append(signals.entropies)
+        joined = torch.cat(logps), torch.cat(entropies)
+        return joined if packing is None else (packing.unpack(joined[0]), packing.unpack(joined[1]))
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The unbiased pass@k of one group, c of n right: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021)."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def _summed(terms: torch.Tensor) -> torch.Tensor:
-    """The rewards of completions, shape (rows,): not a number where no function gave one."""
+    """Return the rewards of completions, shape (rows,), NaN where no function gave one."""
     return terms.nansum(1).masked_fill(terms.isnan().all(1), torch.nan)

@@ -1,7 +1,8 @@
 """Each distinct prompt of a batch read once: the completions of a group have it in common.
 
-Keys and values of a prompt do not depend on what follows it. So the rows of a group take those of
-one reading, with its gradient, and the model computes only the columns after the prompt.
+Keys and values of a prompt do not depend on the completion. So the rows of a group share the
+keys and values of a single pass, with its gradient, and the model computes only the columns after
+the prompt.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from sage_lib.algorithm.padding import depends_on_width
 
 #: Columns by which the room for keys and values grows.
 ROOM = 64
-#: The tensors of a pass that have a row for each prompt, and those cut to what follows it.
+#: The tensors of a pass with a row for each prompt, and those that are cut to the completion.
 ROWS, CUT = ("input_ids", "attention_mask", "position_ids"), ("input_ids", "position_ids")
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values with room for more columns: sampling a token writes its own beside those that
-    are there, where transformers copies all of them."""
+    """Keys and values with room for more columns. A new token writes its columns after the old
+    ones, where transformers copies all of them."""
 
     keys: Any
     values: Any
@@ -49,31 +50,31 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
 @contextmanager
 def prompts_read_once(model: PreTrainedModel, prompt: int | None = None) -> Iterator[None]:
-    """For the time of a ``with`` block, passes of ``model`` over prompts read each of them once.
+    """Let passes of a model read each distinct prompt once, for the time of a ``with`` block.
 
-    From the prompt's last column on, what they compute is the same up to rounding; the hidden
-    states of the columns before are 0. A pass stays as it is where no two rows share a prompt, and
-    where the model keeps more, or less, than keys and values of every column.
+    From the prompt's last column on, the results are the same up to rounding; hidden states of the
+    columns before are 0. A pass is not changed where no two rows share a prompt, or where the model
+    keeps more, or less, than keys and values of every column.
 
     Args:
         model: a causal language model of transformers, without wrappers.
-        prompt: columns of the padded prompts; None: of a pass that starts to generate, all.
+        prompt: columns of the padded prompts; None: all columns of a pass that starts to generate.
     """
     backbone, left_out = model.base_model, 0
 
-    def before(module: Any, args: Any, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def before(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         nonlocal left_out
-        left_out, given = 0, {name: value for name, value in asked.items() if value is not None}
-        columns = _shared_columns(given, prompt)
-        cache = _read(model, given, columns) if columns > 0 else None
+        left_out, inputs = 0, {name: value for name, value in kwargs.items() if value is not None}
+        columns = _shared_columns(inputs, prompt)
+        cache = _read(model, inputs, columns) if columns > 0 else None
         if cache is None:
             return None
         left_out = columns
-        rest = {name: given[name][..., columns:] for name in CUT if name in given}
-        return args, {**given, **rest, "past_key_values": cache, "use_cache": True}
+        rest = {name: inputs[name][..., columns:] for name in CUT if name in inputs}
+        return args, {**inputs, **rest, "past_key_values": cache, "use_cache": True}
 
     def after(module: Any, args: Any, output: Any) -> None:
-        if left_out:  # as wide as without, for who counts columns
+        if left_out:  # the width of a whole pass, for callers that count columns
             states = output["last_hidden_state"]
             output["last_hidden_state"] = nn.functional.pad(states, (0, 0, left_out, 0))
 
@@ -88,38 +89,39 @@ def prompts_read_once(model: PreTrainedModel, prompt: int | None = None) -> Iter
             hook.remove()
 
 
-def _shared_columns(given: dict[str, Any], prompt: int | None) -> int:
-    """How many columns of a pass rows may share; 0 where it is not over whole rows of tokens."""
-    ids, mask, past = (given.get(name) for name in (*ROWS[:2], "past_key_values"))
+def _shared_columns(inputs: dict[str, Any], prompt: int | None) -> int:
+    """Return the columns of a pass that rows may share; 0 unless the pass is over whole rows."""
+    ids, mask, past = (inputs.get(name) for name in (*ROWS[:2], "past_key_values"))
     begun = past is not None and (type(past) is not DynamicCache or past.get_seq_length() > 0)
-    more = [name for name, value in given.items() if name not in ROWS and torch.is_tensor(value)]
-    inner = [name for name, value in given.items() if name.startswith("output_") and value]
+    more = [name for name, value in inputs.items() if name not in ROWS and torch.is_tensor(value)]
+    inner = [name for name, value in inputs.items() if name.startswith("output_") and value]
     if ids is None or mask is None or ids.shape != mask.shape or begun or more or inner:
         return 0
     return (ids.shape[1] if prompt is None else prompt) - 1
 
 
-def _read(model: Any, given: dict[str, Any], columns: int) -> DynamicCache | None:
-    """Keys and values of the first ``columns`` for every row, each distinct prompt read once."""
+def _read(model: Any, inputs: dict[str, Any], columns: int) -> DynamicCache | None:
+    """Return keys and values of the first columns of each row; each distinct prompt is read once.
+    None where the model cannot do without a whole pass."""
     # Layers that run again take no keys and values; some positions follow the widest row.
     again = model.training and model.is_gradient_checkpointing
     if again or depends_on_width(model.config):
         return None
-    both = torch.cat([given[name][:, :columns] for name in ROWS[:2]], 1).tolist()
+    both = torch.cat([inputs[name][:, :columns] for name in ROWS[:2]], 1).tolist()
     numbers: dict[tuple[int, ...], int] = {}
     of_row = [numbers.setdefault(tuple(row), len(numbers)) for row in both]
     if len(numbers) == len(of_row):
         return None
     first = [of_row.index(number) for number in range(len(numbers))]
-    heads = {name: given[name][:, :columns] for name in ROWS if name in given}
+    heads = {name: inputs[name][:, :columns] for name in ROWS if name in inputs}
     heads = {
         name: value[first] if len(value) == len(of_row) else value for name, value in heads.items()
     }
-    # Its method, past the hooks of the module.
+    # By the method, which does not run the hooks of the module.
     cache = model.base_model.forward(**heads, use_cache=True).get("past_key_values")
     if type(cache) is not DynamicCache or {type(layer) for layer in cache.layers} != {DynamicLayer}:
         return None
-    cache.batch_select_indices(torch.tensor(of_row, device=given["input_ids"].device))
+    cache.batch_select_indices(torch.tensor(of_row, device=inputs["input_ids"].device))
     if not torch.is_grad_enabled():
         for layer in cache.layers:
             layer.__class__ = RoomyLayer

@@ -5,7 +5,7 @@ import torch
 
 
 def minmax(surprisal: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
-    """The surprisal between its 5 % and 95 % quantiles, scaled."""
+    """Return the surprisal, cut at its 5 % and 95 % quantiles and scaled."""
     values = surprisal.where(on, torch.nan)
     ends = torch.tensor([0.05, 0.95], dtype=values.dtype, device=values.device)
     low, high = torch.nanquantile(values, ends, dim=1, keepdim=True)
@@ -13,7 +13,7 @@ def minmax(surprisal: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
 
 
 def rank(surprisal: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
-    """Ranks 0..n-1 over n-1; equal values share their mean rank."""
+    """Return ranks 0..n-1 over n-1; equal values share their mean rank."""
     values = surprisal.where(on, torch.inf)
     ascending = values.sort(dim=1).values
     first = torch.searchsorted(ascending, values)
@@ -26,7 +26,7 @@ def rank(surprisal: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
 
 
 def zscore(surprisal: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
-    """The sigmoid of the z-score."""
+    """Return the sigmoid of the z-score."""
     n = on.sum(1, keepdim=True).clamp(min=1)
     values = surprisal.where(on, 0.0)
     centred = values - values.sum(1, keepdim=True) / n
@@ -36,6 +36,6 @@ def zscore(surprisal: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
 
 
 def _scaled(value: torch.Tensor, width: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
-    """value / width where the width is not zero and the token counts, else 0."""
+    """Return value / width where the width is not zero and the token counts, else 0."""
     smallest = torch.finfo(value.dtype).tiny
     return (value / width.clamp(min=smallest)).where(on & (width > 0), 0.0)

@@ -1,11 +1,44 @@
 """SageTrainer: GRPOTrainer with a guided anchor, eq. 3 and 6.
 
-TRL's loss reads the reference in one place only, the KL term, and after its own forward pass has
-given log-probabilities and token entropies. So nothing of the loss is copied: the batch is handed
-on as a shallow copy, and as soon as that pass returns, the copy's reference log-probabilities
-become log pi_ref + log q. No forward pass is added.
+Its loss, with loss_type "grpo" and the KL form "k3" or "sequence" (tests/test_loss.py compares)::
 
-What this needs of TRL's and transformers' private members is checked in tests/test_trl_members.py.
+    def sage_loss(logits, batch, guide, beta, kl_form="k3", clip=0.2):
+        # logits: (rows, time, vocabulary), before each token of the completions.
+        # batch: ids, mask, old_logps and ref_logps (rows, time), rewards (prompts, generations).
+        mask = batch["mask"]
+        log_pi = logits.log_softmax(-1)
+        logps = log_pi.gather(-1, batch["ids"].unsqueeze(-1)).squeeze(-1)
+        entropies = -(log_pi.exp() * log_pi).sum(-1)  # eq. 12
+
+        # Group-relative advantages: one for each completion.
+        rewards = batch["rewards"]
+        centred = rewards - rewards.mean(1, keepdim=True)
+        advantages = (centred / (rewards.std(1, keepdim=True) + 1e-4)).view(-1, 1)
+
+        # The anchor q·pi_ref (eq. 6). The guide's q (eq. 9-11) has no gradient.
+        q = guide(entropies.detach(), logps.detach())
+        log_anchor = batch["ref_logps"] + q.log()
+        if kl_form == "k3":  # eq. 38, for each token
+            difference = log_anchor - logps
+            kl = difference.exp() - difference - 1
+        else:  # "sequence": eq. 8, from each token to the end, in the advantages
+            log_ratio = (logps - log_anchor).detach() * mask
+            to_come = log_ratio.flip(1).cumsum(1).flip(1)
+            advantages = advantages - beta * to_come
+            kl = torch.zeros_like(logps)
+
+        # PPO's clipped surrogate, and the mean over tokens, then over completions.
+        ratio = (logps - batch["old_logps"]).exp()
+        clipped = ratio.clamp(1 - clip, 1 + clip)
+        surrogate = torch.min(ratio * advantages, clipped * advantages)
+        of_token = (beta * kl - surrogate) * mask
+        return (of_token.sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+Nothing of TRL's loss is copied. It reads the reference in the KL term alone, after its forward pass
+has returned log-probabilities and entropies. The batch is handed on as a shallow copy, and after
+that pass log q is added to the copy's reference log-probabilities. No forward pass is added.
+
+TRL's and transformers' private members that this needs are checked in tests/test_trl_members.py.
 """
 
 from __future__ import annotations
@@ -30,24 +63,25 @@ from sage_lib.algorithm.backend import (
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from sage_lib.algorithm import anchors, checks
+from sage_lib.algorithm import checks, kl_forms
 from sage_lib.algorithm.advantages import (
     AdvantageShaper,
     BatchTokens,
     TokenShaper,
     build_advantage,
 )
-from sage_lib.algorithm.anchors import K3, Anchor, K3Corrected, Shaped, Tokens, build_anchor
 from sage_lib.algorithm.checkpoints import Checkpoints, ReferenceReset
 from sage_lib.algorithm.forward_kl import HiddenStates, require_same
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
+from sage_lib.algorithm.kl_forms import K3, K3Corrected, KlForm, Shaped, Tokens, build_kl_form
 from sage_lib.algorithm.merging import merged_to_score
 from sage_lib.algorithm.padding import by_length
 from sage_lib.algorithm.rollouts import REWARDS
 from sage_lib.algorithm.unsloth_seam import ShapedAtScoring
 from sage_lib.errors import SageError
+from sage_lib.validation import rename_key
 
 
 @dataclass
@@ -55,48 +89,53 @@ class _Pass:
     """A batch on its way through TRL's loss."""
 
     batch: Batch  # the shallow copy that TRL reads
-    shaped: Shaped | None = None  # what the anchor made of it after the forward pass
-    beside: torch.Tensor | None = None  # what the advantage adds to the loss, per token
+    shaped: Shaped | None = None  # the result of the KL form after the forward pass
+    extra_loss: torch.Tensor | None = None  # of the advantage, per token
 
 
 class SageTrainer(ShapedAtScoring, Checkpoints):
-    """GRPOTrainer whose KL is taken to q·pi_ref. Every argument of GRPOTrainer keeps its meaning;
-    docs/own_code.md says more of these:
+    """GRPOTrainer whose KL is taken to q·pi_ref. The arguments of GRPOTrainer keep their meaning;
+    docs/own_code.md describes the others:
 
     Args:
         guide: maps GuideInputs to q of shape (batch, time), a constant to the gradient (Section 4).
-        anchor: the KL term with a guide and without, a name of ``anchors.ANCHORS`` or an Anchor;
-            "k3" is the paper's (eq. 38). None: the one of ``args.use_bias_correction_kl``.
+        kl_form: the KL term with a guide and without, a name of ``kl_forms.KL_FORMS`` or a KlForm;
+            "k3" is the paper's (eq. 38). None: as ``args.use_bias_correction_kl`` says.
         advantage: a choice of ``advantages.ADVANTAGES`` or an AdvantageShaper; None: TRL's own.
-        dynamic_sampling: how many fresh batches of prompts may replace groups of equal rewards.
-        reference: the policy of the anchor, where it is not the one that training starts from.
-        other_reference: the policy is not meant to start at its reference.
-        reference_reset: every so many steps an adapter's reference becomes the policy, and the
+        dynamic_sampling: the most fresh batches of prompts that replace groups of equal rewards.
+        ref_model: the reference, a model or its folder, if training starts from another policy.
+        other_reference: the policy may start apart from its reference.
+        reference_reset: steps after which an adapter's reference becomes the policy, and the
             optimiser starts anew (ProRL); 0 is never.
         merge_adapter, trim_padding, share_prompts: the same up to rounding, in fewer operations.
 
-    Without a guide, and with q = 1, ``anchor=None`` is stock GRPOTrainer bit for bit. So is "k3"
+    Without a guide, and with q = 1, ``kl_form=None`` is stock GRPOTrainer bit for bit. So is "k3"
     where ``args`` set ``use_bias_correction_kl`` to False. TRL's default is True: then a warning
-    says that k3 is trained in its place. The caller's ``args`` stay as they are.
+    says that k3 is trained instead. The caller's ``args`` stay as they are. ``kl_form`` was
+    ``anchor``, and ``ref_model`` was ``reference``; the old names work in this release.
 
-    It logs besides: ``kl_ref``, the mean k3 to pi_ref itself, while ``kl`` is the divergence that
-    the loss has; ``entropy/positive`` and ``negative`` (nats, tokens of completions above and below
+    It also logs ``kl_ref``, the mean k3 to pi_ref itself, while ``kl`` is the divergence in the
+    loss; ``entropy/positive`` and ``negative`` (nats, tokens of completions above and below
     their group's mean); ``guide/mean``, ``min``, ``max``, ``acting`` (share where q is not 1) and
     ``clamped``; ``advantage/touched`` (share) and ``size``; ``sampling/rounds`` and ``flat`` (share
-    of groups left without a spread); seconds as ``time/...``.
+    of groups left without a spread); ``rewards/NAME/pass@k`` of each reward that is 0 or 1,
+    unbiased from the group's counts, for k = 1, 2, 4, 8, in evaluation for k = 1 to its group's
+    size; seconds as ``time/...``.
 
-    Raises SageError where settings cannot work together; at the first step where the guide did not
-    reach the loss, or the policy does not start at its reference; after a resume with another base.
+    Raises:
+        SageError: where arguments cannot work together; at the first step where the guide did not
+            reach the loss, or the policy does not start at its reference; after a resume with
+            another base.
     """
 
     def __init__(
         self,
         *args: Any,
         guide: Guide | None = None,
-        anchor: str | Anchor | None = "k3",
+        kl_form: str | KlForm | None = "k3",
         dynamic_sampling: int = 0,
         other_reference: bool = False,
-        reference: PreTrainedModel | None = None,
+        ref_model: PreTrainedModel | str | None = None,
         merge_adapter: bool = False,
         trim_padding: bool = False,
         share_prompts: bool = False,
@@ -104,38 +143,43 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         reference_reset: int = 0,
         **kwargs: Any,
     ) -> None:
+        for old, new in (("anchor", "kl_form"), ("reference", "ref_model")):
+            rename_key(kwargs, old, new, "SageTrainer")
+        kl_form, ref_model = kwargs.pop("kl_form", kl_form), kwargs.pop("ref_model", ref_model)
         if guide is not None:
             check_guide(guide)
-        chosen = None if anchor is None else build_anchor(anchor)
+        self.kl_form = None if kl_form is None else build_kl_form(kl_form)
         self.advantage = None if advantage is None else build_advantage(advantage)
         super().__init__(*args, **kwargs)
-        self.args: Any = copy.copy(self.args)  # another trainer may be given the caller's
+        self.args: Any = copy.copy(self.args)  # the caller may hand the same to another trainer
         self.guide = guide
-        if chosen is None and guide is not None:
-            chosen = (K3Corrected if self.args.use_bias_correction_kl else K3)()
-        self.anchor = chosen
-        self.other_reference = other_reference or reference is not None
+        if self.kl_form is None and guide is not None:
+            self.kl_form = (K3Corrected if self.args.use_bias_correction_kl else K3)()
+        self.other_reference = other_reference or ref_model is not None
         self.merge_adapter, self.trim_padding = merge_adapter, trim_padding
         self.share_prompts = share_prompts
         self.reference_reset, self.resampling = reference_reset, dynamic_sampling
-        # Unsloth's GPU replacement of GRPOTrainer has its loss elsewhere (:mod:`unsloth_seam`).
+        # Unsloth's GPU replacement of GRPOTrainer has another loss (:mod:`unsloth_seam`).
         self.shaped_at_scoring = REPLACED
         self.reached_loss = False
         checks.require_usable(self)
-        if reference is not None:
-            self._anchor_to(reference)
-        if self.anchor is not None:
-            dropped = self.args.use_bias_correction_kl and not self.anchor.bias_corrected
-            if dropped and self.anchor.kl_is_trls and self.beta != 0:
+        if isinstance(ref_model, str):
+            ref_model = AutoModelForCausalLM.from_pretrained(ref_model, dtype=self.model.dtype)
+        if ref_model is not None:
+            self._set_reference(ref_model)
+        if self.kl_form is not None:
+            dropped = self.args.use_bias_correction_kl and not self.kl_form.bias_corrected
+            if dropped and self.kl_form.kl_is_trls and self.beta != 0:
                 logging.getLogger(__name__).warning(
-                    "use_bias_correction_kl is set to False: the anchor is k3, the paper's KL, "
-                    "with a guide and without; anchor=None keeps the KL that args ask for"
+                    "use_bias_correction_kl is set to False: kl_form is k3, the paper's KL, "
+                    "with a guide and without; kl_form=None keeps the KL that args ask for"
                 )
-            self.args.use_bias_correction_kl = self.anchor.bias_corrected
+            self.args.use_bias_correction_kl = self.kl_form.bias_corrected
+        self._guide_called = False
         self._passing: _Pass | None = None
-        #: log q and the anchor's credit of each batch, which stay while it is optimised.
-        self._fixed: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
-        # Streams of their own for each process: neither a guide nor fresh prompts shift sampling.
+        #: log q and the credit of returns of each batch, which stay while it is optimised.
+        self._batch_signals: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+        # Separate streams for each process: neither a guide nor fresh prompts shift sampling.
         seed = self.args.seed * 1009 + self.accelerator.process_index
         self.guide_generator = torch.Generator(device="cpu").manual_seed(seed)
         self.prompt_generator = torch.Generator(device="cpu").manual_seed(seed + 2**31)
@@ -144,20 +188,20 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         if reference_reset:
             self.add_callback(ReferenceReset(reference_reset))
         self.states: HiddenStates | None = None
-        if self.anchor is not None and self.anchor.keeps_hidden:
+        if self.kl_form is not None and self.kl_form.keeps_hidden:
             policy = self._plain(self.model)
             apart = self.ref_model is not None
             self.states = HiddenStates(policy, self._plain(self.ref_model) if apart else policy)
 
-    def _anchor_to(self, reference: PreTrainedModel) -> None:
-        """Make ``reference`` TRL's ``ref_model``, as its constructor makes a plain model's."""
+    def _set_reference(self, model: PreTrainedModel) -> None:
+        """Make a model TRL's ``ref_model``, as TRL's constructor does for a plain model."""
         if self.beta == 0 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise SageError("a reference needs beta > 0, and training without FSDP and ZeRO")
         if self.args.disable_dropout:
-            disable_dropout_in_model(reference)
+            disable_dropout_in_model(model)
         cast = self.args.cast_lm_head_to_fp32
-        add_fused_lm_head(reference, temperature=self.temperature, cast_lm_head_to_fp32=cast)
-        self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
+        add_fused_lm_head(model, temperature=self.temperature, cast_lm_head_to_fp32=cast)
+        self.ref_model = self.accelerator.prepare_model(model, evaluation_mode=True)
 
     # -- the seam ----------------------------------------------------------------------------------
 
@@ -168,24 +212,25 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         try:
             with self._timed("loss"):
                 loss: torch.Tensor = super()._compute_loss(model, passing.batch)
-                if passing.shaped is not None and passing.shaped.beside is not None:
-                    loss = loss + self.beta * self._reduced(passing.shaped.beside, passing.batch)
+                if passing.shaped is not None and passing.shaped.extra_loss is not None:
+                    extra = self._reduced(passing.shaped.extra_loss, passing.batch)
+                    loss = loss + self.beta * extra
         finally:
             self._passing = None
             if self.states is not None:
-                self.states.kept = None  # or the next generation would fill it
-        if self.anchor is not None and passing.shaped is not None:
-            checks.settle(self, self.anchor, passing.shaped, passing.batch, loss)
-        if passing.beside is not None:
-            loss = loss + self._reduced(passing.beside, passing.batch)
+                self.states.last = None  # or the next generation would fill it
+        if self.kl_form is not None and passing.shaped is not None:
+            checks.compare_loss(self, self.kl_form, passing.shaped, passing.batch, loss)
+        if passing.extra_loss is not None:
+            loss = loss + self._reduced(passing.extra_loss, passing.batch)
         return loss
 
     def _get_per_token_logps_and_entropies(
         self, model: torch.nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """TRL's forward pass; in a loss of training the batch is shaped as soon as it returns."""
+        """Run TRL's forward pass. In a loss of training, shape the batch as soon as it returns."""
         if self.states is not None:
-            self.states.kept = [] if self.model.training else None
+            self.states.last = [] if self.model.training else None
         score = super()._get_per_token_logps_and_entropies
         alone = self.accelerator.num_processes == 1
         if self.trim_padding and alone and (self.states is None or not self.model.training):
@@ -205,7 +250,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
     def _shape_tokens(
         self, shaper: TokenShaper, passing: _Pass, live_logps: torch.Tensor, entropies: torch.Tensor
     ) -> None:
-        """Put the shaper's advantages where the loss, and the anchor, will read TRL's."""
+        """Put the shaper's advantages where the loss, and the KL form, will read TRL's."""
         batch, mask = passing.batch, counted_tokens(passing.batch)
         old_logps = batch.get("old_per_token_logps")
         tokens = BatchTokens(
@@ -218,33 +263,34 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             generator=self.advantage_generator,
         )
         shaped = shaper.shape(tokens)
-        batch["advantages"], passing.beside = shaped.advantages, shaped.beside
+        batch["advantages"], passing.extra_loss = shaped.advantages, shaped.extra_loss
         self._log_advantages(shaped.advantages, shaped.touched, mask)
 
     def _shape(self, passing: _Pass, live_logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Put log(q·pi_ref) where the loss will read log pi_ref.
 
         Args:
+            passing: the batch in TRL's loss.
             live_logps: log pi of the sampled tokens with its gradient, shape (batch, time).
-            entropies: before them, nats, without one.
+            entropies: before them, nats, without a gradient.
         """
         batch, logps = passing.batch, live_logps.detach()
-        mask, reference = counted_tokens(batch), batch["ref_per_token_logps"]
-        kl_ref = self._mean(anchors.k3(reference, logps), mask)
+        mask, ref_logps = counted_tokens(batch), batch["ref_per_token_logps"]
+        kl_ref = self._mean(kl_forms.k3(ref_logps, logps), mask)
         self._record("kl_ref", kl_ref)
         checks.require_start(self, batch, kl_ref)
-        if self.anchor is None:
+        if self.kl_form is None:
             return
-        # From the first pass over a batch.
+        # q is of the first pass over a batch.
         steps = self.args.steps_per_generation
         slot = self._step % steps
         first = self._step % (steps * self.num_iterations) < steps
-        if first or slot not in self._fixed:
+        if first or slot not in self._batch_signals:
             log_q = None if self.guide is None else self._log_q(batch, logps, entropies)
-            returns = self.anchor.credits_returns
-            credit = anchors.return_credit(logps, reference, log_q, mask) if returns else None
-            self._fixed[slot] = log_q, credit
-        log_q, credit = self._fixed[slot]
+            returns = self.kl_form.credits_returns
+            credit = kl_forms.return_credit(logps, ref_logps, log_q, mask) if returns else None
+            self._batch_signals[slot] = log_q, credit
+        log_q, credit = self._batch_signals[slot]
         vocabulary = None
         if self.states is not None:
             vocabulary = self.states.vocabulary(batch, self.temperature)
@@ -253,54 +299,61 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         tokens = Tokens(
             live_logps=live_logps,
             logps=logps,
-            reference=reference,
+            ref_logps=ref_logps,
             log_q=log_q,
             credit=credit,
             advantages=batch["advantages"],
             beta=self.beta,
             vocabulary=vocabulary,
         )
-        passing.shaped = shaped = self.anchor.shape(tokens)
-        batch["ref_per_token_logps"] = shaped.reference
+        passing.shaped = shaped = self.kl_form.shape(tokens)
+        batch["ref_per_token_logps"] = shaped.ref_logps
         if shaped.advantages is not None:
             batch["advantages"] = shaped.advantages
 
     def _log_q(self, batch: Batch, logps: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-        """Ask the guide, check and log what it says: log q, shape (batch, time)."""
+        """Call the guide, check and log its q, and return log q, shape (batch, time)."""
         assert self.guide is not None
-        mask, ids = counted_tokens(batch), batch["completion_ids"]
-        seen = GuideInputs(
-            *(entropies, logps, mask, self._progress(), self.guide_generator, ids),
-            reference=batch["ref_per_token_logps"],
+        inputs = GuideInputs(
+            entropies=entropies,
+            logps=logps,
+            mask=counted_tokens(batch),
+            progress=self._progress(),
+            generator=self.guide_generator,
+            ids=batch["completion_ids"],
+            ref_logps=batch["ref_per_token_logps"],
             rewards=batch.get(REWARDS),
         )
-        q = check_q(self.guide(seen), seen).detach()
-        self._log_guide(q, mask)
+        q = check_q(self.guide(inputs), inputs).detach()
+        self._log_guide(q, inputs.mask)
+        if not self._guide_called:
+            self._guide_called = True
+            checks.warn_if_idle(self.guide, q, inputs)
         return q.to(logps.dtype).log()
 
     def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return anchors.reduce(
+        return kl_forms.reduce(
             per_token,
             counted_tokens(batch),
-            self.loss_type,
-            self.max_completion_length,
-            batch.get("num_items_in_batch"),
-            self.accelerator.num_processes,
-            self.current_gradient_accumulation_steps,
-            self.args.steps_per_generation,
+            loss_type=self.loss_type,
+            max_completion_length=self.max_completion_length,
+            items=batch.get("num_items_in_batch"),
+            processes=self.accelerator.num_processes,
+            accumulation=self.current_gradient_accumulation_steps,
+            steps_per_generation=self.args.steps_per_generation,
         )
 
     def _progress(self) -> float:
-        """How far the run is, in [0, 1]."""
+        """Return the share of the steps that are done, in [0, 1]."""
         return float(self.state.global_step / max(self.state.max_steps, 1))
 
     # -- models ------------------------------------------------------------------------------------
 
     def _plain(self, model: torch.nn.Module) -> Any:
-        """The causal language model below wrappers and adapters."""
+        """Return the causal language model below wrappers and adapters."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if isinstance(model, PeftModel) else model
 
     def _is_half(self) -> bool:
-        """Whether products of the model are rounded to half precision."""
+        """Return whether products of the model are rounded to half precision."""
         return bool(self.accelerator.mixed_precision != "no" or self.model.dtype.itemsize < 4)

@@ -27,13 +27,13 @@ def is_loaded() -> bool:
 
 
 def is_needed() -> bool:
-    """Whether this TRL's log-probabilities are a Triton kernel that this machine cannot run."""
+    """Return whether this TRL needs a Triton kernel that this machine cannot run."""
     installed = tuple(int(part) for part in version("trl").split(".")[:2])
     runs_kernel = has_gpu() and importlib.util.find_spec("triton") is not None
     return installed < PORTABLE_TRL and not runs_kernel
 
 
-def load(otherwise: str = "set compute.backend to trl") -> None:
+def load_unsloth(otherwise: str = "set compute.backend to trl") -> None:
     """Import Unsloth. SageError where TRL came first on a GPU, or Unsloth is not installed."""
     if is_loaded():
         return
@@ -46,11 +46,17 @@ def load(otherwise: str = "set compute.backend to trl") -> None:
             "Unsloth replaces TRL's classes and must be imported before them: "
             "start a new process, or restart the notebook's kernel"
         )
-    import unsloth  # noqa: F401
+    try:
+        import unsloth  # noqa: F401
+    except Exception as error:  # it patches what it meets, and fails in many ways
+        raise SageError(
+            f"Unsloth is needed here and cannot be imported ({error!r:.120}): install the extra "
+            f"unsloth at the versions of requirements.lock, or {otherwise}"
+        ) from error
 
 
 def comes_late() -> bool:
-    """Whether TRL's classes are here already that Unsloth would replace."""
+    """Return whether TRL's classes, which Unsloth would replace, are imported already."""
     return "trl" in sys.modules and has_gpu() and not is_loaded()
 
 
@@ -61,8 +67,8 @@ def has_gpu() -> bool:
 
 
 def fast_language_model() -> Any:
-    """Unsloth's class that loads models and adds adapters."""
-    load()
+    """Return Unsloth's class that loads models and adds adapters."""
+    load_unsloth()
     from unsloth import FastLanguageModel
 
     return FastLanguageModel

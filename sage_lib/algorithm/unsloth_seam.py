@@ -1,7 +1,7 @@
-"""SageTrainer on Unsloth's GPU trainer, which computes its loss elsewhere.
+"""SageTrainer on Unsloth's GPU trainer, whose loss is not TRL's.
 
-There the anchor is shaped where the reference is scored, at the price of a forward pass without a
-gradient, and put into the layout in which Unsloth keeps log-probabilities.
+There the anchor is shaped as soon as the reference is scored, at the price of a forward pass
+without a gradient. It is then put into Unsloth's layout of log-probabilities.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from sage_lib.algorithm.anchors import k3
 from sage_lib.algorithm.backend import Batch, counted_tokens
 from sage_lib.algorithm.checks import START_KL, require_equal, require_start
+from sage_lib.algorithm.kl_forms import k3
 from sage_lib.algorithm.rollouts import Rollouts
 from sage_lib.errors import SageError
 
-#: Ours in the first batches: the KL that Unsloth's loss must have, (batch, time).
+#: Added to the first batches: the KL that Unsloth's loss must have, (batch, time).
 EXPECTED_KL = "expected_kl"
-#: What Unsloth keeps in its layout, and its mark of that: the padding of the most padded prompt.
+#: The entries in Unsloth's layout, and the entry that marks it: the most padding of a prompt.
 PACKED, MOST_PADDING = ("ref_per_token_logps", "old_per_token_logps"), "max_left_pad"
 #: Its loss clamps the log-ratio of the KL and the KL itself, nats.
 UNSLOTHS_CLAMPS = (20.0, 10.0)
@@ -28,11 +28,16 @@ HALF_SHARE = 0.25
 
 
 class Packing:
-    """Between shape (batch, time) and Unsloth's layout, (batch, ``width``).
+    """The map between shape (batch, time) and Unsloth's layout, (batch, ``width``).
 
     Unsloth moves all padding to the right and keeps the last columns: as many as the completions
-    have, and one for each token of padding of the most padded prompt. Where prompts differ in
-    length, a token's column is not its place in the completion.
+    have, plus the padding of the most padded prompt. Where prompts differ in length, a token's
+    column is not its place in the completion.
+
+    Args:
+        prompt_ids: shape (batch, prompt).
+        completion_ids: shape (batch, time).
+        pad_token: id of padding.
     """
 
     def __init__(self, prompt_ids: torch.Tensor, completion_ids: torch.Tensor, pad_token: int):
@@ -44,41 +49,42 @@ class Packing:
         self._order = (ids != pad_token).long().argsort(dim=1, descending=True, stable=True)
 
     def moved(self, whole: torch.Tensor) -> torch.Tensor:
-        """Values of prompt and completion, with those of padding on the right; all columns."""
+        """Return values of prompt and completion with padding moved to the right; all columns."""
         return whole.gather(1, self._order)
 
     def pack(self, values: torch.Tensor) -> torch.Tensor:
-        """From (batch, time) to (batch, ``width``); 0 at tokens of prompts."""
+        """Return values of (batch, time) in Unsloth's layout; 0 at tokens of prompts."""
         prompt = values.new_zeros(len(values), self._prompt)
         return self.moved(torch.cat([prompt, values], 1))[:, self.start :]
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """From (batch, ``width``) to (batch, time)."""
+        """Return values in Unsloth's layout as (batch, time)."""
         whole = torch.cat([packed.new_zeros(len(packed), self.start), packed], 1)
         return torch.empty_like(whole).scatter(1, self._order, whole)[:, self._prompt :]
 
 
 class ShapedAtScoring(Rollouts):
-    """The seam there: what TRL's trainer shapes in its loss is shaped in the scored batch."""
+    """Trainer that shapes the reference in the scored batch, and not in TRL's loss."""
 
     shaped_at_scoring: bool  # this is Unsloth's trainer
-    reached_loss: bool  # the canary has seen the guide in the loss
+    reached_loss: bool  # the guide was seen in the loss
 
     def _is_packed(self, batch: Batch) -> bool:
-        """Whether Unsloth keeps this batch of training in its layout: it does for texts."""
+        """Return whether Unsloth keeps this batch of training in its layout, as it does for
+        texts."""
         return self.shaped_at_scoring and self.model.training and MOST_PADDING in batch
 
     def _packing(self, batch: Batch) -> Packing:
         return Packing(batch["prompt_ids"], batch["completion_ids"], self._tokenizer.pad_token_id)
 
     def _counted_there(self, batch: Batch) -> torch.Tensor:
-        """The tokens that Unsloth's loss counts, (batch, time). It ignores every token with the id
-        of padding, also a sampled one, and keeps 0 as its log-probability."""
-        kept: torch.Tensor = batch["completion_ids"] != self._tokenizer.pad_token_id
-        return counted_tokens(batch) * kept
+        """Return the tokens that Unsloth's loss counts, (batch, time). It leaves out sampled tokens
+        with the id of padding, too, and has 0 as their log-probability."""
+        not_padding: torch.Tensor = batch["completion_ids"] != self._tokenizer.pad_token_id
+        return counted_tokens(batch) * not_padding
 
     def _unpack(self, batch: Batch) -> None:
-        """Log-probabilities in shape (batch, time), as everything here reads them."""
+        """Bring the log-probabilities into shape (batch, time), which the modules here read."""
         packing = self._packing(batch)
         for key in set(PACKED) & set(batch):
             if batch[key].shape[1] != packing.width:
@@ -89,7 +95,7 @@ class ShapedAtScoring(Rollouts):
             batch[key] = packing.unpack(batch[key])
 
     def _pack(self, batch: Batch) -> None:
-        """Back into Unsloth's layout, of the rows that the batch now has."""
+        """Bring the log-probabilities of the batch's rows back into Unsloth's layout."""
         packing = self._packing(batch)
         for key in set(PACKED) & set(batch):
             batch[key] = packing.pack(batch[key])
@@ -97,24 +103,24 @@ class ShapedAtScoring(Rollouts):
 
     @torch.no_grad()
     def _shape_scored(self, batch: Batch) -> None:
-        """q from a pass of its own, put into the reference log-probabilities of the whole batch."""
-        reference = batch["ref_per_token_logps"]
+        """Compute q by a further pass, and put it into the batch's reference log-probabilities."""
+        log_anchor = batch["ref_per_token_logps"]
         logps, entropies = self._policy_signals(batch)
-        kl_ref = self._mean(k3(reference, logps), self._counted_there(batch))
+        kl_ref = self._mean(k3(log_anchor, logps), self._counted_there(batch))
         self._record("kl_ref", kl_ref)
         require_start(self, batch, kl_ref)
         if self.guide is not None:
-            reference = reference + self._log_q(batch, logps, entropies)
-            batch["ref_per_token_logps"] = reference
+            log_anchor = log_anchor + self._log_q(batch, logps, entropies)
+            batch["ref_per_token_logps"] = log_anchor
         if not self.reached_loss:
             most_ratio, most = UNSLOTHS_CLAMPS
-            ratio = (reference - logps).clamp(-most_ratio, most_ratio)
-            batch[EXPECTED_KL] = k3(ratio, torch.zeros_like(ratio)).clamp(max=most)
+            log_ratio = (log_anchor - logps).clamp(-most_ratio, most_ratio)
+            batch[EXPECTED_KL] = k3(log_ratio, torch.zeros_like(log_ratio)).clamp(max=most)
 
     def compute_loss(
         self, model: torch.nn.Module, inputs: Batch, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """Unsloth's loss stands here, and not in ``_compute_loss``; so does its canary."""
+        """Take Unsloth's loss, which is not in ``_compute_loss``, and check the first batch."""
         loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
         if self.model.training and EXPECTED_KL in inputs and not self.reached_loss:
             # As Unsloth logs it: of each completion, then of this process's rows, without padding.

@@ -1,1 +1,1 @@
-"""What is measured on a policy."""
+"""Measurements on policies."""

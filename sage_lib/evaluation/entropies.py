@@ -1,4 +1,4 @@
-"""How uncertain the base policy is, token by token: what a guide's threshold may be taken from."""
+"""Entropies of the base policy, token by token: quantiles of them can be a guide's threshold."""
 
 import numpy as np
 import torch
@@ -19,16 +19,16 @@ from sage_lib.tasks.problem import Problem
 COMPLETIONS = 8  # of each of ``evaluation.traced`` prompts
 
 
-def measure(profile: Profile, run: Run) -> dict:
-    """Write entropy.json, the distribution of :func:`token_entropies`; returns the run record."""
+def measure_entropies(profile: Profile, run: Run) -> dict:
+    """Write entropy.json, the distribution of :func:`token_entropies`; return the run record."""
     policy = runs.finished(profile, run.policy)
-    kept = {"prompts": profile.evaluation.traced, "completions": COMPLETIONS}
-    record = Record("entropies", profile.name, run.fingerprint, profile.rl["seed"], kept)
+    sizes = {"prompts": profile.evaluation.traced, "completions": COMPLETIONS}
+    record = Record("entropies", profile.name, run.fingerprint, profile.rl["seed"], sizes)
     model, tokenizer = loading.load(profile, policy.model)
-    asked = problems.rl_problems(profile)[: profile.evaluation.traced]
-    found = summary(token_entropies(model, tokenizer, profile, asked))
-    write_json(run.measured / "entropy.json", found)
-    return run.finish(record, policy=policy.name, data=digest(asked))
+    prompts = problems.rl_problems(profile)[: profile.evaluation.traced]
+    distribution = summary(token_entropies(model, tokenizer, profile, prompts))
+    write_json(run.measured / "entropy.json", distribution)
+    return run.finish(record, policy=policy.name, data=digest(prompts))
 
 
 @torch.no_grad()
@@ -36,16 +36,23 @@ def token_entropies(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     profile: Profile,
-    asked: list[Problem],
+    prompts: list[Problem],
 ) -> np.ndarray:
-    """Entropies (nats, eq. 12) of the model's own tokens, end token included, shape (tokens,).
+    """Return the entropies of a policy before each token that it draws, end token included.
 
-    Drawn on ``asked`` as RL samples, at RL's temperature over the whole vocabulary.
+    Args:
+        model: the policy.
+        tokenizer: of the policy.
+        profile: of whose RL the temperature and the length are; the vocabulary is whole.
+        prompts: the problems.
+
+    Returns:
+        Entropies (nats, eq. 12), shape (tokens,).
     """
-    found = []
-    for number, problem in enumerate(asked):
+    parts = []
+    for number, problem in enumerate(prompts):
         seed = profile.rl["seed"] + number
         out, start, mask = rollouts(model, tokenizer, problem, COMPLETIONS, profile.rl, seed)
         entropy = entropies(completion_logits(model, out, start), profile.rl["temperature"])
-        found.append(entropy[mask.bool()].cpu().numpy())
-    return np.concatenate(found)
+        parts.append(entropy[mask.bool()].cpu().numpy())
+    return np.concatenate(parts)

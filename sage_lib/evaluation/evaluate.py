@@ -1,4 +1,5 @@
-"""Stage 3: n samples per problem of one model, drawn, judged and scored; and exact probabilities.
+"""Stage 3: samples of a policy are drawn, compared with the golds and scored; and exact
+probabilities.
 
 Drawing goes on where it stopped."""
 
@@ -28,77 +29,88 @@ from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
 
 #: One row of counts.csv per problem: n samples, c of them correct, and how many the length limit
-#: cut off. After these come the counts of what the problem's task measures (``COUNTED``), empty for
+#: cut off. After these come the numbers that the problem's task counts (``COUNTED``), empty for
 #: other tasks.
 COLUMNS = ("dataset", "problem", "n", "c", "truncated")
 
 
-def evaluate(profile: Profile, run: Run) -> dict:
-    """Evaluate the model of ``run.policy``; returns the record.
+def evaluate_policy(profile: Profile, run: Run) -> dict:
+    """Evaluate the model of ``run.policy``; return the record.
 
-    Writes counts.csv, samples.jsonl.gz, scores.csv and support.csv. Under ``accelerate launch`` the
-    processes share the drawing; the main one does the rest.
+    The run's files are counts.csv, samples.jsonl.gz, scores.csv and support.csv. Under ``accelerate
+    launch`` the processes share the drawing; the main one does the rest.
     """
-    policy, settings = runs.finished(profile, run.policy), profile.evaluation
+    policy, evaluation = runs.finished(profile, run.policy), profile.evaluation
     flat = profile.flat(methods=False)
-    record = Record("evaluation", profile.name, run.fingerprint, settings.seed, flat)
+    record = Record("evaluation", profile.name, run.fingerprint, evaluation.seed, flat)
     tokenizer = loading.load_tokenizer(profile.model, policy.model)
-    # vLLM loads the model itself, and wants a GPU's memory for it: ours comes after.
-    model = None if settings.engine == "vllm" else loading.load(profile, policy.model)[0]
-    asked = problems.sampled_problems(profile)
+    # vLLM loads the model itself, and needs a GPU's memory for it: ours comes after.
+    model = None if evaluation.engine == "vllm" else loading.load(profile, policy.model)[0]
+    sampled = problems.sampled_problems(profile)
     verifier = Verifier(workers=profile.compute.threads)
-    require_golds(asked, verifier)
-    if not draw(profile, run, model, tokenizer, asked):
+    require_golds(sampled, verifier)
+    if not draw_samples(profile, run, model, tokenizer, sampled):
         return {}
     if model is None:
         model, _ = loading.load(profile, policy.model)
-    rows = collect(sorted(run.build.glob("samples*.jsonl")), asked, settings.samples)
-    counts = judged(asked, rows, verifier)
+    rows = collect(sorted(run.build.glob("samples*.jsonl")), sampled, evaluation.samples)
+    counts = count_correct(sampled, rows, verifier)
     write_text(run.measured / "counts.csv", counts.to_csv(index=False))
-    lines = "".join(json.dumps(first(row, settings.texts)) + "\n" for row in rows)
+    lines = "".join(json.dumps(first(row, evaluation.texts)) + "\n" for row in rows)
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
     base = model
     if policy.stage != "sft":
         base, _ = loading.load(profile, runs.sft_run(profile).model)
-    scores = score(model, base, tokenizer, asked, rows, settings.scored)
+    scores = score(model, base, tokenizer, sampled, rows, evaluation.scored)
     write_text(run.measured / "scores.csv", scores.to_csv(index=False, float_format="%.6g"))
     listed, started = problems.listed_problems(profile), time.perf_counter()
     exact: dict[str, float] = {}
     if listed:
-        support = valid_probabilities(model, tokenizer, listed, settings.tempered)
+        support = valid_probabilities(model, tokenizer, listed, evaluation.tempered)
         write_text(run.measured / "support.csv", support.to_csv(index=False, float_format="%.6g"))
         exact = {"problems": len(listed), "seconds": round(time.perf_counter() - started, 2)}
-    sets = dict.fromkeys(problem.dataset for problem in asked)
+    sets = dict.fromkeys(problem.dataset for problem in sampled)
     return run.finish(
         record,
         policy=policy.name,
         tokens=sum(sum(row["tokens"]) for row in rows),
         exact=exact,
         verifier=dict(verifier.counts),
-        data={name: digest([p for p in asked if p.dataset == name]) for name in sets},
+        data={name: digest([p for p in sampled if p.dataset == name]) for name in sets},
     )
 
 
-def draw(
+def draw_samples(
     profile: Profile,
     run: Run,
     model: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Problem],
+    sampled: Sequence[Problem],
 ) -> bool:
-    """This process's share of the samples, of ``model`` or by vLLM; whether it is the main one."""
+    """Draw this process's share of the samples.
+
+    Args:
+        profile: says how many, and how they are drawn.
+        run: into whose folder they are written.
+        model: the policy; None for vLLM, which loads it.
+        tokenizer: of the policy.
+        sampled: the problems.
+
+    Returns:
+        Whether this is the main process.
+    """
     assert run.policy is not None
-    settings = profile.evaluation
+    evaluation = profile.evaluation
     state = PartialState(cpu=not torch.cuda.is_available())
-    own = run.samples
+    local = run.samples
     if not state.is_main_process:
-        own = run.samples.with_name(f"samples.{state.process_index}.jsonl")
-    others = [path for path in run.build.glob("samples*.jsonl") if path != own]
+        local = run.samples.with_name(f"samples.{state.process_index}.jsonl")
+    others = [path for path in run.build.glob("samples*.jsonl") if path != local]
     if model is None:
-        engine = vllm_engine(run.policy.model, tokenizer, asked, settings)
+        engine = vllm_engine(run.policy.model, tokenizer, sampled, evaluation)
     else:
-        of_model = prefix_engine if settings.engine == "prefixes" else transformers_engine
-        engine = of_model(model, tokenizer, asked, settings)
+        of_model = prefix_engine if evaluation.engine == "prefixes" else transformers_engine
+        engine = of_model(model, tokenizer, sampled, evaluation)
     if state.is_main_process:
         run.live_steps.unlink(missing_ok=True)
 
@@ -108,7 +120,7 @@ def draw(
 
     shared = (state.process_index, state.num_processes, others)
     try:
-        sample(engine, tokenizer, asked, settings, own, progress, *shared)
+        sample(engine, tokenizer, sampled, evaluation, local, progress, *shared)
     finally:
         engine.close()
     state.wait_for_everyone()
@@ -116,15 +128,26 @@ def draw(
 
 
 def first(row: dict, number: int | None) -> dict:
-    """A row of :func:`sampling.collect` with the first ``number`` samples alone; None is all."""
+    """Return a row of :func:`sampling.collect` with the first samples alone; None keeps all."""
     return {key: value[:number] if isinstance(value, list) else value for key, value in row.items()}
 
 
-def judged(asked: Sequence[Problem], rows: Sequence[dict], verifier: Verifier) -> pd.DataFrame:
-    """What counts.csv holds; puts "correct" into each row."""
-    names = dict.fromkeys(name for p in asked for name in task_of(p.task).COUNTED)
-    found = []
-    for problem, row in zip(asked, rows, strict=True):
+def count_correct(
+    sampled: Sequence[Problem], rows: Sequence[dict], verifier: Verifier
+) -> pd.DataFrame:
+    """Count the correct samples of each problem, and put a list "correct" into each row.
+
+    Args:
+        sampled: the problems.
+        rows: of ``sampling.collect``, one for each problem.
+        verifier: compares answers with golds.
+
+    Returns:
+        The table counts.csv: COLUMNS, and the numbers that the tasks count.
+    """
+    names = dict.fromkeys(name for p in sampled for name in task_of(p.task).COUNTED)
+    lines = []
+    for problem, row in zip(sampled, rows, strict=True):
         texts, task = row["completions"], task_of(problem.task)
         row["correct"] = judge([problem] * len(texts), texts, verifier)
         line = [problem.dataset, problem.id, len(texts), sum(row["correct"])]
@@ -132,5 +155,5 @@ def judged(asked: Sequence[Problem], rows: Sequence[dict], verifier: Verifier) -
         pairs = zip(texts, row["correct"], strict=True)
         measures = [task.measures(problem, *pair) for pair in pairs] if task.COUNTED else []
         line += [sum(m[name] for m in measures) if name in task.COUNTED else None for name in names]
-        found.append(line)
-    return pd.DataFrame(found, columns=[*COLUMNS, *names])
+        lines.append(line)
+    return pd.DataFrame(lines, columns=[*COLUMNS, *names])

@@ -1,4 +1,4 @@
-"""Completions of one problem as RL draws them, judged: what the exploration stages read."""
+"""Groups of completions of a problem, drawn as RL draws them, for the exploration stages."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +31,11 @@ class Group:
 
     @property
     def bodies(self) -> list[list[int]]:  # of each completion, the end token included
-        return [ids[kept].tolist() for ids, kept in zip(self.drawn, self.mask, strict=True)]
+        return [ids[mask].tolist() for ids, mask in zip(self.drawn, self.mask, strict=True)]
 
 
 class Drawer:
-    """Draws groups from the policy that a run reads, or from another ``model`` of the profile."""
+    """Draws groups from the policy that a run reads, or from another model of the profile."""
 
     def __init__(self, profile: Profile, run: Run):
         self.profile, self.policy = profile, runs.finished(profile, run.policy)
@@ -43,22 +43,41 @@ class Drawer:
         self.verifier = Verifier(workers=profile.compute.threads)
 
     def draw(self, problem: Problem, count: int, seed: int, model: Any = None) -> Group:
-        """``count`` completions of one problem, with a random stream of their own."""
-        stream, settings = sample_seed(seed, problem, 0), self.profile.rl
-        drawer = model or self.model
-        out, start, mask = rollouts(drawer, self.tokenizer, problem, count, settings, stream)
-        pairs = zip(out[:, start:], mask.bool(), strict=True)
-        texts = [self.tokenizer.decode(ids[kept], skip_special_tokens=True) for ids, kept in pairs]
-        return Group(out, start, mask.bool(), texts, self.judge(problem, texts))
+        """Draw completions of a problem from its random stream.
 
-    def judge(self, problem: Problem, texts: list[str]) -> list[bool]:
+        Args:
+            problem: of which completions are drawn.
+            count: how many.
+            seed: of the stream, with the problem's name.
+            model: None for the policy of the run.
+        """
+        stream, rl = sample_seed(seed, problem, 0), self.profile.rl
+        out, start, mask = rollouts(model or self.model, self.tokenizer, problem, count, rl, stream)
+        in_completion = mask.bool()
+        texts = [
+            self.tokenizer.decode(ids[row], skip_special_tokens=True)
+            for ids, row in zip(out[:, start:], in_completion, strict=True)
+        ]
+        return Group(out, start, in_completion, texts, self.are_correct(problem, texts))
+
+    def are_correct(self, problem: Problem, texts: list[str]) -> list[bool]:
+        """Return whether the last answer of each completion is correct."""
         return judge([problem] * len(texts), texts, self.verifier)
 
 
 def signals(
     model: PreTrainedModel, group: Group, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entropy (nats) before each token, log-probability of the drawn one: (completions, time)."""
+    """Return the entropies (nats) before the tokens of a group, and the tokens' log-probabilities.
+
+    Args:
+        model: the policy that reads them.
+        group: the completions.
+        temperature: of the distributions.
+
+    Returns:
+        Two tensors of shape (completions, time).
+    """
     logits = probs.completion_logits(model, group.out, group.start)
     log_pi = probs.log_probabilities(logits, temperature)
     return probs.entropies_of(log_pi), probs.drawn_log_probabilities(log_pi, group.drawn)

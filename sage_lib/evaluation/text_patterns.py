@@ -1,4 +1,4 @@
-"""What keywords tell of the text of a sample: reasoning patterns, defects."""
+"""Reasoning patterns and defects of a sample's text, by keywords."""
 
 import re
 import unicodedata
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sage_lib.tasks.filters import REDUNDANCY_LIMIT, ngram_redundancy
 from sage_lib.tasks.prompts import MARKERS, SOLUTION_END, SOLUTION_START, WORK_END, WORK_START
 
-#: Appendix G names the patterns and some phrases of each; the rest is chosen in their spirit.
+#: Appendix G names the patterns and some phrases of each; we chose the rest in their spirit.
 PATTERNS = {
     "constraint setup": (
         r"\blet\s+(us\s+)?(\$|\\\(|[a-z]\b)",
@@ -50,38 +50,40 @@ class PatternFrequency:
 
 
 def pattern_frequencies(correct_texts: Sequence[Sequence[str]]) -> dict[str, PatternFrequency]:
-    """Eq. 13: the mean over problems of the share of their correct samples that show a pattern.
+    """Return the mean over problems of the share of correct samples with a pattern (eq. 13).
 
-    ``correct_texts`` holds these of every problem; one without any is dropped from the mean.
+    ``correct_texts`` has the correct samples of each problem; the mean drops a problem without any.
     """
-    kept = [texts for texts in correct_texts if len(texts)]
+    solved = [texts for texts in correct_texts if len(texts)]
     frequencies = {}
     for name, pattern in _PATTERNS.items():
-        shares = [sum(bool(pattern.search(text)) for text in texts) / len(texts) for texts in kept]
+        shares = [
+            sum(bool(pattern.search(text)) for text in texts) / len(texts) for texts in solved
+        ]
         mean = sum(shares) / len(shares) if shares else float("nan")
-        frequencies[name] = PatternFrequency(mean, len(kept), len(correct_texts) - len(kept))
+        frequencies[name] = PatternFrequency(mean, len(solved), len(correct_texts) - len(solved))
     return frequencies
 
 
 def defects(text: str, finished: bool = True) -> set[str]:
-    """What is wrong with a response, in the exploration report's three kinds and one of length.
+    """Return the defects of a response, of the exploration report's three kinds and one of length.
 
     "format": not exactly one work end and one answer; "repetition": too many redundant 3-grams;
     "language": letters of another script; "truncated": cut off, which ``finished`` says.
     """
-    found = set() if finished else {"truncated"}
+    kinds = set() if finished else {"truncated"}
     markers = re.findall("|".join(map(re.escape, MARKERS)), text.removeprefix(WORK_START))
     if markers != [WORK_END, SOLUTION_START, SOLUTION_END]:
-        found.add("format")
+        kinds.add("format")
     if ngram_redundancy(text.split()) > REDUNDANCY_LIMIT:
-        found.add("repetition")
+        kinds.add("repetition")
     if any(_foreign(character) for character in text):
-        found.add("language")
-    return found
+        kinds.add("language")
+    return kinds
 
 
 def _foreign(character: str) -> bool:
-    """Whether a character is a letter of a script other than Latin and Greek."""
+    """Return whether a character is a letter of a script other than Latin and Greek."""
     letterlike_symbol = 0x2100 <= ord(character) <= 0x214F  # such as the aleph of set theory
     if not character.isalpha() or character.isascii() or letterlike_symbol:
         return False

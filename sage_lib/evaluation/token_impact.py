@@ -1,4 +1,4 @@
-"""What a single token is worth: replace it by the runner-up, roll both prefixes out again, compare
+"""The worth of a token: replace it by the runner-up, roll out both prefixes again, and compare
 (exploration report, eq. 5-6)."""
 
 import dataclasses
@@ -24,8 +24,8 @@ from sage_lib.policy import token_signals
 from sage_lib.policy.sampling import sample_seed, warpers
 from sage_lib.tasks.problem import Problem
 
-#: The part of a completion that is early, and late (exploration report, Figure 6b), and of the
-#: completions that have a low, or a high perplexity (its Figure 5b).
+#: The share of a completion that is early, or late (exploration report, Figure 6b), and the share
+#: of completions that have a low, or a high perplexity (its Figure 5b).
 END = 0.2
 
 
@@ -37,15 +37,25 @@ def impact(
     completion: Sequence[int],
     position: int,
     count: int,
-    settings: Mapping[str, Any],
+    rl: Mapping[str, Any],
     seed: int,
-    judged: Callable[[list[str]], Sequence[bool]],
+    are_correct: Callable[[list[str]], Sequence[bool]],
 ) -> tuple[float, float]:
-    """Accuracy of ``count`` continuations of the token at ``position`` (0-based), and of as many of
-    its runner-up: I_t is their difference.
+    """Compare continuations of a token with continuations of its runner-up.
 
-    ``prompt`` and ``completion`` are token ids, ``settings`` those of GRPOConfig; ``judged`` says
-    which texts of whole completions are correct.
+    Args:
+        model: the policy.
+        tokenizer: of the policy.
+        prompt: token ids.
+        completion: token ids.
+        position: of the token in the completion, from 0.
+        count: the number of continuations of each.
+        rl: keywords of GRPOConfig. Temperature, truncations and length are read.
+        seed: of the draws.
+        are_correct: returns which texts of whole completions are correct.
+
+    Returns:
+        The two shares of correct completions. I_t is their difference.
     """
     before, drawn = list(completion[:position]), completion[position]
     prefix = [*prompt, *before]
@@ -56,7 +66,7 @@ def impact(
     ends = stops if isinstance(stops, list) else [stops]
     config = transformers.GenerationConfig(
         do_sample=True,
-        max_new_tokens=max(settings["max_completion_length"] - position - 1, 1),
+        max_new_tokens=max(rl["max_completion_length"] - position - 1, 1),
         top_k=0,
         top_p=1.0,
         temperature=1.0,
@@ -68,27 +78,29 @@ def impact(
         token: [tokenizer.decode([*before, token], skip_special_tokens=True)] * count
         for token in (drawn, other)
     }
-    rolled = [token for token in (drawn, other) if token not in ends]
-    if rolled:
+    continued = [token for token in (drawn, other) if token not in ends]
+    if continued:
         torch.manual_seed(seed)
-        ids = torch.tensor([[*prefix, token] for token in rolled for _ in range(count)])
+        ids = torch.tensor([[*prefix, token] for token in continued for _ in range(count)])
         ids = ids.to(model.device)
-        possible = warpers(*(settings[k] for k in ("temperature", "top_p", "top_k", "min_p")))
+        active = warpers(*(rl[k] for k in ("temperature", "top_p", "top_k", "min_p")))
         out = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             generation_config=config,
-            logits_processor=transformers.LogitsProcessorList(possible),
+            logits_processor=transformers.LogitsProcessorList(active),
         ).tolist()
-        for i, token in enumerate(rolled):
+        for i, token in enumerate(continued):
             rows = [row[len(prompt) :] for row in out[i * count : (i + 1) * count]]
             texts[token] = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
-    kept, replaced = (sum(map(bool, judged(texts[token]))) / count for token in (drawn, other))
-    return kept, replaced
+    original, replaced = (
+        sum(map(bool, are_correct(texts[token]))) / count for token in (drawn, other)
+    )
+    return original, replaced
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnCompletion:
     problem: Problem
     number: int  # within the problem
     prompt: list[int]
@@ -102,9 +114,12 @@ class Drawn:
         return f"{self.problem.id}/{self.number}"
 
 
-def chosen_positions(entropy: Sequence[float], stream: random.Random) -> dict[str, int]:
-    """Which tokens are replaced: the most uncertain one, those of the first and the last fifth
-    (rounded up), and one drawn from all as a control."""
+def replaced_positions(entropy: Sequence[float], stream: random.Random) -> dict[str, int]:
+    """Return the positions of the tokens that are replaced.
+
+    They are the most uncertain token, the most uncertain of the first and of the last fifth
+    (rounded up), and a random token as a control.
+    """
     values = np.asarray(entropy)
     end = max(1, int(np.ceil(END * len(values) - 1e-9)))
     return {
@@ -115,69 +130,72 @@ def chosen_positions(entropy: Sequence[float], stream: random.Random) -> dict[st
     }
 
 
-def perplexity_groups(drawn: Sequence[Drawn], count: int) -> dict[str, list[Drawn]]:
-    """Up to ``count`` completions of the lowest and of the highest fifth by perplexity.
+def perplexity_groups(
+    drawn: Sequence[DrawnCompletion], count: int
+) -> dict[str, list[DrawnCompletion]]:
+    """Return up to ``count`` completions of the lowest and of the highest fifth by perplexity.
 
-    One of each problem, the most extreme, so that completions are independent.
+    A problem has at most one, the most extreme, so that completions are independent.
     """
-    ranked = sorted(drawn, key=lambda one: (one.perplexity, one.name))
+    ranked = sorted(drawn, key=lambda completion: (completion.perplexity, completion.name))
     end = max(1, int(np.ceil(END * len(ranked) - 1e-9)))
-    found = {}
+    groups_by_name = {}
     for name, members in (("low", ranked[:end]), ("high", ranked[::-1][:end])):
-        of_problem: dict[str, Drawn] = {}
-        for one in members:
-            of_problem.setdefault(one.problem.id, one)
-        found[name] = list(of_problem.values())[:count]
-    return found
+        by_problem: dict[str, DrawnCompletion] = {}
+        for completion in members:
+            by_problem.setdefault(completion.problem.id, completion)
+        groups_by_name[name] = list(by_problem.values())[:count]
+    return groups_by_name
 
 
 @torch.no_grad()
-def measure(profile: Profile, run: Run) -> dict:
-    """Replace tokens in completions of a trained policy, and roll out again; the run record.
+def measure_impact(profile: Profile, run: Run) -> dict:
+    """Replace tokens in completions of a trained policy, and roll out again; return the run record.
 
-    Writes impact.csv, a row for each replaced token (docs/data_training.md).
+    impact.csv has a row for each replaced token (docs/data_training.md).
     """
     drawer = groups.Drawer(profile, run)
-    explored = profile.exploration
+    exploration = profile.exploration
     seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
-    record = Record("impact", profile.name, run.fingerprint, seed, dataclasses.asdict(explored))
-    drawn: list[Drawn] = []
-    for problem in problems.rl_problems(profile)[: explored.prompts]:
-        group = drawer.draw(problem, explored.completions, seed)
+    record = Record("impact", profile.name, run.fingerprint, seed, dataclasses.asdict(exploration))
+    drawn: list[DrawnCompletion] = []
+    for problem in problems.rl_problems(profile)[: exploration.prompts]:
+        group = drawer.draw(problem, exploration.completions, seed)
         entropy, logps = groups.signals(drawer.model, group, profile.rl["temperature"])
         prompt = group.out[0, : group.start].tolist()
         for number, body in enumerate(group.bodies):
             perplexity = token_signals.perplexity(logps[number, : len(body)].cpu().numpy())
-            own, correct = entropy[number, : len(body)].tolist(), group.correct[number]
-            drawn.append(Drawn(problem, number, prompt, body, own, perplexity, correct))
+            nats, correct = entropy[number, : len(body)].tolist(), group.correct[number]
+            drawn.append(DrawnCompletion(problem, number, prompt, body, nats, perplexity, correct))
     rows = read_lines(run.samples, repair=True)
-    made = {(row["completion"], row["perplexity_group"], row["token"]) for row in rows}
-    for by_perplexity, members in perplexity_groups(drawn, explored.replaced).items():
-        for one in members:
-            stream = sample_seed(seed, one.problem, one.number)
-            positions = chosen_positions(one.entropy, random.Random(stream))
+    finished = {(row["completion"], row["perplexity_group"], row["token"]) for row in rows}
+    for by_perplexity, members in perplexity_groups(drawn, exploration.replaced).items():
+        for completion in members:
+            stream = sample_seed(seed, completion.problem, completion.number)
+            positions = replaced_positions(completion.entropy, random.Random(stream))
             for token, position in positions.items():
-                if (one.name, by_perplexity, token) in made:
+                if (completion.name, by_perplexity, token) in finished:
                     continue
-                kept, replaced = impact(
+                original, replaced = impact(
                     drawer.model,
                     drawer.tokenizer,
-                    one.prompt,
-                    one.ids,
+                    completion.prompt,
+                    completion.ids,
                     position,
-                    explored.continuations,
+                    exploration.continuations,
                     profile.rl,
                     stream + position,
-                    partial(drawer.judge, one.problem),
+                    partial(drawer.are_correct, completion.problem),
                 )
-                row: dict[str, Any] = {"problem": one.problem.id, "completion": one.name}
-                row |= {"perplexity_group": by_perplexity, "perplexity": one.perplexity}
-                row |= {"correct": one.correct, "token": token, "position": position}
-                row |= {"tokens": len(one.ids), "entropy": one.entropy[position], "kept": kept}
-                row |= {"replaced": replaced, "continuations": explored.continuations}
+                row: dict[str, Any] = {"problem": completion.problem.id}
+                row |= {"completion": completion.name, "perplexity_group": by_perplexity}
+                row |= {"perplexity": completion.perplexity, "correct": completion.correct}
+                row |= {"token": token, "position": position, "tokens": len(completion.ids)}
+                row |= {"entropy": completion.entropy[position], "kept": original}
+                row |= {"replaced": replaced, "continuations": exploration.continuations}
                 append_line(run.samples, row)
-                append_line(run.live_steps, {"step": len(made) + 1})
-                made.add((one.name, by_perplexity, token))
+                append_line(run.live_steps, {"step": len(finished) + 1})
+                finished.add((completion.name, by_perplexity, token))
     table = pd.DataFrame(read_lines(run.samples))
     write_text(run.measured / "impact.csv", table.to_csv(index=False, float_format="%.6g"))
     return run.finish(record, policy=drawer.policy.name, drawn=len(drawn))

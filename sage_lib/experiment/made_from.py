@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_lib import paths
-from sage_lib.algorithm.guides import needs_entropies, reads_rewards
+from sage_lib.algorithm.guide_choices import needs_entropies, reads_rewards
 from sage_lib.experiment import problems
 from sage_lib.experiment.checked import canonical, digest
 from sage_lib.experiment.profile import Profile, load_profile
@@ -63,10 +63,13 @@ def rl_training(run: Run) -> dict[str, Any]:
         part["rollouts"] = {key: profile.rl[key] for key in ROLLOUTS}
         return {**part, "reward": method.reward, "seed": run.seed}
     part["rl"] = _learning(training.rl)
-    # How a method is shown teaches it nothing; nor does an anchor without a KL term.
-    anchor = method.anchor if part["rl"]["beta"] else "k3"
-    learned = dataclasses.replace(method, label="", family="main", rl={}, lora=True, seeds=None)
-    part["method"] = dataclasses.replace(learned, anchor=anchor)
+    # How a method is shown teaches it nothing; nor does a form of the KL where there is none.
+    kl_form = method.kl_form if part["rl"]["beta"] else "k3"
+    unlearned: dict[str, Any] = {"label": "", "family": "main", "rl": {}}
+    unlearned |= {"lora": True, "seeds": None}
+    part["method"] = canonical(dataclasses.replace(method, **unlearned, kl_form=kl_form))
+    if "kl_form" in part["method"]:  # called anchor in published fingerprints
+        part["method"]["anchor"] = part["method"].pop("kl_form")
     part["entropies"] = _entropy_digest(profile, method.guide)
     if profile.compute.backend != "trl":  # whose loss is not TRL's to the last digit
         part["backend"] = profile.compute.backend

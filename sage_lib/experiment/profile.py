@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,16 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
 from sage_lib.algorithm.advantages import check_advantage
-from sage_lib.algorithm.anchors import check_anchor
-from sage_lib.algorithm.guides import GUIDES, check_choice, needs_entropies
+from sage_lib.algorithm.guide_choices import check_choice, needs_entropies
+from sage_lib.algorithm.guides import GUIDES
+from sage_lib.algorithm.kl_forms import check_kl_form
 from sage_lib.errors import SageError
 from sage_lib.experiment import settings as kinds
 from sage_lib.experiment.checked import default_of, digest
 from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Method, Model, Profile, Rft
-from sage_lib.paths import PROFILES
+from sage_lib.paths import PROFILES, SHARED
 from sage_lib.tasks.table import TASKS, make_task
-from sage_lib.validation import below, make, unknown
+from sage_lib.validation import below, make, rename_key, unknown
 
 __all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_profile"]
 
@@ -36,8 +37,8 @@ __all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_
 CHANGE = r"[A-Za-z_][\w.-]*="
 #: How the path of a user's own profile or grid ends.
 YAML_ENDINGS = (".yaml", ".yml")
-#: Letters of a change in a folder's name; a file's name may have 255 on most disks.
-LONGEST = 60
+#: Letters of a change, and of all changes, in a folder's name; most disks take 255 in a file's.
+LONGEST, LONGEST_NAME = 60, 160
 
 
 def split_spec(spec: str | Path) -> list[str]:
@@ -60,9 +61,14 @@ def load_profile(spec: str | Path) -> Profile:
             f"{path.name}: a profile is called as its file, and not as one that comes with the "
             f"companion: its name is {raw.get('name')!r}; rename the file, or set name"
         )
+    if not re.fullmatch(r"\w[\w.-]*", path.stem) or path.stem in SHARED:
+        raise SageError(
+            f"{path.name}: a profile's name is of letters, digits, -, _ and ., begins with none of "
+            f"- and ., and is not one of {', '.join(SHARED)}: rename the file"
+        )
     for assignment in changes:
         change(raw, sources, assignment, path.stem)
-    name = "+".join([path.stem, *map(_folder_name, changes)])
+    name = _variant_name(path.stem, changes)
     again = "+".join([base if shipped else str(path), *changes])
     profile = build_profile(raw, path)
     return dataclasses.replace(profile, name=name, sources=sources, raw=raw, spec=again)
@@ -74,17 +80,21 @@ def names_below(profile: Profile) -> Iterator[str]:
     path: Path | None = find(base, Path.cwd())
     while path is not None:
         for number in reversed(range(len(changes) + 1)):
-            name = "+".join([path.stem, *map(_folder_name, changes[:number])])
+            name = _variant_name(path.stem, changes[:number])
             if name != profile.name:
                 yield name
         path = extended(path)
 
 
-def _folder_name(change: str) -> str:
-    """Write a change as a part of a folder's name; a hash tells apart what had to be replaced."""
-    plain = change.replace(" ", "")
-    name = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
-    return name if name == plain else f"{name}~{digest(plain)[:4]}"
+def _variant_name(stem: str, changes: Sequence[str]) -> str:
+    """Return the folder's name of a profile with changes; a hash stands for what is left out."""
+    parts = [stem]
+    for change in changes:
+        plain = change.replace(" ", "")
+        part = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
+        parts.append(part if part == plain else f"{part}~{digest(plain)[:4]}")
+    name = "+".join(parts)
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}~{digest(name)[:4]}"
 
 
 def build_profile(raw: dict[str, Any], path: Path) -> Profile:
@@ -183,6 +193,7 @@ def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]
 
 
 def _method(fields: dict[str, Any], guides: dict[str, dict], where: str) -> Method:
+    rename_key(fields, "anchor", "kl_form", where)
     guide, advantage = fields.get("guide"), fields.get("advantage")
     if guide is not None:
         fields["guide"] = kinds.guide_choice(guide, guides)
@@ -218,15 +229,15 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
     if key == BASE or not all(re.fullmatch(r"[\w.-]+", word) for word in (key, method.family)):
         yield f"key and family are letters, digits, - and _, and no key is {BASE!r}, the SFT model"
     try:
-        check_anchor(method.anchor)
+        check_kl_form(method.kl_form)
     except SageError as error:
         yield str(error)
     beta = make(kinds.Rl, profile.rl_of(key), f"{profile.name}: methods.{key}.rl").beta
     changed = [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
         yield "it guides the anchor, which needs beta > 0"
-    if method.guide is not None and method.anchor == "forward_kl":
-        yield "the anchor forward_kl takes no guide"
+    if method.guide is not None and method.kl_form == "forward_kl":
+        yield "the KL form forward_kl takes no guide"
     if changed and method.guide is not None and needs_entropies(method.guide):
         yield (
             f"it draws with a {changed[0]} of its own, and its guide's threshold comes from "
@@ -240,7 +251,7 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
         if shows and (rft.noise or not rft.demonstrations or profile.sft_data is None):
             yield "demonstrations are changes of sft_data, such as {seed: 9}, and none is wrong"
         if method != Method(**{name: getattr(method, name) for name in shown}):
-            yield "trained by rft, it takes no rl, guide, anchor or sampling of RL"
+            yield "trained by rft, it takes no rl, guide, kl_form or sampling of RL"
         if method.reward == "random":
             yield "rft learns from right completions: reward is accuracy or valid"
 

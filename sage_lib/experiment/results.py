@@ -1,7 +1,7 @@
 """The results of a profile as data frames.
 
-`load("study")` reads the published results, `load("smoke", own=True)` what your own runs
-left. Reading computes no hash, generates no problem and imports no torch.
+`load_results("study")` reads the published results, `load_results("smoke", own=True)` what
+your own runs left. Reading computes no hash, generates no problem and imports no torch.
 
 Each frame has the columns run, method and seed in front. The base has the method "base", the run
 "sft" and no seed. Where a profile names others `beside` it, their rows follow; a run's name then
@@ -9,6 +9,7 @@ begins with its profile's. data/published/README.md says what the other columns 
 """
 
 import json
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,19 @@ LOGGED_OF = ("guide/", "task/", "entropy/")
 BLOCK, WHOLE_LOG = 10, 100
 
 
-class Study:
+class Results:
     """The results of one profile. A frame (a key of FRAMES) or a document (of DOCUMENTS) is an
-    attribute, read when it is first asked for: `study.counts`, `study.entropy`."""
+    attribute, read when it is first asked for: `results.counts`, `results.entropy`."""
 
     def __init__(self, profile: Profile, own: bool) -> None:
-        self.settings, self.own, self.name = profile, own, profile.name
+        self.profile, self.own, self.name = profile, own, profile.name
         self.folder = paths.measured(self.name, published=not own)
+
+    @property
+    def settings(self) -> Profile:
+        """Return the profile, by its former name: for one release."""
+        warnings.warn("settings of results are now called profile", FutureWarning, stacklevel=2)
+        return self.profile
 
     @cached_property
     def methods(self) -> list[str]:
@@ -62,22 +69,22 @@ class Study:
     @cached_property
     def main(self) -> list[str]:
         """The base and the evaluated methods of the family of the profile's first method."""
-        family_of = {key: method.family for key, method in self.settings.methods.items()}
-        family = family_of.get(self.settings.reference)
+        family_of = {key: method.family for key, method in self.profile.methods.items()}
+        family = family_of.get(self.profile.baseline)
         return [key for key in self.methods if key == BASE or family_of[key] == family]
 
     @cached_property
     def guided(self) -> str | None:
         """The method that stands for SAGE where one is named: Branch, else the first of `main` with
         a guide; None where no method has one."""
-        methods = self.settings.methods
+        methods = self.profile.methods
         guided = [key for key in self.main if key in methods and methods[key].guide]
         return "grpo_branch" if "grpo_branch" in guided else next(iter(guided), None)
 
     def label(self, method: str) -> str:
         """Return a method's name in tables; a key that the profile does not have stays."""
-        known = method == BASE or method in self.settings.methods
-        return self.settings.label(method) if known else method
+        known = method == BASE or method in self.profile.methods
+        return self.profile.label(method) if known else method
 
     def __getattr__(self, name: str) -> Any:
         if name in DOCUMENTS:
@@ -96,7 +103,7 @@ class Study:
 
     def require(self, *families: str) -> None:
         """Raise SageError where the profile has no methods of one of these families."""
-        there = {method.family for method in self.settings.methods.values()}
+        there = {method.family for method in self.profile.methods.values()}
         lacking = [family for family in families if family not in there]
         if lacking:
             raise SageError(
@@ -109,10 +116,10 @@ class Study:
 
         They stand in the profile's order of methods, then by seed.
         """
-        frames = [_ordered(self.stored(name), self.settings)]
-        for name_beside in self.settings.beside:
-            other = Study(load_profile(name_beside), self.own)
-            rows = _ordered(other.stored(name), other.settings)
+        frames = [_ordered(self.stored(name), self.profile)]
+        for name_beside in self.profile.beside:
+            other = Results(load_profile(name_beside), self.own)
+            rows = _ordered(other.stored(name), other.profile)
             frames.append(rows.assign(run=f"{name_beside}/" + rows["run"]) if len(rows) else rows)
         there = [frame for frame in frames if len(frame)]
         return pd.concat(there, ignore_index=True) if there else pd.DataFrame()
@@ -121,19 +128,25 @@ class Study:
         """Return a frame as it lies in the folder of this profile alone; it may be empty."""
         path = self.folder / f"{name}.parquet"
         if self.own:
-            return _gathered(self.folder, name, self.settings)
-        return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
+            return _gathered(self.folder, name, self.profile)
+        try:
+            return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
+        except (ValueError, OSError) as error:  # Arrow's own errors are these
+            raise SageError(
+                f"{self.name}/{path.name} is damaged ({' '.join(str(error).split())[:100]}): get "
+                "it again from git, or publish again"
+            ) from None
 
     def _missing(self, name: str, stage: str) -> SageError:
         kind, remedy = "published", "set own_results = True to read what you trained"
         if self.own:
             what = "reproduce" if name == "runs" else f"stage {stage}"
-            made = f"sage-companion {what} --profile {self.settings.spec}"
+            made = f"sage-companion {what} --profile {self.profile.spec}"
             kind, remedy = "own", f"{made} makes them"
         return SageError(f"{name} is not among the {kind} results of {self.name}: {remedy}")
 
 
-def load(profile: str | Path, own: bool = False) -> Study:
+def load_results(profile: str | Path, own: bool = False) -> Results:
     """Load the results of a profile: the published ones, or with `own` those of your own runs.
 
     Raises SageError for a profile that does not exist, or of which nothing is published.
@@ -144,7 +157,13 @@ def load(profile: str | Path, own: bool = False) -> Study:
             f"nothing is published for {loaded.name}: set own_results = True to read what you "
             f"trained, or choose one of {', '.join(published())}"
         )
-    return Study(loaded, own)
+    return Results(loaded, own)
+
+
+def load(profile: str | Path, own: bool = False) -> Results:
+    """Call :func:`load_results`, by its former name: for one release."""
+    warnings.warn("results.load is now called load_results", FutureWarning, stacklevel=2)
+    return load_results(profile, own)
 
 
 def published() -> list[str]:
@@ -171,13 +190,13 @@ def _ordered(rows: pd.DataFrame, profile: Profile) -> pd.DataFrame:
 
 def collect(profile: Profile) -> dict[str, pd.DataFrame]:
     """Return every frame of a user's results as it is published, for :func:`write`."""
-    study = Study(profile, own=True)
-    frames = {name: _ordered(study.stored(name), profile) for name in FRAMES}
+    local_results = Results(profile, own=True)
+    frames = {name: _ordered(local_results.stored(name), profile) for name in FRAMES}
     filled = {name: frame for name, frame in frames.items() if len(frame)}
     return {name: thinned(rows) if name == "steps" else rows for name, rows in filled.items()}
 
 
-def joined(frames: dict[str, pd.DataFrame], published: Study) -> dict[str, pd.DataFrame]:
+def joined(frames: dict[str, pd.DataFrame], published: Results) -> dict[str, pd.DataFrame]:
     """Add the published rows of runs that `frames` do not have, in the profile's order.
 
     A run is known by its stage in `runs`, and by its name in the frames of one stage.
@@ -191,7 +210,7 @@ def joined(frames: dict[str, pd.DataFrame], published: Study) -> dict[str, pd.Da
             before = before[~pd.MultiIndex.from_frame(before[keys]).isin(here)]
         if len(local) or len(before):
             whole = pd.concat([part for part in (local, before) if len(part)], ignore_index=True)
-            whole_frames[name] = _ordered(whole, published.settings)
+            whole_frames[name] = _ordered(whole, published.profile)
     return whole_frames
 
 
@@ -261,7 +280,7 @@ def _run_row(path: Path, profile: Profile) -> dict[str, Any]:
             "label": method.label,
             "family": method.family,
             "guide": json.dumps(method.guide) if method.guide else "",
-            "anchor": method.anchor,
+            "anchor": method.kl_form,
             "beta": rl["beta"] if method.rft is None else None,
             "loss_type": rl.get("loss_type") if method.rft is None else None,
             "learning_rate": rl.get("learning_rate"),

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_lib import paths
-from sage_lib.algorithm.guides import Guide, build_guide, needs_entropies
+from sage_lib.algorithm.guide_choices import build_guide, needs_entropies
+from sage_lib.algorithm.guides import Guide
 from sage_lib.errors import SageError
 from sage_lib.experiment import made_from as parts
 from sage_lib.experiment.made_from import TRACED
@@ -123,7 +124,7 @@ def _first(stage: str, profile: Profile) -> list[Run]:
 def _baseline(stage: str, profile: Profile, methods: Iterable[str] = ()) -> list[Run]:
     """Return the runs on the first ``exploration.seeds`` seeds of the first method, or of
     ``methods``."""
-    names = [name for name in methods or (profile.reference,) if name in profile.methods]
+    names = [name for name in methods or (profile.baseline,) if name in profile.methods]
     seeds = {name: profile.seeds_of(name)[: profile.exploration.seeds] for name in names}
     return [_on(rl_run(profile, name, seed), stage) for name in names for seed in seeds[name]]
 
@@ -139,25 +140,25 @@ _REPLACED = parts.exploration("prompts", "completions", "replaced", "continuatio
 _ROWS = (  # name, about, function, runs_in, needs, reads, measures
     Stage("sft", "the base policy", "training.sft.train", lambda _, profile: [sft_run(profile)],
           "", (parts.base_training,), "steps.jsonl", makes="model"),
-    Stage("entropies", "the base's", "evaluation.entropies.measure", _base,
+    Stage("entropies", "the base's", "evaluation.entropies.measure_entropies", _base,
           "sft", (parts.completions, parts.entropy_prompts), "entropy.json"),
     Stage("rl", "every method and seed", "training.rl.train",
           lambda _, profile: rl_runs(profile),
           "sft entropies", (parts.rl_training,), "steps.jsonl exact.jsonl rounds.csv",
           makes="model", gets=lambda run: run.profile.training(run.method, run.seed)),
-    Stage("replay", "RL, token by token", "training.replay.measure", _baseline,
+    Stage("replay", "RL, token by token", "training.replay.replay_run", _baseline,
           "sft entropies rl", (parts.completions, parts.base), "moves.csv"),
-    Stage("trace", "guides on samples", "evaluation.guide_traces.measure", _first,
+    Stage("trace", "guides on samples", "evaluation.guide_traces.trace_guides", _first,
           "sft entropies rl", (parts.traces,), "traces.json signals.json"),
-    Stage("optimum", "of the base", "evaluation.optima.measure", _exact,
+    Stage("optimum", "of the base", "evaluation.optima.measure_optimum", _exact,
           "sft entropies", (parts.optimum,), "optimum.csv"),
-    Stage("effects", "on anchors", "evaluation.expected_gradients.measure", _exact,
+    Stage("effects", "on anchors", "evaluation.expected_gradients.measure_effects", _exact,
           "sft entropies", (parts.completions, parts.branch_guide), "effects.json"),
-    Stage("dynamics", "base and policy", "evaluation.dynamics.measure", _explored,
+    Stage("dynamics", "base and policy", "evaluation.dynamics.measure_dynamics", _explored,
           "sft entropies rl", (parts.completions, parts.base, _TOKENS), "prompts.csv tokens.csv"),
-    Stage("impact", "tokens replaced", "evaluation.token_impact.measure", _baseline,
+    Stage("impact", "tokens replaced", "evaluation.token_impact.measure_impact", _baseline,
           "sft entropies rl", (parts.completions, parts.base, _REPLACED), "impact.csv"),
-    Stage("evaluation", "samples of all", "evaluation.evaluate.evaluate",
+    Stage("evaluation", "samples of all", "evaluation.evaluate.evaluate_policy",
           lambda _, profile: evaluations(profile),
           "sft entropies rl", (parts.samples, parts.base),
           "counts.csv support.csv scores.csv samples.jsonl", makes="samples.jsonl"),

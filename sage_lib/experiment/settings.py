@@ -7,7 +7,7 @@ they are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import asdict, field
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, Strict
@@ -31,6 +31,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], Strict(False)]
 Sections = dict[str, dict[str, Any]]
 Names = Annotated[tuple[str, ...], Strict(False)]
+#: A commit, a tag or a branch: part of a folder's name, which must not leave its place.
+Revision = Annotated[str, Field(pattern=r"^\w+([./-]\w+)*$")]
 Temperature = Annotated[float, Field(gt=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 MinP = Annotated[float, Field(ge=0, lt=1)]
@@ -44,7 +46,7 @@ class Model:
     max_seq_length: PositiveInt
     seed: Seed  # of random initial weights
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    revision: str | None = None
+    revision: Revision | None = None
     #: Qwen2Config keywords: what tiny_qwen is made from; of another model, to estimate memory.
     architecture: dict[str, Any] | None = None
     largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
@@ -59,7 +61,7 @@ class Data:
     rows: PositiveInt  # training rows, or held-out problems
     task: Task
     seed: Seed = 0
-    revision: str | None = None
+    revision: Revision | None = None
     ood: bool = False  # evaluation: outside Table 1 and its average, as in Figure 4 and Table 9
     #: Problems that come before, of the same seed: those of a calibration judge nothing later.
     skipped: PositiveInt | None = None
@@ -77,8 +79,8 @@ class Method:
     label: str  # the paper's name, where the paper has it
     family: str = "main"  # methods of a family are drawn together
     rl: dict[str, Any] = field(default_factory=dict)  # changes of the section ``rl``
-    guide: dict[str, Any] | None = None  # a choice for algorithm.guides.build_guide
-    anchor: str = "k3"  # a name of algorithm.anchors.ANCHORS; without meaning where beta is 0
+    guide: dict[str, Any] | None = None  # a choice for algorithm.guide_choices.build_guide
+    kl_form: str = "k3"  # a name of algorithm.kl_forms.KL_FORMS; without meaning where beta is 0
     advantage: dict[str, Any] | None = None  # a choice of algorithm.advantages.ADVANTAGES
     #: accuracy: the answer is right; valid: and so is the work; random: a coin, as a control.
     reward: Literal["accuracy", "valid", "random"] = "accuracy"
@@ -88,6 +90,12 @@ class Method:
     seeds: Seeds | None = None  # of its runs; None is the profile's
     #: Changes of the section ``rft``: rounds of rejection sampling in the place of GRPO.
     rft: dict[str, Any] | None = None
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings for a run record, under the names in published records."""
+        settings = asdict(self)
+        settings["anchor"] = settings.pop("kl_form")
+        return settings
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -216,7 +224,7 @@ class Rl:
     min_p: MinP | None
     optim: str
     gradient_checkpointing: bool
-    use_bias_correction_kl: Literal[False]  # the corrected KL is the anchor k3_corrected
+    use_bias_correction_kl: Literal[False]  # the corrected KL is kl_form k3_corrected
     learning_rate: NonNegativeFloat = 0.0
 
 
@@ -251,7 +259,7 @@ class Profile:
     task_defaults: Sections = field(default_factory=dict)
     methods: dict[str, Method] = field(default_factory=dict)  # those that are trained
     exploration: Exploration = Exploration()
-    #: Profiles of the same methods from other bases: results.load reads them together.
+    #: Profiles of the same methods from other bases: load_results reads them together.
     beside: Names = ()
     compute: Compute = Compute()
     #: Dotted key ("rl.beta") -> the comment beside its value.
@@ -267,7 +275,7 @@ class Profile:
         return tuple(m for m in self.methods if limited is None or m in limited)
 
     @property
-    def reference(self) -> str:
+    def baseline(self) -> str:
         """The method that the others are compared with: the first one, or the base."""
         return next(iter(self.methods), BASE)
 

@@ -10,6 +10,7 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation.metrics import bootstrap_interval, pass_at_k
 from sage_lib.experiment import results
 from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.results import load_results
 from sage_lib.files import SAME
 from sage_lib.pipeline import arguments, plan
 
@@ -23,7 +24,7 @@ def compare(profile: Profile) -> pd.DataFrame:
     if profile.name not in results.published():
         listed = ", ".join(results.published())
         raise SageError(f"nothing is published for {profile.name}, only for {listed}")
-    local, published = results.load(profile.spec, own=True), results.load(profile.spec)
+    local, published = load_results(profile.spec, own=True), load_results(profile.spec)
     rows = [("weights", *compare_weights(local.runs, published.runs))]
     for k in sorted({min(profile.evaluation.ks), max(profile.evaluation.ks)}):
         rows.append((f"pass@{k}", *compare_counts(local.counts, published.counts, k)))

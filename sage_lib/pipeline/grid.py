@@ -13,11 +13,11 @@ from typing import Any
 import submitit
 from submitit.helpers import Checkpointable
 
-from sage_lib import paths
+from sage_lib import consent, paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.blocks import Block, load_grid
 from sage_lib.experiment.profile import BASE
-from sage_lib.pipeline import arguments, jobs, plan, stages
+from sage_lib.pipeline import arguments, jobs, plan, slurm, stages
 
 
 def jobs_of(blocks: Sequence[Block], seeds: Sequence[int]) -> list[stages.RunJob]:
@@ -54,10 +54,19 @@ class Submitit:
     """Jobs of submitit's: on a SLURM cluster, or with "local" on this machine."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        where = options.executor
+        where, folder = options.executor, paths.build("grids")
+        if options.hours < slurm.LEAST_HOURS:
+            raise SageError(
+                f"--hours {options.hours:g}: a job is warned 90 seconds before its end and takes "
+                f"minutes to start: give {slurm.LEAST_HOURS:g} or more"
+            )
+        # Jobs unpickle what lies there: nobody else may write there.
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        submitit.SlurmJob.watcher = slurm.watcher()
         more = {f"{where}_max_num_timeout": 50}  # a long run goes on from its checkpoint each time
         try:
-            self.executor = submitit.AutoExecutor(paths.build("grids"), cluster=where, **more)
+            self.executor = submitit.AutoExecutor(folder, cluster=where, **more)
         except RuntimeError as error:
             raise SageError(f"submitit cannot submit to {where}: {error}") from error
         partition = {"slurm_partition": options.partition} if options.partition else {}
@@ -92,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_grid(options: argparse.Namespace) -> None:
     """List a grid's runs, or do them."""
+    consent.agree(options.yes)
     blocks = {block.name: block for block in load_grid(options.grid)}
     if unknown := [name for name in options.only if name not in blocks]:
         raise SageError(f"there is no block {unknown[0]!r}: choose one of {', '.join(blocks)}")

@@ -11,8 +11,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from sage_lib import consent
 from sage_lib.errors import SageError
-from sage_lib.evaluation import gain
+from sage_lib.evaluation import sampled_gain
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import BASE
 from sage_lib.pipeline import arguments, jobs, stages
@@ -70,7 +71,7 @@ def of_model(options: argparse.Namespace) -> Path:
 def run_guide_gain(options: argparse.Namespace) -> None:
     """Draw what is not drawn, then print and write the table."""
     if options.beta is not None and not options.beta > 0:
-        raise SageError(gain.NO_OPTIMUM.format(options.beta))
+        raise SageError(sampled_gain.NO_OPTIMUM.format(options.beta))
     if options.data and not options.model:
         raise SageError("--data goes with --model: a profile names its own data")
     if options.model:
@@ -82,13 +83,16 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     if options.samples:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.named_profile(options)
+    consent.require_all(profile.raw)
     planned = stages.jobs_of(profile, ("sft", "evaluation"))
     base = [job for job in planned if job.run.method == BASE]  # and no policy of RL
     jobs.require(base, jobs.run(base, 1, profile.compute.threads), "; what was made is kept")
-    drawn = gain.samples(profile, runs.evaluation_run(profile, runs.sft_run(profile)))
+    drawn = sampled_gain.scored_samples(
+        profile, runs.evaluation_run(profile, runs.sft_run(profile))
+    )
     beta = profile.rl.get("beta") or 0.05 if options.beta is None else options.beta
-    found = gain.guided(drawn, gain.guides_for(drawn))
-    table = gain.table(found, beta, options.precision)
+    found = sampled_gain.apply_guides(drawn, sampled_gain.candidate_guides(drawn))
+    table = sampled_gain.gain_table(found, beta, options.precision)
     right = found.groupby("problem")["right"].mean()
     print(f"{len(right)} problems, {len(found)} samples, {right.mean():.3f} right; beta {beta:g}")
     print(table.to_string(index=False, float_format="{:.3f}".format))

@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from sage_lib import consent
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
 from sage_lib.experiment.checked import check_section
@@ -251,6 +252,9 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         parts["WHERE"] = assumptions.reset_index(names="assumption")
     if profile.methods and profile.model.architecture:
         parts["MEMORY OF RL AND DISK, estimated"] = needs(profile)
+    if wishes := dict(consent.requests(profile.raw)):
+        named = pd.DataFrame(wishes.items(), columns=["name", "because it"])
+        parts["CONSENT is asked for"] = named
     if missing := _missing(profile):
         parts["MISSING"] = pd.DataFrame({"there is no data file": missing})
     sections = [f"{title}\n{text(table)}" for title, table in parts.items()]
@@ -290,13 +294,14 @@ def _check_settings(profile: Profile) -> None:
 
 
 def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = False) -> None:
-    """Ask before a profile that needs a GPU starts, and refuse what could not be done.
+    """Ask before a profile starts that needs a GPU or consent; refuse what could not be done.
 
     Args:
         planned: the runs, of which those that are done do not count.
         yes: start without asking.
         afresh: count the runs that are done, too.
     """
+    consent.require_all(profile.raw)
     if not profile.compute.requires_gpu:
         return
     left = [run for run in planned if afresh or not run.done()]

@@ -5,8 +5,10 @@ go on beside the runs. What ended before its end goes on with --resume.
 """
 
 import argparse
+import contextlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -56,12 +58,22 @@ def reproduce(
 def _start_afresh(profile: Profile) -> None:
     """Put what an earlier run built aside: it is not deleted."""
     folder = paths.build(profile.name)
+    _require_unlocked(profile, folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        old = put_aside(folder)
+        try:
+            _require_unlocked(profile, old)  # by a process that started in between
+        except SageError:
+            with contextlib.suppress(OSError):  # where that process has made the folder anew
+                old.rename(folder)
+            raise
+        print(f"the earlier build of {profile.name} is now {old.name} (--resume goes on with one)")
+
+
+def _require_unlocked(profile: Profile, folder: Path) -> None:
     if any(is_locked(lock) for lock in folder.rglob("*.lock")):
         what = f"another process works in the build folder of {profile.name}"
         raise SageError(f"{what}: end it first, or share its work with --resume")
-    if folder.is_dir() and any(folder.iterdir()):
-        old = put_aside(folder).name
-        print(f"the earlier build of {profile.name} is now {old} (--resume goes on with one)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="NN", help=about)
     about = "go on with what an earlier run built instead of starting from nothing"
     parser.add_argument("--resume", action="store_true", help=about)
-    arguments.add_yes(parser)
 
 
 def run_reproduce(options: argparse.Namespace) -> None:

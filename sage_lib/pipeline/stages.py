@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sage_lib import paths
+from sage_lib import consent, paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.profile import BASE, Profile, load_profile
@@ -122,6 +122,7 @@ def make(profile: Profile, run: Run) -> None:
     if run.done():
         print(f"{label_of(profile, run)}: already made from the same settings, kept")
         return
+    consent.require_all(profile.raw)
     if run.policy is not None:
         runs.finished(profile, run.policy)
     run.prepare()
@@ -139,7 +140,7 @@ def _import_unsloth(profile: Profile, run: Run) -> None:
 
         tuned = profile.methods[run.method].rft is not None  # as SFT is
         if unsloth_first.is_installed() if tuned else profile.compute.backend == "unsloth":
-            unsloth_first.load()
+            unsloth_first.load_unsloth()
 
 
 def _work(profile: Profile, run: Run) -> None:
@@ -179,7 +180,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stage", choices=STAGES, type=_renamed, help=about)
     arguments.add_profile(parser)
     parser.add_argument("--run", help="do this run alone, in this process, such as grpo-s3407")
-    arguments.add_yes(parser)
 
 
 def run_stage(options: argparse.Namespace) -> None:

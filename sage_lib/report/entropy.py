@@ -1,6 +1,6 @@
-"""Entropy and performance (exploration report, Section 3), and what a token is worth (eq. 6).
+"""Entropy and performance (exploration report, Section 3), and the worth of a token (eq. 6).
 
-The unit of every interval is the training seed. Runs of several methods with one seed share its
+The unit of all intervals is the training seed. Runs of several methods with the same seed share its
 batches: their mean counts once.
 """
 
@@ -11,12 +11,12 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.stats import linregress, t
 
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.policy.token_groups import KINDS, OTHER, TOP
 from sage_lib.report import inference, passk
 from sage_lib.report.inference import FEWEST_SEEDS
 
-#: Steps of one point of a fit: the reward of one step is that of eight prompts.
+#: Steps of a point of a fit: the reward of a single step is a mean over eight prompts.
 BLOCK = 10
 RUN = ["method", "seed"]
 
@@ -25,8 +25,10 @@ RUN = ["method", "seed"]
 
 
 def law(entropy: ArrayLike, performance: ArrayLike) -> tuple[float, float]:
-    """a and b of R = -a exp(H) + b by least squares (exploration report, Section 3.1); NaN where
-    all entropies are equal."""
+    """Fit a and b of R = -a exp(H) + b by least squares (exploration report, Section 3.1).
+
+    Both are NaN where all entropies are equal.
+    """
     x, y = np.exp(np.asarray(entropy, dtype=float)), np.asarray(performance, dtype=float)
     centred = x - x.mean()
     if not (centred**2).sum() > 0:
@@ -35,33 +37,37 @@ def law(entropy: ArrayLike, performance: ArrayLike) -> tuple[float, float]:
     return -slope, float(y.mean() - slope * x.mean())
 
 
-def points(study: Study) -> pd.DataFrame:
-    """What the law is fitted to: method, seed, step, H and R of every RL run, means of token
-    entropy (nats) and training reward over blocks of BLOCK steps."""
-    rl = [key for key, method in study.settings.methods.items() if method.rft is None]
-    log = study.steps[study.steps["method"].isin(rl)].astype({"seed": int})
+def points(results: Results) -> pd.DataFrame:
+    """Return the points to which the law is fitted: a row for each block of BLOCK steps of a run.
+
+    Columns method, seed, step, H and R: means of token entropy (nats) and of training reward.
+    """
+    rl = [key for key, method in results.profile.methods.items() if method.rft is None]
+    log = results.steps[results.steps["method"].isin(rl)].astype({"seed": int})
     block = (-(-log["step"] // BLOCK) * BLOCK).clip(upper=log["step"].max())
     blocks = log.assign(step=block).groupby([*RUN, "step"], sort=False)[["entropy", "reward"]]
     named = {"entropy": "H", "reward": "R"}
     return blocks.mean().reset_index().rename(columns=named).dropna(subset=["H", "R"])
 
 
-def exact_points(study: Study) -> pd.DataFrame:
-    """The same with exact pass@1 of held-out problems as R, wherever it was logged. H is that of
-    the BLOCK steps before it, at the start that of the first ones."""
-    blocks = points(study)
+def exact_points(results: Results) -> pd.DataFrame:
+    """Return the points with exact pass@1 of held-out problems as R, at the steps that log it.
+
+    H is a mean over the BLOCK steps before, and at step 0 over the first BLOCK steps.
+    """
+    blocks = points(results)
     first = blocks.groupby(RUN, sort=False)["step"].transform("min")
     start = blocks[blocks["step"] == first].assign(step=0)
     entropy = pd.concat([start, blocks])[[*RUN, "step", "H"]]
-    exact = passk.along_training(study)[[*RUN, "step", "pass@1"]].astype({"seed": int})
+    exact = passk.along_training(results)[[*RUN, "step", "pass@1"]].astype({"seed": int})
     return exact.merge(entropy, on=[*RUN, "step"]).rename(columns={"pass@1": "R"})
 
 
 def fits(table: pd.DataFrame) -> pd.DataFrame:
-    """The law of each run alone: method, seed, a, b, law_error, mean_error.
+    """Fit the law to each run: a row each, with method, seed, a, b, law_error, mean_error.
 
-    The errors are root mean squares: what the law, and the mean, of the first half predict of the
-    second. NaN for fewer than three points a half.
+    The errors are root mean square errors on the second half, predicted by the law and by the mean
+    of the first half. NaN for fewer than three points a half.
     """
     rows = []
     for (method, seed), run in table.groupby(RUN, sort=False):
@@ -77,24 +83,33 @@ def fits(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def laws(table: pd.DataFrame) -> pd.DataFrame:
-    """One law for all runs of a method, and for all methods ("all"): method, seeds, a, low, high,
-    b, r2. low and high bound a (:func:`jackknife`)."""
+    """Fit a law to all runs of each method, and to all methods ("all"): a row each.
+
+    Columns method, seeds, a, low, high, b, r2. low and high bound a (:func:`jackknife`).
+    """
     rows = []
-    for method, chosen in [*table.groupby("method", sort=False), ("all", table)]:
-        (a, b), low, high = jackknife(chosen, lambda frame: law(frame["H"], frame["R"]))
-        left = chosen["R"] - (b - a * np.exp(chosen["H"]))
-        r2 = 1 - (left**2).sum() / ((chosen["R"] - chosen["R"].mean()) ** 2).sum()
-        rows.append((method, chosen["seed"].nunique(), a, low[0], high[0], b, r2))
+    for method, of in [*table.groupby("method", sort=False), ("all", table)]:
+        (a, b), low, high = jackknife(of, lambda frame: law(frame["H"], frame["R"]))
+        residuals = of["R"] - (b - a * np.exp(of["H"]))
+        r2 = 1 - (residuals**2).sum() / ((of["R"] - of["R"].mean()) ** 2).sum()
+        rows.append((method, of["seed"].nunique(), a, low[0], high[0], b, r2))
     return pd.DataFrame(rows, columns=["method", "seeds", "a", "low", "high", "b", "r2"])
 
 
 def jackknife(
     frame: pd.DataFrame, estimate: Callable[[pd.DataFrame], Sequence[float]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Estimates from all rows, and their 95 % intervals that leave out one seed at a time (Efron
-    and Stein 1981), with the t quantile. NaN bounds for fewer than FEWEST_SEEDS seeds.
+    """Return estimates from all rows with jackknife intervals over seeds.
 
-    Returns (value, low, high), each of shape (estimates,).
+    The 95 % intervals leave out one seed at a time (Efron and Stein 1981), with the t quantile.
+
+    Args:
+        frame: rows with a column seed.
+        estimate: returns numbers from rows.
+
+    Returns:
+        (value, low, high), each of shape (estimates,). NaN bounds for fewer than FEWEST_SEEDS
+        seeds.
     """
     whole, seeds = np.asarray(estimate(frame), dtype=float), frame["seed"].unique()
     n = len(seeds)
@@ -106,27 +121,33 @@ def jackknife(
 
 
 def at_fixed_weights(prompts: pd.DataFrame) -> tuple[float, float]:
-    """a of the law over prompts at the base's fixed weights, and its standard error.
+    """Return a of the law over prompts at the base's fixed weights, and its standard error.
 
-    Hard prompts have a lower reward *and* a higher entropy: a slope in training that is no steeper
-    than this one tells of prompts, not of learning.
+    Hard prompts have a lower reward *and* a higher entropy. A slope in training that is not steeper
+    than this slope is evidence about prompts, not about learning.
     """
     base = prompts[prompts["source"] == "base"]
-    one = base[base["run"] == base["run"].iloc[0]]
-    found = linregress(np.exp(one["entropy"]), one["correct"])
-    return -float(found.slope), float(found.stderr)
+    first = base[base["run"] == base["run"].iloc[0]]
+    fit = linregress(np.exp(first["entropy"]), first["correct"])
+    return -float(fit.slope), float(fit.stderr)
 
 
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-def mean(frame: pd.DataFrame, column: str, by: str = "all", **chosen: object) -> pd.Series:
-    """Mean of a column over the tokens of some groups, of each run (method, seed).
+def mean_over_tokens(
+    frame: pd.DataFrame, column: str, by: str = "all", **conditions: object
+) -> pd.Series:
+    """Return the mean of a column over tokens, for each run (method, seed).
 
-    by: how tokens are grouped. chosen: values of other columns, a list for any of several.
+    Args:
+        frame: rows are groups of tokens.
+        column: a mean over each group.
+        by: the grouping.
+        conditions: values of other columns, a list for any of several.
     """
     rows = frame[frame["by"] == by]
-    for key, value in chosen.items():
+    for key, value in conditions.items():
         rows = rows[rows[key].isin(value if isinstance(value, list | tuple) else [value])]
     weighted = (rows[column] * rows["tokens"]).groupby([rows[key] for key in RUN]).sum()
     tokens = rows.groupby(RUN)["tokens"].sum()
@@ -134,7 +155,14 @@ def mean(frame: pd.DataFrame, column: str, by: str = "all", **chosen: object) ->
 
 
 def share_of_sum(frame: pd.DataFrame, column: str, by: str, groups: Sequence[str]) -> pd.Series:
-    """Share of a column's sum over all tokens that falls on some groups, of each run."""
+    """Return the share of some groups in a column's sum over all tokens, for each run.
+
+    Args:
+        frame: rows are groups of tokens.
+        column: a mean over each group.
+        by: the grouping.
+        groups: names of groups.
+    """
     rows = frame[frame["by"] == by]
     sums = (rows[column] * rows["tokens"]).groupby([*(rows[k] for k in RUN), rows["group"]]).sum()
     inside = sums[sums.index.get_level_values("group").isin(groups)]
@@ -142,8 +170,11 @@ def share_of_sum(frame: pd.DataFrame, column: str, by: str, groups: Sequence[str
 
 
 def by_kind(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Which tokens lost entropy: kind, share (of all tokens), fallen (of the share TOP with the
-    largest falls), low, high (of fallen, over seeds), before and after (entropy, nats)."""
+    """Return the loss of entropy by kind of token: a row each.
+
+    Columns kind, share (of all tokens), fallen (of the share TOP with the largest falls), low, high
+    (of fallen, over seeds), before and after (entropy, nats).
+    """
     rows = tokens[tokens["by"] == "kind"]
     rows = rows.assign(**{k: rows[k] * rows["tokens"] for k in ("fallen", "before", "after")})
     sums = rows.groupby([*RUN, "group"])[["tokens", "fallen", "before", "after"]].sum()
@@ -151,18 +182,20 @@ def by_kind(tokens: pd.DataFrame) -> pd.DataFrame:
     means = sums[["before", "after"]].div(sums["tokens"], axis=0)
     means = means.assign(share=sums["tokens"] / whole, fallen=sums["fallen"] / whole / TOP)
     by_seed = means.groupby(["seed", "group"]).mean()
-    found = []
+    table = []
     for kind in [k for k in (*KINDS, OTHER) if k in by_seed.index.get_level_values("group")]:
-        one = by_seed.xs(kind, level="group")
-        around = one["before"].mean(), one["after"].mean()
-        found.append((kind, one["share"].mean(), *over_seeds(one["fallen"]), *around))
+        of_kind = by_seed.xs(kind, level="group")
+        nats = of_kind["before"].mean(), of_kind["after"].mean()
+        table.append((kind, of_kind["share"].mean(), *mean_over_seeds(of_kind["fallen"]), *nats))
     columns = ["kind", "share", "fallen", "low", "high", "before", "after"]
-    return pd.DataFrame(found, columns=columns)
+    return pd.DataFrame(table, columns=columns)
 
 
-def replaced(impact: pd.DataFrame) -> pd.DataFrame:
-    """The frame `impact` with the columns impact (I_t, eq. 6) and square, an unbiased estimate of
-    I_t²: without what a finite number of continuations alone would give."""
+def with_impact(impact: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns impact (I_t, eq. 6) and square, an unbiased estimate of I_t².
+
+    The noise of a finite number of continuations is subtracted from the square.
+    """
     noise = sum(
         impact[name] * (1 - impact[name]) / (impact["continuations"] - 1)
         for name in ("kept", "replaced")
@@ -174,9 +207,11 @@ def replaced(impact: pd.DataFrame) -> pd.DataFrame:
 # --- statements -----------------------------------------------------------------------------------
 
 
-def over_seeds(by_run: pd.Series) -> tuple[float, float, float]:
-    """Mean and 95 % interval over seeds of a number of each seed, or of each run (method, seed):
-    methods of a seed are averaged first. NaN bounds for fewer than FEWEST_SEEDS seeds."""
+def mean_over_seeds(by_run: pd.Series) -> tuple[float, float, float]:
+    """Return mean and 95 % interval over seeds of a number of each seed, or of each run.
+
+    Runs (method, seed) of a seed are averaged first. NaN bounds for fewer than FEWEST_SEEDS seeds.
+    """
     values = by_run.groupby("seed").mean() if "seed" in by_run.index.names else by_run
     values = values.dropna()
     if len(values) < FEWEST_SEEDS:
@@ -188,20 +223,23 @@ Row = tuple[str, str, float, pd.Series] | tuple[str, str, float, pd.Series, floa
 
 
 def statements(rows: Iterable[Row]) -> pd.DataFrame:
-    """Statements judged by intervals over seeds: statement, expects, value, low, high, outcome.
+    """Decide statements by intervals over seeds: a row each.
 
-    A row is (statement, "above" or "below", than what, the number of each run) and, where there is
-    one, a standard error that all of these numbers share.
+    Columns statement, expects, value, low, high, outcome.
+
+    Args:
+        rows: (statement, "above" or "below", bound, the number of each run), and optionally a
+            standard error that all of these numbers share.
     """
-    found = []
-    for statement, expects, than, by_run, *error in rows:
-        value, low, high = over_seeds(by_run)
+    table = []
+    for statement, expects, bound, by_run, *error in rows:
+        value, low, high = mean_over_seeds(by_run)
         if error:
             half = float(np.hypot(high - value, 1.96 * error[0]))
             low, high = value - half, value + half
         seeds = by_run.dropna().index.get_level_values("seed").nunique()
-        row = {"low": low - than, "high": high - than, "seeds": seeds}
-        outcome = inference.judged(expects, row, 0.0) if seeds else inference.NOT_RUN
-        found.append((statement, f"{expects} {than:g}", value, low, high, outcome))
+        row = {"low": low - bound, "high": high - bound, "seeds": seeds}
+        outcome = inference.row_outcome(expects, row, 0.0) if seeds else inference.NOT_RUN
+        table.append((statement, f"{expects} {bound:g}", value, low, high, outcome))
     columns = ["statement", "expects", "value", "low", "high", "outcome"]
-    return pd.DataFrame(found, columns=columns)
+    return pd.DataFrame(table, columns=columns)

@@ -1,8 +1,8 @@
-"""One engine for every comparison: paired differences, their intervals, and what they say.
+"""Paired differences of all comparisons, their intervals and their outcomes.
 
 A difference is paired by seed and by problem. Its interval covers other seeds *and* other problems
-(`metrics.paired_difference`); beside it stands the one over seeds alone. A claim names comparisons
-and what it expects of each. Its outcome follows from the intervals by one rule, `outcome`.
+(`metrics.paired_difference`); a second interval is over seeds alone. A claim names comparisons and
+the expected sign of each. `outcome` is the rule by which intervals decide them.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ AGREES, DISAGREES, CANNOT_TELL, NOT_RUN = "agrees", "disagrees", "cannot tell", 
 SMALLER = "real, but smaller than the margin"
 #: The word for "disagrees" where the claim is a paper's: our runs do not show what it saw.
 NOT_SEEN = "not seen here"
-#: Of a claim that these tasks and models cannot judge, whatever was measured.
+#: Of a claim that these tasks and models cannot test, whatever was measured.
 NOT_TESTABLE = "not testable here"
 DIFFERENCES = [
     *("method", "against", "metric", "difference", "low", "high", "low_seeds", "high_seeds"),
@@ -35,11 +35,12 @@ DIFFERENCES = [
 
 @dataclass(frozen=True)
 class Values:
-    """What was measured of one method, by seed and problem.
+    """The measurements of a method, by seed and problem.
 
-    values: (seeds, problems, columns). sets: the data set of each problem. seeds: numbers; the
-    base has one, None, and of several bases the mean. own_bases: of the base, the values of the one
-    that the run of each seed starts from, where there are several.
+    values: shape (seeds, problems, columns). sets: the data set of each problem.
+    seeds: numbers. The base has the seed None; with several bases its values are their mean.
+    base_by_seed: of the base, seed -> the values (problems, columns) of the base from which that
+    seed's runs start, where there are several bases.
     """
 
     method: str
@@ -47,29 +48,33 @@ class Values:
     columns: Sequence[str]
     sets: Sequence[str] = field(repr=False)
     seeds: Sequence[Any]
-    own_bases: Mapping[int, np.ndarray] = field(default_factory=dict, repr=False)
+    base_by_seed: Mapping[int, np.ndarray] = field(default_factory=dict, repr=False)
 
     @classmethod
     def by_method(cls, frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, "Values"]:
-        """Of each method of a frame with the columns method, seed, dataset, problem and `columns`.
+        """Return the values of each method of a frame.
 
-        Problems stand in the order of the first method. SageError where two methods were measured
-        on different problems.
+        Problems are in the order of the first method. SageError where two methods were measured on
+        different problems.
+
+        Args:
+            frame: with the columns method, seed, dataset, problem and `columns`.
+            columns: names of the numbers.
         """
         keys = frame.groupby(["dataset", "problem"], sort=False)
         problem = keys.ngroup().to_numpy()
         sets = list(frame[["dataset", "problem"]].drop_duplicates()["dataset"])
-        own = frame.groupby(["method", "seed"], sort=False, dropna=False)
-        run = own.ngroup().to_numpy()
+        by_run = frame.groupby(["method", "seed"], sort=False, dropna=False)
+        run = by_run.ngroup().to_numpy()
         numbers = frame[list(columns)].to_numpy(dtype=float)
-        total = np.zeros((own.ngroups, len(sets), len(columns)))
+        total = np.zeros((by_run.ngroups, len(sets), len(columns)))
         rows = np.zeros_like(total)
-        there = np.zeros((own.ngroups, len(sets)), dtype=bool)
+        there = np.zeros((by_run.ngroups, len(sets)), dtype=bool)
         np.add.at(total, (run, problem), np.nan_to_num(numbers))
         np.add.at(rows, (run, problem), ~np.isnan(numbers))
         there[run, problem] = True
         runs = frame[["method", "seed"]].drop_duplicates().reset_index(drop=True)
-        found = {}
+        by_method = {}
         for method, of_method in runs.groupby("method", sort=False):
             places = of_method["seed"].sort_values().index
             lacking = int((~there[places]).any(axis=0).sum())
@@ -81,14 +86,14 @@ class Values:
             seeds = [None if pd.isna(seed) else int(seed) for seed in of_method["seed"][places]]
             with np.errstate(invalid="ignore"):  # a problem without a number is NaN
                 values = total[places] / rows[places]
-            found[str(method)] = cls(str(method), values, list(columns), sets, seeds)
-        if BASE in found and "run" in frame:
-            own = _own_bases(frame.assign(place=problem), list(columns), len(sets))
-            found[BASE] = replace(found[BASE], own_bases=own)
-        return found
+            by_method[str(method)] = cls(str(method), values, list(columns), sets, seeds)
+        if BASE in by_method and "run" in frame:
+            bases = _base_by_seed(frame.assign(place=problem), list(columns), len(sets))
+            by_method[BASE] = replace(by_method[BASE], base_by_seed=bases)
+        return by_method
 
     def at_seeds(self, seeds: Iterable[int]) -> "Values":
-        """The values at some of the seeds; those of the base, which has no seed, as they are."""
+        """Return the values at some of the seeds; the base, which has no seed, does not change."""
         if None in self.seeds:
             return self
         wanted = set(seeds)
@@ -97,54 +102,63 @@ class Values:
         return replace(self, values=self.values[places], seeds=left)
 
 
-def _own_bases(frame: pd.DataFrame, columns: list[str], problems: int) -> dict[int, np.ndarray]:
-    """Of each seed the values (problems, columns) of the base that its run starts from."""
-    frame = frame.assign(profile=frame["run"].str.rpartition("/")[0])  # as results names them
+def _base_by_seed(frame: pd.DataFrame, columns: list[str], problems: int) -> dict[int, np.ndarray]:
+    """Return for each seed the values (problems, columns) of the base of its runs."""
+    frame = frame.assign(profile=frame["run"].str.rpartition("/")[0])  # as results name runs
     bases, trained = frame[frame["method"] == BASE], frame[frame["method"] != BASE]
-    found: dict[int, np.ndarray] = {}
+    by_seed: dict[int, np.ndarray] = {}
     for profile, rows in bases.groupby("profile"):
         by_problem = rows.groupby("place")[columns].mean().reindex(range(problems))
         of_profile = trained.loc[trained["profile"] == profile, "seed"].unique()
-        found |= dict.fromkeys(map(int, of_profile), by_problem.to_numpy(dtype=float))
-    return found
+        by_seed |= dict.fromkeys(map(int, of_profile), by_problem.to_numpy(dtype=float))
+    return by_seed
 
 
-def common(*chosen: Values) -> tuple[list[np.ndarray], list[Any]]:
-    """The values of several methods at the seeds that all of them have, and these seeds. The base,
-    which has none, goes with each, as the one that the seed's run starts from. SageError where
-    there is no common seed."""
-    trained = [one for one in chosen if None not in one.seeds] or list(chosen)
-    seeds = [seed for seed in trained[0].seeds if all(seed in one.seeds for one in trained)]
+def at_common_seeds(*methods: Values) -> tuple[list[np.ndarray], list[Any]]:
+    """Return the values of several methods at the seeds that all of them have, and these seeds.
+
+    For the base, which has no seed, the base of the seed's run counts. SageError where there is no
+    common seed.
+    """
+    trained = [m for m in methods if None not in m.seeds] or list(methods)
+    seeds = [seed for seed in trained[0].seeds if all(seed in m.seeds for m in trained)]
     if not seeds:
-        names = " and ".join(one.method for one in chosen)
+        names = " and ".join(m.method for m in methods)
         raise SageError(f"{names} share no seed: train them with the same ones")
-    found = []
-    for one in chosen:
-        if None in one.seeds:
-            found.append(np.stack([one.own_bases.get(seed, one.values[0]) for seed in seeds]))
+    arrays = []
+    for m in methods:
+        if None in m.seeds:
+            arrays.append(np.stack([m.base_by_seed.get(seed, m.values[0]) for seed in seeds]))
         else:
-            found.append(one.values[[list(one.seeds).index(seed) for seed in seeds]])
-    return found, seeds
+            arrays.append(m.values[[list(m.seeds).index(seed) for seed in seeds]])
+    return arrays, seeds
 
 
 def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFrame:
-    """`ours` minus `theirs`, a row for each column of values: DIFFERENCES.
+    """Compare two methods.
 
-    low, high: an interval of that `level` over seeds and problems; low_seeds, high_seeds: over
-    seeds alone. detectable: the true difference that as many seeds and problems find in 80 % of
-    cases. ours, theirs: the two means.
+    Args:
+        ours: the values of a method.
+        theirs: the values of the method that is subtracted.
+        level: of the intervals.
+
+    Returns:
+        A row for each column of values, with the columns DIFFERENCES. low and high bound the
+        difference over seeds and problems, low_seeds and high_seeds over seeds alone. detectable is
+        the true difference that as many seeds and problems find in 80 % of cases. ours and theirs
+        are the two means. SageError without a common seed.
     """
-    (a, b), _ = common(ours, theirs)
+    (a, b), _ = at_common_seeds(ours, theirs)
     apart = a - b
     mean, low, high = metrics.paired_difference(a, b, ours.sets, level)
     if len(apart) == 1 or min(Counter(ours.sets).values()) < 2:
-        effect = np.full(len(mean), np.nan)  # how far seeds, or problems, lie apart is not known
+        effect = np.full(len(mean), np.nan)  # the variance over seeds, or problems, is not known
     else:
         effect = metrics.minimum_detectable_effect(apart, ours.sets)
-    levels = [metrics.mean_over_sets(one.mean(axis=0), ours.sets) for one in (a, b)]
+    levels = [metrics.mean_over_sets(array.mean(axis=0), ours.sets) for array in (a, b)]
     rows = []
     for place, column in enumerate(ours.columns):
-        of_seeds = [metrics.mean_over_sets(one, ours.sets)[place] for one in apart]
+        of_seeds = [metrics.mean_over_sets(row, ours.sets)[place] for row in apart]
         bounds = (mean[place], low[place], high[place], *over_seeds(of_seeds, level), effect[place])
         size = (len(apart), a.shape[1], *(level[place] for level in levels))
         rows.append((ours.method, theirs.method, column, *bounds, *size))
@@ -154,18 +168,23 @@ def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFram
 def differences(
     values: dict[str, Values], against: str, methods: Iterable[str] | None = None
 ) -> pd.DataFrame:
-    """:func:`difference` of several methods (all, unless given) to one; those that were not
-    evaluated are left out."""
+    """Compare several methods with another by :func:`difference`.
+
+    Args:
+        values: by method.
+        against: the method that is subtracted.
+        methods: None for all. Methods that were not evaluated are left out.
+    """
     if against not in values:
         raise SageError(f"{against} was not evaluated: choose one of {', '.join(values)}")
-    chosen = values if methods is None else [m for m in methods if m in values]
+    evaluated = values if methods is None else [m for m in methods if m in values]
     theirs = values[against]
-    found = [difference(values[m], theirs) for m in chosen if m not in (against, BASE)]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=DIFFERENCES)
+    rows = [difference(values[m], theirs) for m in evaluated if m not in (against, BASE)]
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=DIFFERENCES)
 
 
 def over_seeds(means: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """The t interval of a mean from each seed's value; NaN for fewer than two."""
+    """Return the t interval of a mean from each seed's value; NaN for fewer than two."""
     if len(means) < 2:
         return np.nan, np.nan
     mean, error = np.mean(means), np.std(means, ddof=1) / np.sqrt(len(means))
@@ -174,19 +193,25 @@ def over_seeds(means: Sequence[float], level: float = 0.95) -> tuple[float, floa
 
 
 def outcome(expects: str, low: float, high: float, margin: float) -> str:
-    """What an interval says of an expected difference. The one rule of all claims.
+    """Decide whether a difference is as expected: the rule of all claims.
 
-    The estimate is the middle of the interval, which is symmetric. `margin` is the smallest
-    difference that matters.
+    The estimate is the middle of the interval, which is symmetric.
 
-    above: agrees where the interval lies above 0 and the estimate reaches `margin`; SMALLER where
-    it lies above 0 and the estimate does not, so also where all of it is below `margin`; disagrees
-    where it includes or lies below 0, and ends below `margin`.
-    not above: agrees where the interval ends below `margin`, for no gain that matters is left;
-    disagrees where "above" agrees; otherwise SMALLER where the interval lies above 0.
-    equal: agrees where the interval lies between -margin and margin, a real difference included;
-    disagrees where all of it lies outside.
+    - above: agrees where the interval lies above 0 and the estimate reaches the margin; SMALLER
+      where it lies above 0 and the estimate does not reach the margin; disagrees where it includes
+      or lies below 0, and ends below the margin.
+    - not above: agrees where the interval ends below the margin, since no gain that matters is
+      left; disagrees where "above" agrees; otherwise SMALLER where the interval lies above 0.
+    - equal: agrees where the interval lies between -margin and margin, whether or not it includes
+      0; disagrees where all of it lies outside.
+
     All else is CANNOT_TELL. below and not below are the mirror images.
+
+    Args:
+        expects: above, below, equal, not above or not below.
+        low: lower bound of the difference.
+        high: upper bound.
+        margin: the smallest difference that matters.
     """
     if expects in ("below", "not below"):
         return outcome({"below": "above", "not below": "not above"}[expects], -high, -low, margin)
@@ -207,51 +232,63 @@ def outcome(expects: str, low: float, high: float, margin: float) -> str:
     return AGREES if expects == "above" else DISAGREES
 
 
-def judged_interval(row: Any) -> tuple[float, float]:
-    """The wider of a row's two intervals, which has the same middle as the other one: the one over
-    seeds and problems, or the one over seeds alone. NaN where one of them is."""
+def deciding_interval(row: Any) -> tuple[float, float]:
+    """Return the wider of a row's two intervals, over seeds and problems or over seeds alone.
+
+    Both have the same middle. NaN where a bound is NaN.
+    """
     low = np.minimum(row["low"], row.get("low_seeds", row["low"]))
     high = np.maximum(row["high"], row.get("high_seeds", row["high"]))
     return float(low), float(high)
 
 
-def judged(expects: str, row: Any, margin: float) -> str:
-    """:func:`outcome` of a row of differences (a mapping or a Series), by :func:`judged_interval`.
+def row_outcome(expects: str, row: Any, margin: float) -> str:
+    """Return the :func:`outcome` of a row of differences, by its :func:`deciding_interval`.
 
-    It needs FEWEST_SEEDS seeds. Two shares that both lie within `margin` of 0, or of 1, tell
+    It needs FEWEST_SEEDS seeds. Two shares that both lie within the margin of 0, or of 1, decide
     nothing: no difference that matters could be seen.
+
+    Args:
+        expects: as in :func:`outcome`.
+        row: of :func:`difference`, a mapping or a Series.
+        margin: as in :func:`outcome`.
     """
     means = row.get("ours", 0.5), row.get("theirs", 0.5)
     at_floor = max(means) < margin or 1 - margin < min(means) <= max(means) <= 1
     if row["seeds"] < FEWEST_SEEDS or at_floor:
         return CANNOT_TELL
-    return outcome(expects, *judged_interval(row), margin)
+    return outcome(expects, *deciding_interval(row), margin)
 
 
 def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float:
-    """The smallest error rate (one less the level) at which a comparison still has the outcome
-    that it has at 95 %: a p-value of that outcome. 1 where it has none.
+    """Return the smallest error rate, 1 - level, at which a comparison keeps its outcome at 95 %.
 
-    `at` gives the row of differences at a level. An outcome that is lost as intervals widen does
-    not come back: SMALLER may become DISAGREES on the way to CANNOT_TELL.
+    It is a p-value of that outcome, and 1 for CANNOT_TELL. An outcome that is lost as intervals
+    widen does not come back: SMALLER may become DISAGREES on the way to CANNOT_TELL.
+
+    Args:
+        expects: as in :func:`outcome`.
+        at: returns the row of differences at a level.
+        margin: as in :func:`outcome`.
     """
-    found = judged(expects, at(0.95), margin)
-    if found == CANNOT_TELL:
+    at_95 = row_outcome(expects, at(0.95), margin)
+    if at_95 == CANNOT_TELL:
         return 1.0
     low, high = -12.0, np.log10(0.05)  # powers of ten
     for _ in range(30):
         middle = (low + high) / 2
-        told = judged(expects, at(1 - 10**middle), margin) == found
-        low, high = (low, middle) if told else (middle, high)
+        same = row_outcome(expects, at(1 - 10**middle), margin) == at_95
+        low, high = (low, middle) if same else (middle, high)
     return float(f"{10**high:.4g}")  # fewer digits than the search leaves open
 
 
 def holm(rates: Sequence[float], total: float = 0.05) -> list[float]:
-    """The error rate at which each of several outcomes is judged, so that all that stand hold with
-    probability 1 - `total`. An outcome stands where its own error rate is not above that.
+    """Return the error rate that is allowed for each of several outcomes.
 
-    Holm 1979, Scand. J. Statist. 6, 65-70: the surest first, each at `total` over how many are
-    left; from the first that fails on, all at the rate at which it failed.
+    An outcome stands if its error rate is not above the allowed rate. All that stand are right with
+    probability 1 - `total`. Holm 1979, Scand. J. Statist. 6, 65-70: in rising order of their
+    rates, each is allowed `total` over the number of those left. From the first that fails on, all
+    are allowed the rate at which it failed.
     """
     allowed, left = [total] * len(rates), len(rates)
     for place in np.argsort(rates, kind="stable"):
@@ -260,21 +297,32 @@ def holm(rates: Sequence[float], total: float = 0.05) -> list[float]:
     return allowed
 
 
-def without_one(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
-    """With how many of the seeds left out, one at a time, the comparison keeps its outcome."""
-    _, seeds = common(ours, theirs)
+def stable_seeds(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
+    """Count the seeds without which a comparison has the same outcome, leaving out one at a time.
+
+    Args:
+        ours: the values of a method.
+        theirs: the values of the method that is subtracted.
+        column: of the values.
+        expects: as in :func:`outcome`.
+        margin: as in :func:`outcome`.
+    """
+    _, seeds = at_common_seeds(ours, theirs)
 
     def outcome_at(some: Iterable[int]) -> str:
         rows = difference(ours.at_seeds(some), theirs.at_seeds(some)).set_index("metric")
-        return judged(expects, rows.loc[column], margin)
+        return row_outcome(expects, rows.loc[column], margin)
 
     whole = outcome_at(seeds)
     return sum(outcome_at(set(seeds) - {left}) == whole for left in seeds)
 
 
-def together(outcomes: Iterable[str]) -> str:
-    """The outcome of a claim: the worst of its comparisons' outcomes. So it agrees where all agree,
-    and disagrees where one does. Nothing corrects for their number, which is a choice."""
+def worst_outcome(outcomes: Iterable[str]) -> str:
+    """Return the outcome of a claim, the worst of its comparisons' outcomes.
+
+    So it agrees where all agree, and disagrees where one disagrees. Nothing corrects for their
+    number: this is a choice.
+    """
     there = set(outcomes)
     order = (NOT_SEEN, DISAGREES, NOT_RUN, CANNOT_TELL, SMALLER, AGREES)
     return next((outcome for outcome in order if outcome in there), CANNOT_TELL)

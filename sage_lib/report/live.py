@@ -1,4 +1,4 @@
-"""A curve below the cell that trains, drawn while it goes on."""
+"""A curve below the cell that trains, drawn during training."""
 
 from typing import Any
 
@@ -12,16 +12,18 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class LiveCurve(TrainerCallback):
-    """Draws columns of a trainer's log, a panel each: thin every logged row, thick the mean of the
-    last ten. A bar shows the step and the time left. Outside a notebook nothing is drawn.
+    """Draws columns of a trainer's log, a panel each, and a bar with the step and the time left.
+
+    A thin line has each logged row, a thick line the mean of the last ten. Outside a notebook
+    nothing is drawn.
 
     Args:
         columns: names as the trainer logs them: "loss", "reward", "guide/mean".
-        every: logged rows between two drawings.
+        interval: logged rows between two drawings.
     """
 
-    def __init__(self, *columns: str, every: int = 5) -> None:
-        self.columns, self.every = columns, every
+    def __init__(self, *columns: str, interval: int = 5) -> None:
+        self.columns, self.interval = columns, interval
         self.rows: list[dict[str, Any]] = []
 
     def on_train_begin(
@@ -40,11 +42,11 @@ class LiveCurve(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        found = {name: value for name, value in (logs or {}).items() if name in self.columns}
-        if found:
+        logged = {name: value for name, value in (logs or {}).items() if name in self.columns}
+        if logged:
             self.bar.update(state.global_step - self.bar.n)
-            self.rows.append({"step": state.global_step, **found})
-            if len(self.rows) % self.every == 0:
+            self.rows.append({"step": state.global_step, **logged})
+            if len(self.rows) % self.interval == 0:
                 self._draw(self.below.update)
 
     def on_train_end(
@@ -60,7 +62,7 @@ class LiveCurve(TrainerCallback):
             plt.close(figure)  # an open figure would be displayed again at the end of the cell
 
     def figure(self) -> Figure:
-        """The curves so far."""
+        """Return the curves so far."""
         width = 3 * len(self.columns)
         figure, axes = plt.subplots(
             1, len(self.columns), figsize=(width, 2), squeeze=False, layout="tight"

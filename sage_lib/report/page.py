@@ -1,4 +1,4 @@
-"""What a notebook makes: figures and tables, shown below the cell and saved where they belong."""
+"""Figures and tables of a notebook: displayed below the cell, and saved."""
 
 import io
 from pathlib import Path
@@ -10,27 +10,27 @@ from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from sage_lib import paths
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.files import SAME, write_text
 from sage_lib.report.style import STYLE, described, save_figure
 
-#: Columns that hold keys of methods; labels are shown in their place.
+#: Columns with keys of methods, in whose place labels are displayed.
 KEYS = ("method", "against")
-#: Rows that are shown at once; the others are folded away below them.
+#: Rows that are displayed at once; the others are folded below them.
 ROWS = 8
 
 
 class Page:
-    """Shows and saves the figures and tables of one study, or of the theory ("theory").
+    """Displays and saves the figures and tables of results, or of the theory ("theory").
 
-    Figures go to figures/<name>, tables to data/published/<name>; those of your own results to
+    Figures go to figures/<name>, tables to data/published/<name>. For your own results they go to
     results/figures/<name> and results/measured/<name>.
     """
 
-    def __init__(self, study: Study | str, own: bool = False) -> None:
-        self.study = None if isinstance(study, str) else study
-        self.name = study if isinstance(study, str) else study.name
-        self.published = not (own if isinstance(study, str) else study.own)
+    def __init__(self, results: Results | str, own: bool = False) -> None:
+        self.study = None if isinstance(results, str) else results
+        self.name = results if isinstance(results, str) else results.name
+        self.published = not (own if isinstance(results, str) else results.own)
         plt.rcParams.update(STYLE)  # of all figures of the notebook
 
     def show(self, figure: Figure, name: str | None = None) -> None:
@@ -43,9 +43,13 @@ class Page:
     def table(
         self, frame: pd.DataFrame, precision: int = 3, rows: int = ROWS, **formats: str
     ) -> None:
-        """Display a table with labels for keys of methods; rows after the first `rows` are folded.
+        """Display a table with labels for keys of methods. A named index is displayed, too.
 
-        `formats` gives a column another format, as in `share="{:.1%}"`. A named index is shown.
+        Args:
+            frame: the table.
+            precision: decimals of floats.
+            rows: the rows after these are folded.
+            formats: of columns, as in `share="{:.1%}"`.
         """
         shown = self._labelled(frame)
         if len(shown):
@@ -64,9 +68,16 @@ class Page:
         shown: pd.DataFrame | None = None,
         **formats: str,
     ) -> None:
-        """Write <name>.csv with keys of methods, and display it, or `shown`.
+        """Write <name>.csv with keys of methods, and display it.
 
         Floats have 10 significant digits. A file that differs by rounding alone (SAME) stays.
+
+        Args:
+            frame: the table.
+            name: of the file.
+            precision: decimals of displayed floats.
+            shown: a table that is displayed in its place.
+            formats: of displayed columns.
         """
         text = frame.to_csv(index=False, float_format="%.10g")
         path = paths.measured(self.name, self.published) / f"{name}.csv"
@@ -83,7 +94,7 @@ class Page:
 
 
 def _says(path: Path, text: str) -> bool:
-    """Whether a table's file has these cells already, but for the rounding of fractions."""
+    """Return whether a table's file has these cells already, but for the rounding of fractions."""
     try:
         stored, new = (
             pd.read_csv(source, keep_default_na=False, na_values=[""])
@@ -99,24 +110,28 @@ def _says(path: Path, text: str) -> bool:
 def _styled(shown: pd.DataFrame, precision: int, formats: dict[str, str]) -> Styler:
     numbered = not any(shown.index.names)
     if not numbered and shown.index.nlevels == shown.columns.nlevels == 1:
-        # The index's name in one row with those of the columns; pandas gives it a row of its own.
+        # The index's name in one row with the columns' names; pandas gives it another row.
         shown = shown.rename_axis(index=None, columns=shown.index.name)
-    there = {name: given for name, given in formats.items() if name in shown}
+    present = {name: format for name, format in formats.items() if name in shown}
     style = Styler(shown.reset_index(drop=True) if numbered else shown, cell_ids=False)
-    style = style.format(there, precision=precision, na_rep="")
-    style = style.hide(axis="index") if numbered else style.format_index(_plain, axis=0)
+    # Labels come from profiles and data files: none may be HTML to the page.
+    text: dict[str, Any] = {"escape": "html"}
+    style = style.format(present, precision=precision, na_rep="", **text)
+    style = style.hide(axis="index") if numbered else style.format_index(_plain, axis=0, **text)
+    style = style.format_index(_plain, axis=1, **text)
+    style = style.format_index_names(axis=0, **text).format_index_names(axis=1, **text)
     words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
     left = [{"selector": "", "props": [("text-align", "left"), ("white-space", "pre-wrap")]}]
-    return style.format_index(_plain, axis=1).set_table_styles(dict.fromkeys(words, left))
+    return style.set_table_styles(dict.fromkeys(words, left))
 
 
 def _plain(label: Any) -> str:
-    """A row's or a column's name: words parted by blanks, a number without the zeros behind it."""
+    """Return a name with blanks between words, or a number without zeros at its end."""
     return f"{label:g}" if isinstance(label, float) else str(label).replace("_", " ")
 
 
 def _display(shown: Any) -> None:
-    """Show text as HTML, or a figure as a PNG with its words for those who cannot see it."""
+    """Display text as HTML, or a figure as a PNG with a text for those who cannot see it."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.pylabtools import print_figure
     from IPython.display import HTML, display

@@ -1,8 +1,7 @@
-"""pass@k of every policy of a study: exactly, from the probabilities of all valid completions, and
-by samples.
+"""pass@k of policies: exact, from the probabilities of all valid completions, and from samples.
 
-Exact is valid work: the answer is right and every step of the work holds. Samples count what the
-reward counts: a right answer.
+Exact pass@k counts valid work: the answer is right, and so are all steps. Samples count right
+answers, as the reward does.
 """
 
 from collections.abc import Sequence
@@ -14,139 +13,161 @@ from numpy.typing import ArrayLike
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.experiment.profile import BASE, Profile
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
+from sage_lib.policy.exact import exact_pass_at_k
 from sage_lib.report.inference import Values
 
-#: k of the exact pass@k in tables; any k costs the same.
-KS = (1, 8, 64, 256, 1024)
-#: What two methods are mostly compared in.
+#: The k of most comparisons.
 AXES = (1, 256)
 PROBLEM = ["dataset", "problem"]
-#: How the names of metrics begin that count right answers, valid work or not.
+#: Prefix of metrics that count right answers, valid work or not.
 RIGHT = "right "
-#: The ways of countdown: along its common and its rare way. See docs/countdown_task.md.
+#: The common and the rare way of countdown. See docs/countdown_task.md.
 WAYS = {"L": "common", "R": "rare"}
 
 
-def of_sets(frame: pd.DataFrame, settings: Profile, ood: bool | None) -> pd.DataFrame:
-    """The rows of the data sets that :meth:`Profile.data_sets` gives for `ood`."""
-    return frame[frame["dataset"].isin([data.label for data in settings.data_sets(ood)])]
+def of_sets(frame: pd.DataFrame, profile: Profile, ood: bool | None) -> pd.DataFrame:
+    """Select the rows of some data sets.
 
-
-def exact_at(p: ArrayLike, ks: Sequence[int] = KS) -> np.ndarray:
-    """1 - (1 - p)^k of each probability of success (rows) for each k (columns)."""
-    with np.errstate(divide="ignore"):
-        failed = np.outer(np.log1p(-np.asarray(p, float)), np.asarray(ks, float))
-    found: np.ndarray = -np.expm1(failed)
-    return found
-
-
-def probabilities(study: Study, ood: bool | None = False) -> pd.DataFrame:
-    """Probability that one sample is valid, of each problem under each evaluated policy.
-
-    Columns run, method, seed, dataset, problem, valid, common, rare: the latter two are the masses
-    of the two ways.
+    Args:
+        frame: with a column dataset.
+        profile: has the data sets.
+        ood: as in :meth:`Profile.data_sets`.
     """
-    if not study.settings.exact:
-        raise SageError(f"{study.name} has no countdown data or graphs, of which pass@k is exact")
-    table = of_sets(study.support, study.settings, ood)
+    return frame[frame["dataset"].isin([data.label for data in profile.data_sets(ood)])]
+
+
+def probabilities(results: Results, ood: bool | None = False) -> pd.DataFrame:
+    """Return the probability of a valid sample, for each problem and evaluated policy: a row each.
+
+    Columns run, method, seed, dataset, problem, valid, common, rare. The last two are the
+    probabilities of the two ways. SageError for a profile without an exact task.
+    """
+    if not results.profile.exact:
+        raise SageError(f"{results.name} has no countdown data or graphs, of which pass@k is exact")
+    table = of_sets(results.support, results.profile, ood)
     keys = ["run", "method", "seed", *PROBLEM]
     mass = table.assign(mass=np.exp(table["logp"]), way=table["way"].map(WAYS))
     by_way = mass.groupby([*keys, "way"], sort=False, dropna=False)["mass"].sum().unstack("way")
-    found = by_way.reindex(columns=["common", "rare"]).fillna(0.0).reset_index()
-    found = table[keys].drop_duplicates().merge(found, on=keys)
-    return found.assign(valid=(found["common"] + found["rare"]).clip(upper=1.0))
+    ways = by_way.reindex(columns=["common", "rare"]).fillna(0.0).reset_index()
+    rows = table[keys].drop_duplicates().merge(ways, on=keys)
+    return rows.assign(valid=(rows["common"] + rows["rare"]).clip(upper=1.0))
 
 
-def exact(study: Study, ks: Sequence[int] = AXES, ood: bool | None = False) -> dict[str, Values]:
-    """Exact pass@k of each method, and the mass of the rare way ("rare mass")."""
-    frame = probabilities(study, ood)
+def exact(
+    results: Results, ks: Sequence[int] = AXES, ood: bool | None = False
+) -> dict[str, Values]:
+    """Return exact pass@k of each method, and the probability of the rare way ("rare mass").
+
+    Args:
+        results: of the methods.
+        ks: the values of k.
+        ood: as in :meth:`Profile.data_sets`.
+    """
+    frame = probabilities(results, ood)
     columns = [*(f"pass@{k}" for k in ks), "rare mass"]
-    curves = np.column_stack([exact_at(frame["valid"], ks), frame["rare"]])
+    curves = np.column_stack([exact_pass_at_k(frame["valid"], ks), frame["rare"]])
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 
-def sampled(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
-    """Unbiased pass@k of each method from its samples: right answers, valid work or not."""
-    frame = of_sets(study.counts, study.settings, ood).reset_index(drop=True)
+def sampled(results: Results, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
+    """Estimate pass@k of each method from its samples: right answers, valid work or not.
+
+    The arguments are as in :func:`exact`.
+    """
+    frame = of_sets(results.counts, results.profile, ood).reset_index(drop=True)
     columns = [f"pass@{k}" for k in ks]
     curves = metrics.pass_at_k_curve(frame["n"], frame["c"], tuple(ks))
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 
 def right_at(p: ArrayLike, wrong: ArrayLike, lucky: ArrayLike, ks: Sequence[int]) -> np.ndarray:
-    """pass@k of right answers by problem (rows) and k (columns), exact for valid work.
+    """Estimate pass@k of right answers by problem (rows) and k (columns), exact for valid work.
 
-    A sample is valid with probability ``p``, exactly. Of the ``wrong`` samples whose work is not
-    valid, ``lucky`` have a right answer all the same: C(wrong - lucky, k) / C(wrong, k) estimates
-    without bias that k such samples hold none. For k above ``wrong`` that of ``wrong`` samples
-    stands in.
+    C(wrong - lucky, k) / C(wrong, k) estimates without bias the probability that k samples without
+    valid work have no right answer. For k above ``wrong`` the estimate for ``wrong`` samples is
+    used.
+
+    Args:
+        p: exact probability of a valid sample, shape (problems,).
+        wrong: samples whose work is not valid, shape (problems,).
+        lucky: how many of these have a right answer, shape (problems,).
+        ks: the values of k.
     """
     m, u = np.asarray(wrong), np.asarray(lucky)
-    failed = 1 - exact_at(p, ks)
+    all_fail = 1 - exact_pass_at_k(p, ks)
     none = [np.where(m < k, u == 0, 1 - metrics.pass_at_k(np.maximum(m, k), u, k)) for k in ks]
-    found: np.ndarray = 1 - failed * np.stack(none, axis=1)
-    return found
+    curves: np.ndarray = 1 - all_fail * np.stack(none, axis=1)
+    return curves
 
 
-def right(study: Study, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
-    """pass@k of right answers ("right pass@k"), as the reward counts them, of the problems that are
-    sampled: :func:`right_at`, whose variance is that of right answers without valid work alone."""
-    exact = probabilities(study, ood)[["run", *PROBLEM, "valid"]]
-    frame = of_sets(study.counts, study.settings, ood).merge(exact, on=["run", *PROBLEM])
+def right(results: Results, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
+    """Estimate pass@k of right answers ("right pass@k") of sampled problems, by :func:`right_at`.
+
+    Its only noise is from right answers without valid work. The arguments are as in
+    :func:`exact`.
+    """
+    exact = probabilities(results, ood)[["run", *PROBLEM, "valid"]]
+    frame = of_sets(results.counts, results.profile, ood).merge(exact, on=["run", *PROBLEM])
     valid = frame["valid_common"] + frame["valid_rare"]
     columns = [f"{RIGHT}pass@{k}" for k in ks]
     curves = right_at(frame["valid"], frame["n"] - valid, frame["c"] - valid, ks)
     return Values.by_method(frame.join(pd.DataFrame(curves, columns=columns)), columns)
 
 
-def axes(settings: Profile) -> tuple[int, int]:
-    """The two k of the comparisons: 1, and 256 where pass@k is exact, else the largest of the
-    profile's."""
-    return AXES if settings.exact else (1, max(settings.evaluation.ks))
+def axes(profile: Profile) -> tuple[int, int]:
+    """Return the two k of comparisons: 1, and 256 or, where pass@k is not exact, the largest k."""
+    return AXES if profile.exact else (1, max(profile.evaluation.ks))
 
 
-def measured(
-    study: Study, ks: Sequence[int] | None = None, ood: bool | None = False
+def exact_or_sampled(
+    results: Results, ks: Sequence[int] | None = None, ood: bool | None = False
 ) -> dict[str, Values]:
-    """pass@k of each method, for ``ks`` or :func:`axes`: exact where the valid completions can be
-    listed, else from the samples."""
-    ks = axes(study.settings) if ks is None else ks
-    return exact(study, ks, ood) if study.settings.exact else sampled(study, ks, ood)
+    """Return pass@k of each method: exact where valid completions can be listed, else sampled.
+
+    Args:
+        results: of the methods.
+        ks: the values of k; None for :func:`axes`.
+        ood: as in :meth:`Profile.data_sets`.
+    """
+    ks = axes(results.profile) if ks is None else ks
+    return exact(results, ks, ood) if results.profile.exact else sampled(results, ks, ood)
 
 
 def levels(values: dict[str, Values]) -> pd.DataFrame:
-    """Mean and 95 % interval over seeds and problems of each method and column.
+    """Return mean and 95 % interval over seeds and problems of each method and metric: a row each.
 
-    Columns method, metric, mean, low, high, seeds, problems. Means are over data sets; bounds end
-    at 0 and 1. Two seeds have no interval: theirs is wider than what a pass@k can be.
+    Columns method, metric, mean, low, high, seeds, problems. Means are over data sets; bounds are
+    clipped to 0 and 1. For two seeds they are NaN: the interval is wider than 0 to 1.
     """
     rows = []
-    for method, one in values.items():
-        mean, low, high = metrics.paired_difference(one.values, 0 * one.values, one.sets)
-        if len(one.seeds) == 2:
+    for method, of in values.items():
+        mean, low, high = metrics.paired_difference(of.values, 0 * of.values, of.sets)
+        if len(of.seeds) == 2:
             low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
-        size = (len(one.seeds), one.values.shape[1])
-        for place, column in enumerate(one.columns):
+        size = (len(of.seeds), of.values.shape[1])
+        for place, column in enumerate(of.columns):
             bounds = np.clip([low[place], high[place]], 0.0, 1.0)
             rows.append((method, column, mean[place], *bounds, *size))
     names = ["method", "metric", "mean", "low", "high", "seeds", "problems"]
     return pd.DataFrame(rows, columns=names)
 
 
-def along_training(study: Study) -> pd.DataFrame:
-    """Exact pass@k of each policy in training: method, seed, step, pass@k, common, rare; means
-    over data sets."""
-    frame = study.exact.drop(columns=["run", "dataset", "problems"])
+def along_training(results: Results) -> pd.DataFrame:
+    """Return exact pass@k of each policy in training, means over data sets.
+
+    Columns method, seed, step, each pass@k, common, rare.
+    """
+    frame = results.exact.drop(columns=["run", "dataset", "problems"])
     return frame.groupby(["method", "seed", "step"], sort=False).mean().reset_index()
 
 
-def from_filtered(study: Study) -> pd.DataFrame:
-    """KL(p* || pi) of each run in nats, p* the filtered model of its own base (theory.optimum).
+def from_filtered(results: Results) -> pd.DataFrame:
+    """Return KL(p* || pi) of each run in nats; p* is its base's filtered model (theory.optimum).
 
-    Columns run, method, seed, KL: the mean over data sets of that over problems.
+    Columns run, method, seed, KL. KL is a mean over data sets, of their means over problems.
     """
-    support = of_sets(study.support, study.settings, ood=False)
+    support = of_sets(results.support, results.profile, ood=False)
     keys = ["base", *PROBLEM, "completion"]
     support = support.assign(base=support["run"].str.rpartition("/")[0])  # the profile, of others
     base = support[support["method"] == BASE].set_index(keys)["logp"]
@@ -157,5 +178,4 @@ def from_filtered(study: Study) -> pd.DataFrame:
     names = ["run", "method", "seed"]
     by_problem = both.groupby([*names, *PROBLEM], sort=False, dropna=False)["KL"].sum()
     by_set = by_problem.groupby(level=[*names, "dataset"], sort=False, dropna=False).mean()
-    found = by_set.groupby(level=names, sort=False, dropna=False).mean()
-    return found.reset_index()
+    return by_set.groupby(level=names, sort=False, dropna=False).mean().reset_index()

@@ -1,4 +1,4 @@
-"""What saved samples show: reasoning patterns and defects, answers and votes."""
+"""Saved samples: reasoning patterns and defects, answers and votes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,50 +6,53 @@ from collections.abc import Sequence
 import pandas as pd
 
 from sage_lib.evaluation import metrics, text_patterns
-from sage_lib.experiment.results import Study
+from sage_lib.experiment.results import Results
 from sage_lib.report.passk import of_sets
 from sage_lib.tasks.verifier import last_answer
 
 #: Kinds of `text_patterns.defects`.
 DEFECTS = ("format", "repetition", "language", "truncated")
 PROBLEM = ["dataset", "problem"]
-#: How often a vote of k samples is drawn.
+#: Votes of k samples that are drawn.
 DRAWS = 100
 
 
-def samples(study: Study, methods: Sequence[str]) -> pd.DataFrame:
-    """The saved samples of some methods on the data of Table 1."""
-    found = of_sets(study.samples, study.settings, ood=False)
-    return found[found["method"].isin(methods)]
+def saved_samples(results: Results, methods: Sequence[str]) -> pd.DataFrame:
+    """Return the saved samples of some methods on the data of Table 1."""
+    rows = of_sets(results.samples, results.profile, ood=False)
+    return rows[rows["method"].isin(methods)]
 
 
-def patterns(study: Study, methods: Sequence[str]) -> pd.DataFrame:
-    """Table 2 (eq. 13) and response defects: a row for each method.
+def pattern_table(results: Results, methods: Sequence[str]) -> pd.DataFrame:
+    """Return Table 2 (eq. 13) and response defects: a row for each method.
 
-    Columns method, each pattern, problems, dropped (those without a correct sample), each of
-    DEFECTS (shares of samples). Correct samples of several seeds are taken together, so that
-    eq. 13 ranges over problems.
+    Columns method, each pattern, problems, dropped (problems without a correct sample), each of
+    DEFECTS (shares of samples). Correct samples of several seeds are pooled, so that eq. 13 is a
+    mean over problems.
     """
     rows = []
-    for method, frame in samples(study, methods).groupby("method", sort=False):
+    for method, frame in saved_samples(results, methods).groupby("method", sort=False):
         correct = frame["completion"].where(frame["correct"])
-        texts = [list(one.dropna()) for _, one in correct.groupby([frame[c] for c in PROBLEM])]
-        found = text_patterns.pattern_frequencies(texts)
-        one = next(iter(found.values()))
+        texts = [list(of.dropna()) for _, of in correct.groupby([frame[c] for c in PROBLEM])]
+        frequencies = text_patterns.pattern_frequencies(texts)
+        first = next(iter(frequencies.values()))
         defects: Counter[str] = Counter()
         kinds = frame.groupby(["completion", "finished"]).size()
         for (text, finished), times in kinds.items():  # equal texts are read once
             defects.update(dict.fromkeys(text_patterns.defects(text, finished), times))
-        row = {"method": method, **{name: of.frequency for name, of in found.items()}}
-        row |= {"problems": one.problems, "dropped": one.dropped}
+        row = {"method": method, **{name: of.frequency for name, of in frequencies.items()}}
+        row |= {"problems": first.problems, "dropped": first.dropped}
         rows.append(row | {kind: defects[kind] / len(frame) for kind in DEFECTS})
     return pd.DataFrame(rows)
 
 
-def side_by_side(study: Study, methods: Sequence[str]) -> pd.DataFrame:
-    """Appendix H: the last problem that every method solved, and the first correct solution of
-    each in its first seed. Columns method, dataset, problem, solution; no rows without one."""
-    frame = samples(study, methods)
+def side_by_side(results: Results, methods: Sequence[str]) -> pd.DataFrame:
+    """Return solutions of the last problem that all methods solved (Appendix H): a row for each.
+
+    The solution is the first correct sample of the method's first seed. Columns method, dataset,
+    problem, solution. Without such a problem there are no rows.
+    """
+    frame = saved_samples(results, methods)
     first = frame[frame["run"] == frame.groupby("method")["run"].transform("first")]
     solved = first[first["correct"]].drop_duplicates(["method", *PROBLEM])
     by_all = solved.groupby(PROBLEM, sort=False)["method"].transform("size") == len(methods)
@@ -57,26 +60,28 @@ def side_by_side(study: Study, methods: Sequence[str]) -> pd.DataFrame:
     if common.empty:
         return pd.DataFrame(columns=["method", *PROBLEM, "solution"])
     last = common[common["method"] == common["method"].iloc[0]].iloc[-1]
-    chosen = common[(common[PROBLEM] == last[PROBLEM]).all(axis=1)]
-    chosen = chosen.set_index("method").loc[list(methods)].reset_index()
-    return chosen.rename(columns={"completion": "solution"})[["method", *PROBLEM, "solution"]]
+    rows = common[(common[PROBLEM] == last[PROBLEM]).all(axis=1)]
+    rows = rows.set_index("method").loc[list(methods)].reset_index()
+    return rows.rename(columns={"completion": "solution"})[["method", *PROBLEM, "solution"]]
 
 
-def votes(study: Study, methods: Sequence[str]) -> pd.DataFrame:
-    """avg@n, maj@k and the number of different answers, of each run and problem.
+def votes(results: Results, methods: Sequence[str]) -> pd.DataFrame:
+    """Return avg@n, maj@k and the number of different answers: a row for each run and problem.
 
     Columns method, seed, dataset, problem, avg, maj, distinct, n, k. k is a quarter of the
-    samples, and at least 3: a vote of all would have no spread. Equal answers are equal texts.
+    samples, and at least 3: a vote of all samples would not vary. Equal answers are equal texts.
     """
-    n, seed = study.settings.evaluation.samples, study.settings.evaluation.seed
+    n, seed = results.profile.evaluation.samples, results.profile.evaluation.seed
     k = max(min(3, n), n // 4)
     rows = []
-    groups = samples(study, methods).groupby(["method", "seed", *PROBLEM], sort=False, dropna=False)
-    for names, one in groups:
-        answers = [last_answer(text) or None for text in one["completion"]]
-        correct = list(one["correct"])
+    groups = saved_samples(results, methods).groupby(
+        ["method", "seed", *PROBLEM], sort=False, dropna=False
+    )
+    for names, group in groups:
+        answers = [last_answer(text) or None for text in group["completion"]]
+        correct = list(group["correct"])
         maj = metrics.majority_at_k(answers, correct, k, DRAWS, seed)
         distinct = metrics.distinct_answers(answers)
-        rows.append((*names, one["correct"].mean(), maj, distinct, n, k))
+        rows.append((*names, group["correct"].mean(), maj, distinct, n, k))
     columns = ["method", "seed", *PROBLEM, "avg", "maj", "distinct", "n", "k"]
     return pd.DataFrame(rows, columns=columns)

@@ -1,7 +1,7 @@
-"""One style for every figure: sizes, and the colour, dash and marker of each method.
+"""The style of all figures: sizes, and the colour, dash and marker of each method.
 
-Colours are black and those of seaborn's "colorblind" palette that show on white. Markers and dashes
-tell methods apart in grey print.
+Colours are black and the colours of seaborn's "colorblind" palette that are visible on white.
+Markers and dashes distinguish methods in grey print.
 """
 
 import hashlib
@@ -19,8 +19,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from sage_lib.files import write_bytes
+from sage_lib.text import count as count
 
-#: Columns of a two-column page and of one column, inches.
+#: Widths of a page with two columns and of a column, inches.
 WIDE, NARROW = 6.75, 3.25
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(["font.size", "axes.titlesize", "axes.labelsize", "figure.titlesize"], 8),
@@ -33,12 +34,12 @@ STYLE: dict[Any, Any] = {
 _NAMES = ("blue", "orange", "green", "vermilion", "pink", "brown", "", "grey", "", "sky")
 _PALETTE = zip(_NAMES, sns.color_palette("colorblind").as_hex(), strict=True)
 COLOURS = {name: colour for name, colour in _PALETTE if name} | {"black": "#262626"}
-#: Colours of series that are no methods: neighbours differ in lightness as well as in hue.
+#: Colours of series that are not methods: neighbours differ in lightness as well as in hue.
 _SERIES = ["grey", "orange", "green", "brown", "pink", "vermilion", "blue", "sky", "black"]
 _WIDE_DASH, _DENSE, _DASHDOTS = (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))
 _DASHES: list[Any] = ["-", "--", ":", "-.", _WIDE_DASH, _DENSE, _DASHDOTS]
 _MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d"]
-#: Not those of the base, GRPO and GRPO + Branch, which stand in most figures.
+#: Not the colours of the base, GRPO and GRPO + Branch, which are in most figures.
 _FREE = ["orange", "green", "brown", "pink", "sky", "black"]
 LOOKS: dict[str, tuple[str, Any, str]] = {
     "base": ("grey", "-", "o"),
@@ -61,7 +62,7 @@ LOOKS: dict[str, tuple[str, Any, str]] = {
     "more_sft": ("brown", "--", "^"),
     "skilled_sft": ("vermilion", ":", "v"),
 }
-#: Methods that are drawn together: each takes the next colour, dash and marker.
+#: Methods that are drawn together: each has the next colour, dash and marker.
 _TOGETHER = (
     ("bnpo_no_kl", "bnpo", "bnpo_branch", "dapo_no_kl", "dapo", "dapo_branch"),
     ("full_grpo", "full_no_kl", "full_strong"),
@@ -82,7 +83,7 @@ for _i, _key in enumerate((*_LINE, "grpo_low"), 1):
 
 
 def look(method: str) -> dict[str, Any]:
-    """Colour, dash and marker of a method, as keywords of `plot`: by LOOKS or its hash."""
+    """Return colour, dash and marker of a method, as keywords of `plot`: by LOOKS or its hash."""
     number = int.from_bytes(hashlib.sha256(method.encode()).digest()[-8:])
     by_hash = _FREE[number % 6], _DASHES[number // 6 % 7], _MARKERS[number // 42 % 13]
     colour, dash, marker = LOOKS.get(method, by_hash)
@@ -90,31 +91,26 @@ def look(method: str) -> dict[str, Any]:
 
 
 def series(i: int) -> dict[str, Any]:
-    """Colour, dash and marker of the i-th series of a figure whose series are no methods."""
-    chosen = _SERIES[i % len(_SERIES)], _DASHES[i % len(_DASHES)], _MARKERS[i % len(_MARKERS)]
-    return {"color": COLOURS[chosen[0]], "linestyle": chosen[1], "marker": chosen[2]}
+    """Return colour, dash and marker of the i-th series of a figure without methods."""
+    colour, dash = COLOURS[_SERIES[i % len(_SERIES)]], _DASHES[i % len(_DASHES)]
+    return {"color": colour, "linestyle": dash, "marker": _MARKERS[i % len(_MARKERS)]}
 
 
-def points(chosen: dict[str, Any]) -> dict[str, Any]:
-    """A look with its marker alone."""
-    return {**chosen, "linestyle": "none"}
+def points(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return a look with its marker alone."""
+    return {**keywords, "linestyle": "none"}
 
 
-def line(chosen: dict[str, Any]) -> dict[str, Any]:
-    """A look with its line alone."""
-    return {**chosen, "marker": ""}
-
-
-def count(number: int, word: str) -> str:
-    """ "1 seed", "3 seeds": how many, for a title."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+def line(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return a look with its line alone."""
+    return {**keywords, "marker": ""}
 
 
 def counts(numbers: Iterable[int], word: str) -> str:
-    """ "3 seeds", "1 to 5 seeds": how many where not all have the same number of them."""
-    found = sorted({int(number) for number in numbers})
-    last = count(found[-1], word)
-    return last if len(found) == 1 else f"{found[0]} to {last}"
+    """Return the range of several numbers with their noun: "3 seeds" or "1 to 5 seeds"."""
+    distinct = sorted({int(number) for number in numbers})
+    last = count(distinct[-1], word)
+    return last if len(distinct) == 1 else f"{distinct[0]} to {last}"
 
 
 def error_bar(
@@ -124,43 +120,66 @@ def error_bar(
     low: float,
     high: float,
     horizontal: bool = False,
-    **chosen: Any,
+    **keywords: Any,
 ) -> None:
-    """A point with its interval, where there is one; `at` is its place on the other axis."""
+    """Draw a point with its interval; NaN bounds draw none.
+
+    Args:
+        axis: to draw on.
+        at: place on the other axis.
+        mean: of the interval.
+        low: lower bound.
+        high: upper bound.
+        horizontal: whether the interval is along x.
+        keywords: a look.
+    """
     # Rounding can leave the mean of equal values just outside: such a bar has length 0.
     lengths = np.nan_to_num(np.maximum([[mean - low], [high - mean]], 0))
     if horizontal:
-        axis.errorbar(mean, at, xerr=lengths, capsize=2, **points(chosen))
+        axis.errorbar(mean, at, xerr=lengths, capsize=2, **points(keywords))
     else:
-        axis.errorbar(at, mean, yerr=lengths, capsize=3, **points(chosen))
+        axis.errorbar(at, mean, yerr=lengths, capsize=3, **points(keywords))
 
 
-def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **chosen: Any) -> None:
-    """A light band between `low` and `high` in the colour of a look."""
-    axis.fill_between(x, low, high, color=chosen["color"], alpha=0.15, linewidth=0)
+def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **keywords: Any) -> None:
+    """Draw a light band.
+
+    Args:
+        axis: to draw on.
+        x: places, shape (n,).
+        low: lower bounds, shape (n,).
+        high: upper bounds, shape (n,).
+        keywords: a look, of which the colour is used.
+    """
+    axis.fill_between(x, low, high, color=keywords["color"], alpha=0.15, linewidth=0)
 
 
 def steps(axis: Axes, name: str = "RL step") -> None:
-    """An x axis of whole steps."""
+    """Make x an axis of whole steps."""
     axis.set_xlabel(name)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 
 def describe(figure: Figure, title: str, *caption: str) -> None:
-    """What a figure says, above it, and what it stands on, below. Called last, once everything has
-    its place."""
+    """Write a title and a caption. This fixes the layout, so it is called last.
+
+    Args:
+        figure: the figure.
+        title: its finding.
+        caption: its data, parts that ";" joins.
+    """
     wide = figure.get_figwidth()
     figure.suptitle(fill(title, int(15 * wide)), x=0.01, ha="left", fontweight="bold")
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # each format that is saved would lay it out again
-    for legend in figure.legends:  # a saved figure grows by its caption, and its lower edge moves
+    figure.set_layout_engine("none")  # else each saved format has another layout
+    for legend in figure.legends:  # the caption moves the lower edge of a saved figure
         legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     text = fill("; ".join(filter(None, caption)), int(19 * wide))
     figure.text(0.01, -0.01, text, va="top", fontsize=6.5, color="0.3", gid="caption")
 
 
 def described(figure: Figure) -> str:
-    """A figure in words, for those who do not see it: titles, caption, and what its axes are."""
+    """Describe a figure for those who do not see it: titles, caption and labels of axes."""
     panels = [axis for axis in figure.axes if axis.axison]
     words = [figure.get_suptitle(), *(axis.get_title() for axis in figure.axes)]
     words += [text.get_text() for text in figure.texts if text.get_gid() == "caption"]
@@ -169,7 +188,16 @@ def described(figure: Figure) -> str:
 
 
 def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
-    """Write <name>.pdf and <name>.png, and return them. The same figure gives the same bytes."""
+    """Write <name>.pdf and <name>.png. The same figure gives the same bytes.
+
+    Args:
+        figure: the figure.
+        name: of the files.
+        folder: of the files.
+
+    Returns:
+        The two paths.
+    """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     whole = figure.get_tightbbox().padded(0.05)  # no title or label is cut

@@ -1,4 +1,4 @@
-"""The drawing of a token tree, which notebooks of the theory share."""
+"""The drawing of a token tree, for the notebooks of the theory."""
 
 from collections.abc import Mapping
 
@@ -11,16 +11,20 @@ from torch import Tensor
 from sage_lib.report.style import STYLE
 from sage_lib.theory.tree import Completion, Tree
 
-#: Room for a column of numbers beside the leaves, in tokens.
+#: Width of a column of numbers beside the leaves, in tokens.
 COLUMN = 0.45
 
 
 def token_tree(
     tree: Tree, log_policy: Tensor, title: str, leaves: Mapping[str, Tensor] | None = None
 ) -> Figure:
-    """A tree with its probabilities on the edges and H_t (nats) in the states.
+    """Draw a tree with its probabilities on the edges and H_t (nats) in the states.
 
-    ``leaves``: name -> a number for each completion, shape (L,), shown beside the leaves.
+    Args:
+        tree: the tree.
+        log_policy: of each edge.
+        title: of the figure.
+        leaves: name -> a number for each completion, shape (L,), written beside the leaves.
     """
     columns = leaves or {}
     heights = _heights(tree)
@@ -43,7 +47,7 @@ def token_tree(
 
 
 def _heights(tree: Tree) -> dict[Completion, float]:
-    """y of every completion, in the order of the edges, and of every state, amid what follows."""
+    """Return y of completions, in the order of the edges, and of states, between their children."""
     number = {edge: i for i, edge in enumerate(tree.edges)}
     ordered = sorted(tree.completions, key=lambda c: [number[c[:t], c[t]] for t in range(len(c))])
     heights = {completion: float(-row) for row, completion in enumerate(ordered)}

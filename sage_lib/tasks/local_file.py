@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from sage_lib import consent
 from sage_lib.errors import SageError
 from sage_lib.tasks import lines
 from sage_lib.tasks.problem import Problem
@@ -34,7 +34,7 @@ class LocalFile(Task):
     gold: str = "answer"  # column of the gold answers
     id: str | None = None  # column of ids; null: lines are numbered from 1
     working: str | None = None  # column of worked solutions, for SFT
-    #: Or package.module:function, called as f(gold, answer) -> bool.
+    #: Or package.module:function, called as f(gold, answer) -> bool, once the user consents.
     judge: Annotated[str, Field(pattern=r"^(math|\w+(\.\w+)*:\w+)$")] = MATH
     label: str | None = None  # in tables and figures; null: the file's name without its ending
     folder: str = ""  # the profile's
@@ -95,13 +95,7 @@ class LocalFile(Task):
 
 @lru_cache(maxsize=32)
 def _function(judge: str) -> Callable[[str, str], bool]:
-    try:
-        return cast(Callable, pkgutil.resolve_name(judge))
-    except Exception as error:
-        raise SageError(
-            f"the judge {judge} cannot be imported ({error!r}): correct its name, or add its "
-            "folder to PYTHONPATH"
-        ) from error
+    return cast(Callable, consent.imported(judge, "judge"))
 
 
 @lru_cache(maxsize=8)

@@ -19,6 +19,8 @@ from typing import Any
 
 import math_verify
 import sympy
+from math_verify.parser import equation_split_regex
+from sympy.core.function import AppliedUndef
 
 #: 4.5e33, 4.5E+33. Not e^{2}, 24 e, 3e, 2e^x, 3e2t or 3e8.5, where e is Euler's number.
 _SCIENTIFIC = re.compile(
@@ -26,13 +28,16 @@ _SCIENTIFIC = re.compile(
 )
 #: 2**3, 10^-5: of these Math-Verify would read the base alone.
 _POWER = re.compile(r" ?\*\* ?([+-]?[0-9]+)?|\^ ?([+-][0-9]+)(?![\w.])", re.ASCII)
-#: What Math-Verify would misread: -3./2; the letters gamma and E_0; the sun's index.
+#: What it would misread: -3./2; the letters gamma and E_0; the sun's index; P(X = 2) = 7.
 _SPELLINGS = (
     (re.compile(r"(?<=[0-9])\.(?=\s*[-+*/^)])"), ""),
     (re.compile(r"\\gamma(?![A-Za-z(])"), r"\\mathcal{g}"),
     (re.compile(r"(?<![A-Za-z\\])([Ee])(?=_)"), r"\\mathcal{\1}"),
     (re.compile(r"_(?:\{\\odot\}|\\odot\b)"), "_{sun}"),
+    (re.compile(r"^\s*P ?(?:\\left)?\([^()=]*=[^()=]*\)(?=\s*=)"), "P"),
 )
+#: What names a value, besides symbols.
+_NAMING = (AppliedUndef, sympy.Derivative, sympy.Integral, sympy.Limit, sympy.Product, sympy.Sum)
 #: Decimals up to which Math-Verify compares, and digits that it computes: its defaults.
 _DECIMALS, _PRECISION = 6, 15
 
@@ -46,6 +51,10 @@ def equal(gold: str, answer: str) -> bool | None:
     if has_variables:
         parsed = _plain_symbols(parse(answer, units=False) + parsed)
     if any(_contradicts_itself(part) for part in parsed):
+        return False
+    if not isinstance(expected[0], sympy.Eq) and any(map(_says_more, parsed)):
+        return False
+    if _is_last_side(_rewritten(answer) or "", parsed):
         return False
     a, b = _number(gold, expected), _number(answer, parsed)
     if a is not None and b is not None:
@@ -104,6 +113,8 @@ def _rewritten(text: str) -> str | None:
     """Return the text in a spelling that Math-Verify reads; None if an exponent is too long."""
     if any(len(match[3]) > 3 for match in _SCIENTIFIC.finditer(text)):
         return None
+    if text.count(r"\boxed{") == 1:  # of 8 x = \boxed{7} Math-Verify would read the box alone
+        text = text.replace(r"\boxed{", "{")
     readable = _POWER.sub(_braced_power, _SCIENTIFIC.sub(_power_of_ten, text))
     for written, read in _SPELLINGS:
         readable = written.sub(read, readable)
@@ -155,15 +166,62 @@ def _contradicts_itself(part: Any) -> bool:
         return False
     for equation in part.atoms(sympy.Eq):
         if all(_is_number(side) for side in equation.args):
-            a, b = (complex(side) for side in equation.args)
+            a, b = (complex(side.doit()) for side in equation.args)
             rounding = 0.1 if equation.has(sympy.Float) else 10**-_DECIMALS
             if abs(a - b) > rounding * max(abs(a), abs(b)):
                 return True
     return False
 
 
+def _says_more(part: Any) -> bool:
+    """Return whether an answer equates something other than a name or a number with a value.
+
+    Math-Verify reads the right side alone, so that 8 x = 7 would be right for the gold 7.
+    """
+    if isinstance(part, (sympy.FiniteSet, sympy.Tuple)):
+        return any(_says_more(inner) for inner in part.args)
+    # Of a chain a = b = c the equations in this order.
+    chain = part._unsorted_args if isinstance(part, sympy.And) else [part]
+    if not all(isinstance(equation, sympy.Eq) for equation in chain):
+        return False
+    before = None
+    for equation in chain:
+        left, right = equation.lhs, equation.rhs
+        equal_numbers = _is_number(left) and _is_number(right)  # or else it contradicts itself
+        if left != before and not (_is_name(left) or equal_numbers):
+            return True
+        before = right
+    return False
+
+
+def _is_last_side(text: str, parsed: list) -> bool:
+    """Return whether Math-Verify read the last side alone of what it could not parse, as of 8 = ( =
+    7."""
+    # Of several boxes it reads all of them, and nothing else.
+    several = len(equation_split_regex.split(text)) > 2 and r"\boxed{" not in text
+    return several and not any(
+        isinstance(part, sympy.Basic) and part.has(sympy.Eq) for part in parsed
+    )
+
+
+def _is_name(side: Any) -> bool:
+    """Return whether a side of an equation is a name: x, AB, f(x), dy/dx, |z|, a ratio or a tuple.
+
+    Math-Verify reads a name of several letters as a product of different letters.
+    """
+    if isinstance(side, (sympy.Tuple, sympy.Abs, tuple)):
+        return all(_is_name(inner) for inner in getattr(side, "args", side))
+    if isinstance(side, _NAMING):
+        return True
+    factors = sympy.Mul.make_args(side)
+    bases = [factor.base if factor.is_Pow and factor.exp == -1 else factor for factor in factors]
+    inner = [base for base in bases if base.is_Mul]  # of 1/(a b), which is not evaluated
+    symbols = [base for base in bases if not base.is_Mul]
+    return all(symbol.is_Symbol for symbol in symbols) and all(map(_is_name, inner))
+
+
 def _is_number(side: Any) -> bool:
-    return isinstance(side, sympy.Expr) and side.is_number
+    return isinstance(side, sympy.Expr) and bool(side.is_number)
 
 
 def _number(text: str, parsed: list) -> float | None:

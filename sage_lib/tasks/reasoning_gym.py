@@ -5,20 +5,25 @@ A line of a profile names the data set and its parameters:
 is right where the package's ``score_answer`` gives it ``threshold`` or more. Below 1.0 lies partial
 credit for wrong answers, so 1.0 is the default.
 
-Scorers run in this process. A data set is refused by name if its scorer runs an answer as code, can
-be busy for minutes or accepts wrong answers, or if its problems are no function of the seed
-(:data:`REFUSED`, of version 0.1.25).
+Scorers run in this process, for at most :data:`LIMIT` seconds of its time. A data set is refused by
+name if its scorer runs an answer as code, can be busy for minutes or accepts wrong answers, or if
+its problems are no function of the seed (:data:`REFUSED`, of version 0.1.25).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import random
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
+from types import FrameType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -33,6 +38,8 @@ from sage_lib.validation import pick
 
 #: Entries that one seed makes; some data sets plan all of them at once.
 SIZE = 20_000
+#: Seconds of processor time that a scorer may take for an answer.
+LIMIT = 10.0
 
 _CODE = "its scorer runs answers as Python code"
 _BUSY = "a short answer can keep its scorer busy for minutes"
@@ -146,12 +153,42 @@ def score(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
         entry: of this data set.
 
     Returns:
-        The score; 0 where the scorer fails at the answer.
+        The score; 0 where the scorer fails at the answer, or takes longer than the limit.
     """
     try:
-        return float(dataset.score_answer(answer, entry))
+        with _limited():
+            return float(dataset.score_answer(answer, entry))
+    except _TimeUp:
+        logging.getLogger(__name__).warning(
+            "the scorer of %s took more than %g s for the answer %r, which counts as wrong",
+            type(dataset).__name__, LIMIT, answer,
+        )  # fmt: skip
     except Exception:  # whatever a scorer trips over in an answer that it cannot read
-        return 0.0
+        pass
+    return 0.0
+
+
+class _TimeUp(BaseException):
+    """The alarm raises it, and ``except Exception`` does not catch it."""
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Raise _TimeUp after the limit of processor time; in another thread than the first, never."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def time_up(number: int, frame: FrameType | None) -> None:
+        raise _TimeUp
+
+    before = signal.signal(signal.SIGPROF, time_up)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @lru_cache(maxsize=16)

@@ -1,37 +1,42 @@
 """The verifier of the reward and of evaluation: Math-Verify compares gold and last answer.
 
 Math-Verify's own time limits use signals, which fail in threads. It is called without them, in
-worker processes with limits of their own: processor time (a busy machine changes no verdict),
-memory, and as a last resort the clock, after which a worker is killed.
+worker processes with limits of their own: processor time, memory, and as a last resort the clock,
+after which a worker is killed. Processor time is counted in units of a known formula, which each
+worker measures as it starts. So neither a busy machine nor a slow one changes a verdict.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import math
 import multiprocessing
 import re
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as PairTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
 from sage_lib.errors import SageError
+from sage_lib.tasks import worker
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START
 
-#: A longer answer is refused unread (characters).
+#: A longer answer or gold is refused unread (characters).
 LENGTH_LIMIT = 400
+#: What a pair may take, in units of the known formula of :mod:`sage_lib.tasks.worker`; and what it
+#: may take at first. The slow ones of a batch, a sixth of its pairs or ten, have a second try.
+LIMIT, FIRST_LIMIT = 150.0, 20.0
+#: Seconds of the clock after which a worker is killed that processor time does not stop.
+PATIENCE = 300
+#: Reasons of :class:`Verdict` for an answer that was cut off, and not read to its end.
+CUT = ("timeout", "out of memory", "worker died")
 CHUNK = 32  # pairs that a worker takes at a time
 #: Integers are compared without Math-Verify. Never \d, which matches the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -81,77 +86,6 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def _start_worker() -> None:
-    """Limit the worker's memory and load Math-Verify, before the first pair's time runs."""
-    from sage_lib.tasks import mathematics
-
-    # It warns of every call without its own time limit.
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    mathematics.parse("1")
-    if hasattr(signal, "SIGPROF"):
-        signal.signal(signal.SIGPROF, _time_up)
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + 2_000_000_000
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except (ImportError, OSError, ValueError):
-        pass  # no such limit on this platform: time and length still hold
-
-
-class _TimeUp(BaseException):
-    """The alarm raises it, and ``except Exception`` does not catch it."""
-
-
-def _time_up(number: int, frame: FrameType | None) -> None:
-    raise _TimeUp
-
-
-def _set_alarm(seconds: float) -> None:
-    """Set an alarm that raises _TimeUp after some processor time; 0 stops it.
-
-    If nothing listens to it, the kernel ends the process soon after (SIGXCPU).
-    """
-    try:
-        import resource
-
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        if seconds:
-            used = int(time.process_time())
-            hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            resource.setrlimit(resource.RLIMIT_CPU, (used + 2 + math.ceil(seconds), hard_limit))
-    except (ImportError, AttributeError, OSError, ValueError):
-        pass  # no such limits on this platform: the clock's holds
-
-
-def _verify_chunk(chunk: list[Pair], seconds: float) -> list[bool | str | None]:
-    """Compare gold and answer of each pair, in a worker.
-
-    Returns:
-        For each pair whether they are equal; None for a gold that does not parse; or the reason
-        why nobody can tell.
-    """
-    from sage_lib.tasks.mathematics import equal
-
-    verdicts: list[bool | str | None] = []
-    for pair in chunk:
-        try:
-            _set_alarm(seconds)
-            try:
-                verdict: bool | str | None = equal(*pair)
-            finally:
-                _set_alarm(0)
-        except _TimeUp:
-            verdict = "timeout"
-        except (MemoryError, RecursionError):
-            verdict = "out of memory"
-        except Exception:  # whatever Math-Verify or sympy trips over
-            verdict = "not understood"
-        verdicts.append(verdict)
-    return verdicts
-
-
 class Verifier:
     """Verifies pairs of gold and answer in processes that can be killed. Threads may share it.
 
@@ -159,16 +93,18 @@ class Verifier:
     :class:`Verdict`.
     """
 
-    def __init__(self, workers: int = 1, time_limit: float = 3) -> None:
+    def __init__(self, workers: int = 1, limit: float = LIMIT) -> None:
         """Start no process yet.
 
         Args:
             workers: processes.
-            time_limit: of a pair, in seconds of processor time.
+            limit: of a pair, in units of the processor time that ``worker.UNIT`` takes.
         """
-        self.workers, self.time_limit = workers, time_limit
+        self.workers, self.limit = workers, limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
+        self._untried: list[Pair] = []  # slow pairs of this batch that had no second try
+        self._warned = False
         self._pool: ProcessPool | None = None
         self._served = False  # whether that pool has returned anything
         self._lock = threading.Lock()
@@ -183,45 +119,84 @@ class Verifier:
             answers: one for each gold; None is not correct.
 
         Returns:
-            One verdict for each pair. SageError for a gold that cannot be parsed.
+            One verdict for each pair. SageError for a gold that is too long or cannot be parsed.
         """
         columns = zip(golds, answers, strict=True)
-        pairs = [(str(gold), None if text is None else str(text)) for gold, text in columns]
+        pairs = [(_short(str(gold)), _read_part(text)) for gold, text in columns]
         with self._lock:
             self.counts["pairs"] += len(pairs)
             self._verify_new([pair for pair in dict.fromkeys(pairs) if pair not in self._known])
             verdicts = [self._known[pair] for pair in pairs]
+            for pair in self._untried:  # another batch may have more time for it
+                del self._known[pair]
             self.counts.update(verdict.reason for verdict in verdicts)
+            self._warn(pairs, verdicts)
             return verdicts
 
+    def cut(self) -> int:
+        """Return how many pairs were cut off at a limit, so that nobody knows their verdict."""
+        return sum(self.counts[reason] for reason in CUT)
+
+    def _warn(self, pairs: Sequence[tuple[str, str | None]], verdicts: Sequence[Verdict]) -> None:
+        """Warn, once, of an answer that was cut off and is about as short as its gold."""
+        for (gold, answer), verdict in zip(pairs, verdicts, strict=True):
+            honest = answer is not None and len(answer) <= 2 * len(gold) + 10
+            if honest and verdict.reason in CUT and not self._warned:
+                self._warned = True
+                logging.getLogger(__name__).warning(
+                    "the verifier cut off the answer %r to the gold %r (%s), which counts as "
+                    "wrong: if it looks right to you, verify with a larger limit than %g",
+                    answer, gold, verdict.reason, self.limit,
+                )  # fmt: skip
+
     def require_golds(self, golds: Sequence[str | int]) -> None:
-        """Raise SageError for the first gold that Math-Verify cannot parse: before any sampling."""
+        """Raise SageError for the first gold that cannot be verified: before any sampling."""
         distinct = list(dict.fromkeys(golds))
-        self.verify_answers(distinct, ["0"] * len(distinct))
+        verdicts = self.verify_answers(distinct, ["0"] * len(distinct))
         self.counts.clear()
+        for gold, verdict in zip(distinct, verdicts, strict=True):
+            if verdict.reason != "verified":
+                raise SageError(
+                    f"the gold answer {gold!r} cannot be verified ({verdict.reason}): correct or "
+                    "drop its problem"
+                )
 
     def _verify_new(self, pairs: list[tuple[str, str | None]]) -> None:
         self.counts["distinct"] += len(pairs)
+        self._untried = []
+        if len(self._known) > 100_000:  # some ten megabytes
+            self._known.clear()
         hard: list[Pair] = []
         for gold, answer in pairs:
-            if answer is None or len(answer) > LENGTH_LIMIT:
-                reason = "no answer" if answer is None else "too long"
-                self._known[gold, answer] = Verdict(False, reason)
+            if answer is None or answer == TOO_LONG:
+                self._known[gold, answer] = Verdict(False, "too long" if answer else "no answer")
             elif _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
                 self._known[gold, answer] = Verdict(int(gold) == int(answer), "verified")
             else:
                 hard.append((gold, answer))
-        # Together first, since handing over costs time; the pairs of a killed worker one by one.
-        lost = self._verify_chunks([hard[i : i + CHUNK] for i in range(0, len(hard), CHUNK)])
-        lost = self._verify_chunks([[pair] for pair in lost])
-        while lost:
-            lost = self._verify_chunks([[pair] for pair in lost], last=True)
+        self._verify_hard(hard, min(FIRST_LIMIT, self.limit))
+        slow = [pair for pair in hard if self._known[pair].reason == "timeout"]
+        if self.limit > FIRST_LIMIT:
+            again = slow[: max(10, len(pairs) // 6)]
+            self._verify_hard(again, self.limit)
+            self._untried = slow[len(again) :]
 
-    def _verify_chunks(self, chunks: list[list[Pair]], last: bool = False) -> list[Pair]:
+    def _verify_hard(self, pairs: list[Pair], limit: float) -> None:
+        # Together first, since handing over costs time; the pairs of a killed worker one by one.
+        together = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+        lost = self._verify_chunks(together, limit)
+        lost = self._verify_chunks([[pair] for pair in lost], limit)
+        while lost:
+            lost = self._verify_chunks([[pair] for pair in lost], limit, last=True)
+
+    def _verify_chunks(
+        self, chunks: list[list[Pair]], limit: float, last: bool = False
+    ) -> list[Pair]:
         """Verify chunks of pairs, and remember the verdicts.
 
         Args:
             chunks: each is verified in one go.
+            limit: of a pair.
             last: a pair whose worker died is refused. Before, it is lost: another program may have
                 killed the worker.
 
@@ -231,8 +206,10 @@ class Verifier:
         lost: list[Pair] = []
         if not chunks:
             return lost
-        seconds, patience = [self.time_limit] * len(chunks), 10 * self.time_limit
-        job = self._workers().map(_verify_chunk, chunks, seconds, timeout=patience, chunksize=1)
+        limits = [limit] * len(chunks)
+        job = self._workers().map(
+            worker.verify_chunk, chunks, limits, timeout=PATIENCE, chunksize=1
+        )
         results = job.result()
         for number, chunk in enumerate(chunks):
             try:
@@ -270,7 +247,7 @@ class Verifier:
             # spawn: a fork of a process that runs torch threads may hang.
             context = multiprocessing.get_context("spawn")
             self._served = False
-            self._pool = ProcessPool(self.workers, initializer=_start_worker, context=context)
+            self._pool = ProcessPool(self.workers, initializer=worker.start, context=context)
             atexit.register(self.close)
         return self._pool
 
@@ -279,6 +256,24 @@ class Verifier:
             self._pool.stop()
             self._pool.join()
             self._pool = None
+
+
+#: In the place of every answer that is too long: none is kept.
+TOO_LONG = "." * (LENGTH_LIMIT + 1)
+
+
+def _read_part(answer: str | int | None) -> str | None:
+    text = None if answer is None else str(answer)
+    return TOO_LONG if text and len(text) > LENGTH_LIMIT else text
+
+
+def _short(gold: str) -> str:
+    if len(gold) > LENGTH_LIMIT:
+        raise SageError(
+            f"the gold answer {gold[:40]!r}... has {len(gold):,} characters, and at most "
+            f"{LENGTH_LIMIT} are read: correct or drop its problem"
+        )
+    return gold
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""The checks of notebook 02: closed forms of Sections 3 and 4 and Appendix A on random trees."""
+"""Checks of closed forms (Sections 3 and 4, Appendix A) on random trees, for notebook 02."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,9 +14,9 @@ from sage_lib.theory.tree import Tree, random_tree
 
 
 def random_instance(seed: int, sharpness: float = 1.5) -> tuple[Tree, Tensor, Tensor, Tensor]:
-    """A random tree with pi_ref, a reward with both outcomes and q of its completions, (L,) each.
+    """Return a random tree with pi_ref, a reward with both outcomes and q, each of shape (L,).
 
-    Every q_t is within the clamp; pi_ref's logits have the standard deviation ``sharpness``.
+    All q_t are within the clamp; pi_ref's logits have the standard deviation ``sharpness``.
     """
     rng = np.random.default_rng(seed)
     tree = random_tree(rng)
@@ -29,9 +29,15 @@ def random_instance(seed: int, sharpness: float = 1.5) -> tuple[Tree, Tensor, Te
 
 
 def ascents(seeds: Iterable[int], starts: int, betas: Sequence[float]) -> pd.DataFrame:
-    """Gradient ascent on each objective from random starts, against its closed form.
+    """Compare gradient ascent on each objective with the closed form.
 
-    Columns: objective, beta, seed, start, error (largest difference of a probability).
+    Args:
+        seeds: one for each tree.
+        starts: random starts for each.
+        betas: coefficients of the KL.
+
+    Returns:
+        Columns objective, beta, seed, start, error (largest difference of a probability).
     """
     rows = []
     for seed in seeds:
@@ -43,15 +49,15 @@ def ascents(seeds: Iterable[int], starts: int, betas: Sequence[float]) -> pd.Dat
             for start in range(starts):
                 logits = torch.as_tensor(rng.normal(size=len(tree.edges)))
                 for name, (objective, solution) in cases.items():
-                    found = solutions.ascend(tree, objective, logits)
-                    rows.append((name, beta, seed, start, float((found - solution).abs().max())))
+                    pi = solutions.ascend(tree, objective, logits)
+                    rows.append((name, beta, seed, start, float((pi - solution).abs().max())))
     return pd.DataFrame(rows, columns=["objective", "beta", "seed", "start", "error"])
 
 
 def _objectives(
     reference: Tensor, reward: Tensor, guide: Tensor, beta: float
 ) -> dict[str, tuple[Objective, Tensor]]:
-    """Each objective as a function of pi, with its closed-form solution."""
+    """Return each objective as a function of pi, with its closed-form solution."""
 
     def eq_3(pi: Tensor, anchor: Tensor = reference) -> Tensor:
         return pi @ reward - beta * solutions.pseudo_kl(pi, anchor)
@@ -75,10 +81,17 @@ def _objectives(
 def supports(
     seeds: Iterable[int], epsilons: Sequence[float], betas: Sequence[float]
 ) -> pd.DataFrame:
-    """Theorem 4.3 on random instances: a row per correct completion and epsilon.
+    """Check Theorem 4.3 on random instances.
 
-    Columns: seed, beta, epsilon, identity (error of eq. 24); reference, rlvr, sage (is it in that
-    policy's support?); theorem (the condition).
+    Args:
+        seeds: one for each tree.
+        epsilons: of Definition 4.1.
+        betas: coefficients of the KL; the trees take them in turn.
+
+    Returns:
+        A row for each correct completion and epsilon. Columns seed, beta, epsilon, identity (error
+        of eq. 24); reference, rlvr, sage (whether the completion is in that policy's support);
+        theorem (its condition).
     """
     frames = []
     for seed in seeds:
@@ -88,20 +101,20 @@ def supports(
         sage = solutions.tilted(reference, reward, beta, guide)
         eq_24 = rlvr * guide / (rlvr * guide).sum()
         for epsilon in epsilons:
-            said = {
+            columns = {
                 "reference": solutions.support(reference, reward, epsilon),
                 "rlvr": solutions.support(rlvr, reward, epsilon),
                 "sage": solutions.support(sage, reward, epsilon),
                 "theorem": solutions.theorem_4_3(rlvr, guide, epsilon),
             }
-            frame = pd.DataFrame({name: of[correct].numpy() for name, of in said.items()})
+            frame = pd.DataFrame({name: holds[correct].numpy() for name, holds in columns.items()})
             identity = float((sage - eq_24).abs().max())
             frames.append(frame.assign(seed=seed, beta=beta, epsilon=epsilon, identity=identity))
     return pd.concat(frames, ignore_index=True)
 
 
 def separations(seeds: Iterable[int], betas: Sequence[float]) -> pd.DataFrame:
-    """Eq. 30-32 on random instances, whose guides lean towards correct completions or away.
+    """Check eq. 30-32 on random instances, whose guides favour correct completions or wrong ones.
 
     Columns: seed, beta, eq30, eq32 (whether they hold), forward, sage (mass on wrong completions).
     """

@@ -1,9 +1,9 @@
-"""What each KL estimator really descends: expected gradients by enumeration, and where they lead.
+"""Expected gradients of each KL estimator by enumeration, and their fixed points.
 
 With d_t = log(q_t pi_ref(y_t)) - log pi(y_t) (eq. 38), an estimator is a term k(d_t) for every
 sampled token. Its gradient is taken on-policy: completions come from pi, and only the terms are
-differentiated. A :class:`~sage_lib.theory.losses.Loss` says how completions are weighed; without
-one it is a plain sum over tokens.
+differentiated. A :class:`~sage_lib.theory.losses.Loss` says how completions are weighed; the
+default is a plain sum over tokens.
 """
 
 from collections.abc import Callable
@@ -13,34 +13,34 @@ import torch
 from scipy.optimize import root
 from torch import Tensor
 
-from sage_lib.algorithm import anchors
+from sage_lib.algorithm import kl_forms
 from sage_lib.errors import SageError
 from sage_lib.theory.losses import PLAIN, Loss, weights
 from sage_lib.theory.tree import Tree
 
 Term = Callable[[Tensor, Tensor], Tensor]
-#: Every estimator and how it is known.
+#: Each estimator and its label.
 LABELS = {
     "k1_loss": "k1 as a loss",
     "k2": "k2 as a loss",
-    anchors.K3.name: "k3 as a loss (the paper's code)",
-    anchors.K3Corrected.name: "k3, bias-corrected (TRL's default)",
-    anchors.Sequence.name: "k1 in the return (eq. 8)",
+    kl_forms.K3.name: "k3 as a loss (the paper's code)",
+    kl_forms.K3Corrected.name: "k3, bias-corrected (TRL's default)",
+    kl_forms.Sequence.name: "k1 in the return (eq. 8)",
 }
 ESTIMATORS = tuple(LABELS)
-#: Those that SageTrainer offers as anchors. Its forward KL is exact and estimates nothing.
-OFFERED = tuple(name for name in ESTIMATORS if name in anchors.ANCHORS)
-#: The differentiable term of every token, from d and log pi(y_t); eq. 8 has none.
+#: The estimators that SageTrainer offers. Its forward KL is exact and estimates nothing.
+OFFERED = tuple(name for name in ESTIMATORS if name in kl_forms.KL_FORMS)
+#: The differentiable term of each token, from d and log pi(y_t); eq. 8 has none.
 TERMS: dict[str, Term] = {
     "k1_loss": lambda d, lp: -d,
     "k2": lambda d, lp: d**2 / 2,
-    anchors.K3.name: lambda d, lp: d.exp() - d - 1,
-    anchors.K3Corrected.name: lambda d, lp: (lp - lp.detach()).exp() * (d.exp() - d - 1),
+    kl_forms.K3.name: lambda d, lp: d.exp() - d - 1,
+    kl_forms.K3Corrected.name: lambda d, lp: (lp - lp.detach()).exp() * (d.exp() - d - 1),
 }
 
 
 def mean_over_draws(values: Tensor) -> Tensor:
-    """Mean over the draws of a guide that is noise: (draws, E) to (E,); (E,) stays as it is."""
+    """Return the mean over the draws of a random guide: (draws, E) to (E,); (E,) stays."""
     return values.reshape(-1, values.shape[-1]).mean(0)
 
 
@@ -52,10 +52,18 @@ def kl_gradient(
     log_q: Tensor | None = None,
     loss: Loss = PLAIN,
 ) -> Tensor:
-    """Expected gradient of one of ESTIMATORS in the logits, shape (E,).
+    """Compute the expected gradient of an estimator in the logits.
 
-    ``logits``, ``log_reference`` and ``log_q`` are of every edge, shape (E,); a guide that is noise
-    has (draws, E) and is averaged. Raises SageError where the divergence is infinite.
+    Args:
+        tree: its completions.
+        estimator: one of ESTIMATORS.
+        logits: of the policy, for each edge, shape (E,).
+        log_reference: log pi_ref of each edge, shape (E,).
+        log_q: of each edge, shape (E,), or (draws, E) of a random guide; None: no guide.
+        loss: weighs completions.
+
+    Returns:
+        The gradient, shape (E,). SageError where the divergence is infinite.
     """
     tree.check_edges(log_reference, "log_reference")
     logits = logits.detach().clone().requires_grad_()
@@ -70,29 +78,32 @@ def kl_gradient(
         )
     # A token that is never drawn adds nothing; its log-probability is no number to reckon with.
     d = (log_reference + log_q - log_pi).masked_fill(never, 0)
-    if estimator != anchors.Sequence.name:
-        of_completions, _ = weights(tree, log_pi, loss)
-        taken = tree.paths.T @ of_completions
+    if estimator != kl_forms.Sequence.name:
+        kl_weights, _ = weights(tree, log_pi, loss)
+        visits = tree.paths.T @ kl_weights
         terms = TERMS[estimator](d, log_pi.masked_fill(never, 0))
-        value = (taken * mean_over_draws(terms)).sum()
+        value = (visits * mean_over_draws(terms)).sum()
     elif loss.normaliser == "sum" and not loss.min_p:
         # The gradient of E_pi[-sum_t d_t]: the sequence's -d is a cost of all tokens before it.
-        of_completion = tree.paths @ mean_over_draws(d)
-        value = -(tree.completion_probabilities(log_pi) * of_completion).sum()
+        sums = tree.paths @ mean_over_draws(d)
+        value = -(tree.completion_probabilities(log_pi) * sums).sum()
     else:
-        # No gradient of anything: each token's score times the -d of itself and all later ones.
-        of_completions, _ = weights(tree, log_pi, loss)
+        # Not the gradient of a function: each token's score times its -d and all later ones.
+        kl_weights, _ = weights(tree, log_pi, loss)
         depths = torch.tensor([len(state) for state, _ in tree.edges])
         not_before = (depths <= depths[:, None]).to(d.dtype)
         to_come = tree.paths * ((tree.paths * -mean_over_draws(d).detach()) @ not_before)  # (L, E)
-        value = ((of_completions @ to_come) * log_pi.masked_fill(never, 0)).sum()
+        value = ((kl_weights @ to_come) * log_pi.masked_fill(never, 0)).sum()
     return torch.autograd.grad(value, logits)[0]
 
 
 def reverse_kl_gradient(
     tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, loss: Loss = PLAIN
 ) -> Tensor:
-    """Gradient of sum_s visits(s) KL(pi_s ‖ q_s pi_ref,s), eq. 5, visits held fixed; (E,)."""
+    """Return the gradient of sum_s visits(s) KL(pi_s ‖ q_s pi_ref,s), eq. 5, shape (E,).
+
+    The visits are constants. The arguments are as in :func:`kl_gradient`.
+    """
 
     def term(log_pi: Tensor, log_anchor: Tensor) -> Tensor:
         never = log_pi.detach() == -torch.inf  # 0 log 0 is 0
@@ -104,9 +115,10 @@ def reverse_kl_gradient(
 def forward_kl_gradient(
     tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, loss: Loss = PLAIN
 ) -> Tensor:
-    """Gradient of sum_s visits(s) KL(q_s pi_ref,s ‖ pi_s), visits held fixed; shape (E,).
+    """Return the gradient of sum_s visits(s) KL(q_s pi_ref,s ‖ pi_s), shape (E,).
 
-    With the loss that is trained and q = 1: the expected gradient of the anchor forward_kl.
+    The visits are constants. The arguments are as in :func:`kl_gradient`. With a trainer's loss and
+    q = 1 this is the expected gradient of the KL form forward_kl.
     """
 
     def term(log_pi: Tensor, log_anchor: Tensor) -> Tensor:
@@ -119,21 +131,29 @@ def forward_kl_gradient(
 def _divergence_gradient(
     tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, term: Term, loss: Loss
 ) -> Tensor:
-    """Gradient of sum_s visits(s) sum_a term(log pi, log q pi_ref), the visits held fixed."""
+    """Return the gradient of sum_s visits(s) sum_a term(log pi, log q pi_ref), visits constant."""
     tree.check_edges(log_reference, "log_reference")
     tree.check_edges(log_q, "log_q")
     logits = logits.detach().clone().requires_grad_()
     log_pi = tree.log_policy(logits)
-    of_completions, _ = weights(tree, log_pi, loss)
-    state_visits = tree.sum_by_state(tree.paths.T @ of_completions)
+    kl_weights, _ = weights(tree, log_pi, loss)
+    state_visits = tree.sum_by_state(tree.paths.T @ kl_weights)
     value = (state_visits[tree.state_of] * term(log_pi, log_reference + log_q)).sum()
     return torch.autograd.grad(value, logits)[0]
 
 
 def reward_gradient(tree: Tree, logits: Tensor, reward: Tensor, loss: Loss = PLAIN) -> Tensor:
-    """Gradient of E_pi[R] in the logits, shape (E,).
+    """Compute the gradient of E_pi[R] in the logits.
 
-    With another loss: the expected policy gradient, each token's score times the advantage.
+    Args:
+        tree: its completions.
+        logits: of the policy, shape (E,).
+        reward: of each completion, shape (L,).
+        loss: another than the plain one gives the expected policy gradient, each token's score
+            times the advantage.
+
+    Returns:
+        The gradient, shape (E,). SageError for a reward of another shape.
     """
     if reward.shape != tree.lengths.shape:
         raise SageError(
@@ -145,9 +165,9 @@ def reward_gradient(tree: Tree, logits: Tensor, reward: Tensor, loss: Loss = PLA
     if loss == PLAIN:
         value = (tree.completion_probabilities(log_pi) * reward).sum()
     else:
-        _, of_advantages = weights(tree, log_pi, loss, reward)
+        _, advantage_weights = weights(tree, log_pi, loss, reward)
         log_p = log_pi.masked_fill(log_pi.detach() == -torch.inf, 0)  # never drawn
-        value = of_advantages @ (tree.paths @ log_p)
+        value = advantage_weights @ (tree.paths @ log_p)
     return torch.autograd.grad(value, logits)[0]
 
 
@@ -160,10 +180,22 @@ def fixed_point(
     log_q: Tensor | None = None,
     loss: Loss = PLAIN,
 ) -> Tensor:
-    """log pi of every edge, (E,), where ascending E_pi[R] - beta·(estimator) comes to rest.
+    """Find the policy at which ascent of E_pi[R] - beta·(estimator) comes to rest.
 
-    The field need not be the gradient of anything, so its zero is sought: gradient steps from the
-    reference to come near, then Powell's hybrid method. Raises SageError when none is found.
+    The field need not be the gradient of a function, so its zero is sought: gradient steps from the
+    reference come near, then Powell's hybrid method finds it.
+
+    Args:
+        tree: its completions.
+        estimator: one of ESTIMATORS.
+        reward: of each completion, shape (L,).
+        log_reference: log pi_ref of each edge, shape (E,).
+        beta: coefficient of the KL.
+        log_q: of each edge; None: no guide.
+        loss: weighs completions.
+
+    Returns:
+        log pi of each edge, shape (E,). SageError where no zero is found.
     """
 
     def field(log_pi: Tensor) -> Tensor:
@@ -200,11 +232,11 @@ def fixed_point(
             break
     finite = near.masked_fill(never, 0)
     start = finite - tree.mean_by_state(finite)[tree.state_of]
-    found = root(residual, start.numpy(), method="hybr", tol=1e-12)
-    worst = np.abs(found.fun).max()
+    zero = root(residual, start.numpy(), method="hybr", tol=1e-12)
+    worst = np.abs(zero.fun).max()
     if not worst <= 1e-8:
         raise SageError(
             f"no fixed point of {estimator} was found (residual {worst:.1e}): use a larger beta or "
             "a smaller tree"
         )
-    return policy(torch.as_tensor(found.x))
+    return policy(torch.as_tensor(zero.x))

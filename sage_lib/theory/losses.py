@@ -1,8 +1,8 @@
-"""How a training loss weighs completions, in exact expectation.
+"""Weights of completions in a training loss, in exact expectation.
 
 TRL draws groups of completions of a prompt from the (truncated) policy, turns rewards into
-advantages within a group and divides the sum over tokens by something: a :class:`Loss` says how,
-and :func:`weights` takes the expectation over everything else in the batch, by counting.
+advantages within a group and divides the sum over tokens. A :class:`Loss` says how, and
+:func:`weights` takes the expectation over the rest of the batch, by counting.
 
 Simplified: every group of a batch answers the same prompt; one update per batch, on-policy, so no
 ratio is clipped; no completion is cut at the longest length.
@@ -15,21 +15,21 @@ import torch
 from scipy.signal import convolve
 from torch import Tensor
 
-from sage_lib.algorithm import anchors
+from sage_lib.algorithm import kl_forms
 from sage_lib.errors import SageError
 from sage_lib.theory.tree import Tree
 
-#: What the sum over tokens is divided by: nothing, or as TRL's loss_type of that name.
-NORMALISERS = ("sum", *anchors.REDUCTIONS)
+#: Divisors of the sum over tokens: none ("sum"), or as in TRL's loss_type of that name.
+NORMALISERS = ("sum", *kl_forms.REDUCTIONS)
 #: TRL adds this to a group's standard deviation.
 EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What the analysis supposes of the loss; by default a plain sum over tokens.
+    """Assumptions of the analysis about the loss; by default a plain sum over tokens.
 
-    Every loss is a mean over completions: of the sum over tokens ("sum"), of that sum divided by
+    A loss is a mean over completions: of the sum over tokens ("sum"), of that sum divided by
     the completion's tokens ("grpo"), by ``longest`` ("dr_grpo"), or by the mean number of tokens of
     the ``batch`` completions drawn together ("bnpo": the micro-batch; "dapo": the whole batch).
     """
@@ -51,15 +51,20 @@ class Loss:
             )
 
 
-#: The plain sum with the reward itself: what the closed forms are about.
+#: The plain sum with the reward as the advantage, which the closed forms assume.
 PLAIN = Loss()
 
 
 def kappa(success: float, group: int, scaled: bool = True) -> float:
-    """What group advantages multiply the gradient of E[R] by, for rewards of 0 and 1.
+    """Return the factor of group advantages in the gradient of E[R], for rewards of 0 and 1.
 
-    E[A | R = 1] - E[A | R = 0] over the other completions, each right with probability ``success``.
-    The KL term has no such factor, so eq. 2 and 4 hold at beta divided by it.
+    It is E[A | R = 1] - E[A | R = 0]. The KL term has no such factor, so eq. 2 and 4 hold at beta
+    divided by it.
+
+    Args:
+        success: probability that a completion is right.
+        group: completions of a prompt.
+        scaled: whether advantages are divided by the group's standard deviation.
     """
     right, wrong = _advantages(group, scaled)
     others = _repeated(np.array([1 - success, success]), group - 1)
@@ -67,10 +72,11 @@ def kappa(success: float, group: int, scaled: bool = True) -> float:
 
 
 def _advantages(group: int, scaled: bool) -> np.ndarray:
-    """Of a right and a wrong completion, by how many others are right; shape (2, group)."""
-    own = np.array([[1], [0]])
-    correct = np.arange(group) + own
-    advantages: np.ndarray = own - correct / group
+    """Return the advantages of a right and a wrong completion, by the number of other right ones,
+    shape (2, group)."""
+    reward = np.array([[1], [0]])
+    correct = np.arange(group) + reward
+    advantages: np.ndarray = reward - correct / group
     if scaled:  # by the standard deviation with n - 1, as TRL
         deviation = np.sqrt(correct * (group - correct) / (group * (group - 1)))
         advantages = advantages / (deviation + EPSILON)
@@ -78,7 +84,7 @@ def _advantages(group: int, scaled: bool) -> np.ndarray:
 
 
 def _repeated(distribution: np.ndarray, times: int) -> np.ndarray:
-    """The distribution of a sum of ``times`` independent draws, from that of one (any axes)."""
+    """Return the distribution of a sum of independent draws from a distribution (any axes)."""
     if not times:
         return np.ones([1] * distribution.ndim)
     half = _repeated(distribution, times // 2)
@@ -87,21 +93,37 @@ def _repeated(distribution: np.ndarray, times: int) -> np.ndarray:
 
 
 def sampled_policy(tree: Tree, log_policy: Tensor, min_p: float) -> Tensor:
-    """log of what min-p leaves of a policy, renormalised in every state; both of shape (E,)."""
+    """Return the log of a policy truncated by min-p and renormalised.
+
+    Args:
+        tree: its completions.
+        log_policy: log pi of each edge, shape (E,).
+        min_p: share of the most probable token below which tokens are not sampled.
+
+    Returns:
+        Shape (E,).
+    """
     if not min_p:
         return log_policy
-    kept = log_policy >= tree.max_by_state(log_policy)[tree.state_of] + np.log(min_p)
-    return tree.log_policy(log_policy.masked_fill(~kept, -torch.inf))
+    likely = log_policy >= tree.max_by_state(log_policy)[tree.state_of] + np.log(min_p)
+    return tree.log_policy(log_policy.masked_fill(~likely, -torch.inf))
 
 
 def weights(
     tree: Tree, log_policy: Tensor, loss: Loss, reward: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """How often each completion is drawn times what it then weighs, in expectation; no gradients.
+    """Compute the expected weights of completions, without gradients: the probability of being
+    drawn times the weight in the loss.
 
-    ``log_policy``: of every edge, shape (E,). ``reward``: shape (L,), 0 or 1 where the loss has
-    groups; None: 0. Returns the weights of KL terms and of advantages, both of shape (L,): for the
-    plain loss pi(y) and pi(y) R(y).
+    Args:
+        tree: its completions.
+        log_policy: of each edge, shape (E,).
+        loss: weighs completions.
+        reward: shape (L,), 0 or 1 where the loss has groups; None: 0.
+
+    Returns:
+        The weights of KL terms and of advantages, both of shape (L,): for the plain loss pi(y) and
+        pi(y) R(y).
     """
     log_policy = log_policy.detach()
     drawn = tree.completion_probabilities(sampled_policy(tree, log_policy, loss.min_p))
@@ -123,20 +145,20 @@ def weights(
 
 
 def _in_a_batch(tree: Tree, drawn: Tensor, loss: Loss, reward: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`weights` where the divisor is the batch's.
+    """Compute :func:`weights` where the tokens of a batch are the divisor.
 
-    By the distribution of the group's other completions (tokens, how many are right) and of the
-    other groups' tokens.
+    It uses the distribution of the group's other completions (tokens, number of right ones) and of
+    the other groups' tokens.
     """
     lengths, right = tree.lengths.numpy(), (reward == 1).numpy().astype(int)
-    one = np.zeros((lengths.max() + 1, 2))  # tokens, right ones
-    np.add.at(one, (lengths, right), drawn.numpy())
+    completion = np.zeros((lengths.max() + 1, 2))  # tokens, right ones
+    np.add.at(completion, (lengths, right), drawn.numpy())
     group = loss.group or 1
-    others = _repeated(one, group - 1)
-    elsewhere = _repeated(one.sum(1), loss.batch - group)
-    beside = np.arange(len(others))[:, None] + np.arange(len(elsewhere))  # the others' tokens
-    of_length = {n: ((loss.batch / (n + beside)) @ elsewhere) @ others for n in set(lengths)}
-    shares = np.array([of_length[n] for n in lengths])  # by how many of the others are right
+    others = _repeated(completion, group - 1)
+    other_groups = _repeated(completion.sum(1), loss.batch - group)
+    tokens = np.arange(len(others))[:, None] + np.arange(len(other_groups))  # of all but this one
+    by_length = {n: ((loss.batch / (n + tokens)) @ other_groups) @ others for n in set(lengths)}
+    shares = np.array([by_length[n] for n in lengths])  # by the number of other right ones
     kl = drawn * torch.as_tensor(shares.sum(1))
     if loss.group is None:
         return kl, kl * reward

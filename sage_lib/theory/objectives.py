@@ -15,9 +15,9 @@ from sage_lib.theory import estimators, solutions
 from sage_lib.theory.losses import Loss
 from sage_lib.theory.tree import Tree, random_tree
 
-#: What a toy guide depends on: nothing, the token, the state, or chance.
+#: Inputs of a toy guide: none, the token, the state, or noise.
 KINDS = ("none", "token", "state", "noise")
-#: What holds for a plain sum over tokens; :func:`claims` measures by how much it fails elsewhere.
+#: Statements that hold for a plain sum over tokens; :func:`claims` measures their errors elsewhere.
 CLAIMS = {
     "forward": "k3 is the forward KL",
     "scales": "a guide of the state scales k3 by q",
@@ -27,11 +27,18 @@ CLAIMS = {
 
 
 def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7) -> Tensor:
-    """log q_t of every edge, clamped as in the authors' code; shape (E,), of noise (64, E).
+    """Compute log q_t of each edge, clamped as in the authors' code.
 
-    "token": eq. 10 without its noise, 1 + 0.3 w, w the surprisal scaled to [0, 1] over the tree.
-    "state": eq. 11, 1 + 0.3 max(0, H - threshold); threshold in nats.
-    "noise": eq. 9 at every token, 1 + 0.15 z, z at equally likely quantiles of N(0, 1).
+    Args:
+        tree: its completions.
+        kind: one of KINDS. "token": eq. 10 without its noise, 1 + 0.3 w, w the surprisal scaled to
+            [0, 1] over the tree. "state": eq. 11, 1 + 0.3 max(0, H - threshold). "noise": eq. 9 at
+            all tokens, 1 + 0.15 z, z at equally likely quantiles of N(0, 1).
+        log_policy: of each edge, shape (E,).
+        threshold: of the kind "state", nats.
+
+    Returns:
+        Shape (E,), and (64, E) of the kind "noise". SageError for another kind.
     """
     tree.check_edges(log_policy, "log_policy")
     if kind == "none":
@@ -51,7 +58,13 @@ def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7)
 
 
 def random_policies(seed: int, depth: int = 3, branches: int = 3) -> tuple[Tree, Tensor, Tensor]:
-    """A random tree with log pi and log pi_ref of every edge."""
+    """Return a random tree with log pi and log pi_ref of each edge, shape (E,).
+
+    Args:
+        seed: of tree and policies.
+        depth: the most tokens of a completion.
+        branches: the most tokens after a state.
+    """
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, depth, branches)
     log_reference = tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges))))
@@ -63,20 +76,26 @@ def _relative_difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.DataFrame:
-    """Each estimator's expected gradient with each kind of guide, over random trees and policies.
+    """Compare the estimators' expected gradients with each kind of guide, over random trees.
 
-    Columns: estimator, kind, to_reverse and to_forward (largest relative difference to the gradient
-    of the per-token reverse and forward KL to q·pi_ref, visits held fixed), guide_effect (largest
-    relative change by the guide), trees.
+    Args:
+        seeds: one for each tree.
+        depth: the most tokens of a completion.
+        branches: the most tokens after a state.
+
+    Returns:
+        Columns estimator, kind, to_reverse and to_forward (largest relative difference to the
+        gradient of the per-token reverse and forward KL to q·pi_ref, visits constant), guide_effect
+        (largest relative change by the guide), trees.
     """
     rows = []
     for seed, kind in product(seeds, KINDS):
         tree, log_policy, log_reference = random_policies(seed, depth, branches)
-        given = tree, log_policy, log_reference
+        policies = tree, log_policy, log_reference
         log_q = log_guide(tree, kind, log_policy)
         log_mean_q = estimators.mean_over_draws(log_q.exp()).log()
-        reverse = estimators.reverse_kl_gradient(*given, estimators.mean_over_draws(log_q))
-        forward = estimators.forward_kl_gradient(*given, log_mean_q)
+        reverse = estimators.reverse_kl_gradient(*policies, estimators.mean_over_draws(log_q))
+        forward = estimators.forward_kl_gradient(*policies, log_mean_q)
         for estimator in estimators.ESTIMATORS:
             plain, guided = (
                 estimators.kl_gradient(tree, estimator, log_policy, log_reference, guide)
@@ -91,11 +110,12 @@ def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.Dat
 
 
 def sequence_forms(seeds: Iterable[int]) -> pd.DataFrame:
-    """Ways to charge a completion with the sum of its k1 = log pi - log q·pi_ref, beside eq. 8.
+    """Compare ways to charge a completion with the sum of its k1 = log pi - log q·pi_ref.
 
-    A row for each tree: the relative difference of each form's expected gradient to that of
-    eq. 8, and "variance": that of one completion's gradient under the return-to-go, relative to the
-    variance where each token is charged with the whole sum. The guide is of the kind "token".
+    A row for each tree. A column for each form has the relative difference of its expected gradient
+    to the gradient of eq. 8. The column "variance" has the variance of a completion's gradient
+    under the return-to-go, over the variance where each token is charged with the whole sum. The
+    guide is of the kind "token".
     """
     rows = []
     for seed in seeds:
@@ -116,17 +136,17 @@ def sequence_forms(seeds: Iterable[int]) -> pd.DataFrame:
             "return-to-go": drawn @ to_come @ live,
             "k2 of each token as a loss": drawn @ tree.paths @ k1**2 / 2,
         }
-        eq_8, *found = (torch.autograd.grad(f, free, retain_graph=True)[0] for f in forms.values())
+        eq_8, *others = (torch.autograd.grad(f, free, retain_graph=True)[0] for f in forms.values())
         score = torch.autograd.functional.jacobian(tree.log_policy, log_policy)
         squares = [drawn @ (credit @ score).square().sum(1) for credit in (to_come, whole)]
-        of_one, of_whole = (float(square - eq_8.square().sum()) for square in squares)
-        off = [_relative_difference(gradient, eq_8) for gradient in found]
-        rows.append((*off, of_one / of_whole))
+        to_go, of_whole = (float(square - eq_8.square().sum()) for square in squares)
+        off = [_relative_difference(gradient, eq_8) for gradient in others]
+        rows.append((*off, to_go / of_whole))
     return pd.DataFrame(rows, columns=[*list(forms)[1:], "variance"])
 
 
 def claims(seeds: Iterable[int], by_name: Mapping[str, Loss]) -> pd.DataFrame:
-    """By how much each of CLAIMS fails under each loss, on the trees of :func:`gradients`.
+    """Measure the error of each of CLAIMS under each loss, on the trees of :func:`gradients`.
 
     Columns: loss, claim, seed, unequal (completions differ in length), difference. The difference
     is relative, of expected gradients: "forward": k3 to the exact forward KL under the same loss;
@@ -161,16 +181,20 @@ def claims(seeds: Iterable[int], by_name: Mapping[str, Loss]) -> pd.DataFrame:
 
 
 def total_variation(a: Tensor, b: Tensor) -> float:
-    """Half the sum of absolute differences: the mass that must move to turn one into the other."""
+    """Return half the sum of absolute differences: the mass that must move to make a equal b."""
     return float((a - b).abs().sum() / 2)
 
 
 def full_tree_instance(
     seed: int, depth: int, branches: int, sharpness: float
 ) -> tuple[Tree, Tensor, Tensor]:
-    """A full tree, log pi_ref of every edge, and a reward of 1 for half the completions.
+    """Return a full tree, log pi_ref of each edge, and a reward of 1 for half the completions.
 
-    The reference's logits have the standard deviation ``sharpness``.
+    Args:
+        seed: of reference and reward.
+        depth: tokens of a completion.
+        branches: tokens after a state.
+        sharpness: standard deviation of the reference's logits.
     """
     rng = np.random.default_rng(seed)
     tree = Tree.full(depth, branches)
@@ -182,9 +206,18 @@ def full_tree_instance(
 def fixed_points(
     tree: Tree, log_reference: Tensor, reward: Tensor, beta: float, log_q: Tensor
 ) -> pd.DataFrame:
-    """Probability of every completion: the reference, eq. 2, 4 and 27, and where anchors lead.
+    """Compute the probabilities of completions at the closed forms and the fixed points.
 
-    Columns: completion, correct, and one per policy.
+    Args:
+        tree: its completions.
+        log_reference: log pi_ref of each edge, shape (E,).
+        reward: of each completion, shape (L,).
+        beta: coefficient of the KL.
+        log_q: of each edge, shape (E,).
+
+    Returns:
+        Columns completion, correct, and one for each policy: the reference, eq. 2, 4 and 27, and
+        the fixed point of each estimator that SageTrainer offers.
     """
     reference = tree.completion_probabilities(log_reference)
     guide = solutions.product_guide(tree, log_q)
@@ -194,9 +227,9 @@ def fixed_points(
         "eq. 4": solutions.tilted(reference, reward, beta, guide),
         "eq. 27 (forward KL)": solutions.forward_kl(reference, reward, beta)[0],
     }
-    for anchor in estimators.OFFERED:
-        rest = estimators.fixed_point(tree, anchor, reward, log_reference, beta, log_q)
-        policies[anchor] = tree.completion_probabilities(rest)
+    for kl_form in estimators.OFFERED:
+        rest = estimators.fixed_point(tree, kl_form, reward, log_reference, beta, log_q)
+        policies[kl_form] = tree.completion_probabilities(rest)
     frame = pd.DataFrame({name: policy.tolist() for name, policy in policies.items()})
     frame.insert(0, "completion", [" ".join(c) for c in tree.completions])
     frame.insert(1, "correct", (reward == 1).tolist())

@@ -1,4 +1,4 @@
-"""What a guide can do for the optimum: one ratio a problem, measurable without training.
+"""Effect of a guide on the optimum: a ratio for each problem, measurable without training.
 
 Rewards are 0 or 1. For the optimum of eq. 4, with means over completions drawn from pi_ref,
 
@@ -24,7 +24,7 @@ GAIN = ["problem", "samples", "right", "log_rho", "low", "high"]
 
 
 def log_rho(reference: torch.Tensor, reward: torch.Tensor, guide: torch.Tensor) -> float:
-    """log of E[q | right] / E[q | wrong] under the reference.
+    """Return the log of E[q | right] / E[q | wrong] under the reference.
 
     Args:
         reference: pi_ref of each completion, shape (L,).
@@ -39,24 +39,27 @@ def log_rho(reference: torch.Tensor, reward: torch.Tensor, guide: torch.Tensor) 
 
 
 def success(reference_success: ArrayLike, beta: float, log_rho: ArrayLike = 0.0) -> np.ndarray:
-    """Probability of a right completion at the optimum, from that of the reference.
+    """Compute the probability of a right completion at the optimum; shapes broadcast.
 
-    With log rho 0 this is eq. 2, otherwise eq. 4. Any shapes that broadcast.
+    Args:
+        reference_success: the same probability under the reference.
+        beta: coefficient of the KL, positive.
+        log_rho: of :func:`log_rho`; 0 gives eq. 2, other values eq. 4.
     """
     if not beta > 0:
         raise SageError(f"beta must be positive, not {beta}: without a KL term there is no optimum")
     p = np.asarray(reference_success, dtype=np.float64)
     with np.errstate(divide="ignore"):
         shift = np.log(p) - np.log1p(-p) + 1 / beta + np.asarray(log_rho)
-    found: np.ndarray = 1 / (1 + np.exp(-shift))
-    return found
+    probability: np.ndarray = 1 / (1 + np.exp(-shift))
+    return probability
 
 
 def filtered(reference: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
-    """The filtered model p*: pi_ref given that the completion is right, shape (L,).
+    """Return the filtered model p*: pi_ref given that the completion is right, shape (L,).
 
-    It is the limit of eq. 2 as beta falls to 0. Of all policies that are always right it is the
-    one with the smallest KL from the reference.
+    It is the limit of eq. 2 as beta falls to 0. Of all policies that are always right it has the
+    smallest KL from the reference.
     """
     mass = reference * (reward == 1)
     if not mass.sum() > 0:
@@ -65,24 +68,24 @@ def filtered(reference: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
 
 
 def group_utility(p: ArrayLike) -> np.ndarray:
-    """What GRPO maximises for large groups in place of the success rate p: 2 arcsin(sqrt(p)).
+    """Return 2 arcsin(sqrt(p)), which GRPO maximises for large groups instead of success p.
 
     Its slope is 1/sqrt(p (1 - p)), the limit of kappa, so each problem counts by its spread.
     """
-    found: np.ndarray = 2 * np.arcsin(np.sqrt(np.asarray(p, dtype=np.float64)))
-    return found
+    utility: np.ndarray = 2 * np.arcsin(np.sqrt(np.asarray(p, dtype=np.float64)))
+    return utility
 
 
 def guide_gain(
     rewards: ArrayLike, log_q: ArrayLike, problem: Sequence[object], level: float = 0.95
 ) -> pd.DataFrame:
-    """log rho of each problem from samples of the base alone: what a guide would add to the log
-    odds of a right completion, for every beta and every k alike.
+    """Estimate log rho of each problem from samples of the base: the amount that a guide adds to
+    the log odds of a right completion at the optimum, the same for all beta and k.
 
     Args:
         rewards: 0 or 1 of each sample, shape (samples,).
         log_q: log q of each sample's completion, the sum over its tokens, shape (samples,).
-        problem: which problem each sample answers.
+        problem: of each sample, such as a number or an id.
         level: of the interval.
 
     Returns:
@@ -107,7 +110,7 @@ def guide_gain(
 
 
 def _log_ratio(right: np.ndarray, wrong: np.ndarray, level: float) -> tuple[float, float, float]:
-    """log of the ratio of two means of exp, with its interval."""
+    """Return the log of the ratio of two means of exp, with its interval."""
     if not len(right) or not len(wrong):
         return np.nan, np.nan, np.nan
     means, errors, degrees = [], [], []
@@ -117,20 +120,21 @@ def _log_ratio(right: np.ndarray, wrong: np.ndarray, level: float) -> tuple[floa
         means.append(mean)
         degrees.append(len(side) - 1)
         errors.append(relative.var(ddof=1) / len(side) if len(side) > 1 else np.nan)
-    found, total = means[0] - means[1], sum(errors)
+    estimate, total = means[0] - means[1], sum(errors)
     if np.isnan(total) or total == 0:
         bound = 0.0 if total == 0 else np.nan
-        return found, found - bound, found + bound
+        return estimate, estimate - bound, estimate + bound
     freedom = total**2 / sum(e**2 / d for e, d in zip(errors, degrees, strict=True))
     half = float(t.ppf(0.5 + level / 2, freedom) * np.sqrt(total))
-    return found, found - half, found + half
+    return estimate, estimate - half, estimate + half
 
 
 class Prefixes:
-    """The tree of listed completions: what a policy over them does at each prefix.
+    """The tree of listed completions, for quantities of a policy over them at each prefix.
 
     Args:
-        ids: token ids, shape (completions, time); mask: True on tokens, of the same shape.
+        ids: token ids, shape (completions, time).
+        mask: True on tokens, of the same shape.
     """
 
     def __init__(self, ids: np.ndarray, mask: np.ndarray) -> None:
@@ -149,12 +153,12 @@ class Prefixes:
         self.parents = np.array(parents)
 
     def entropies(self, policy: np.ndarray) -> np.ndarray:
-        """Entropy (nats, eq. 12) before each token, shape of ids, of a policy over completions."""
+        """Return the entropy (nats, eq. 12) of a policy before each token, shape of ids."""
         mass = np.zeros(len(self.parents))
         mass[0] = policy.sum()
         weights = np.broadcast_to(policy[:, None], self.mask.shape)[self.mask]
         np.add.at(mass, self.after[self.mask], weights)
         share = mass[1:] / np.maximum(mass[self.parents[1:]], np.finfo(float).tiny)
         of_edge = -share * np.log(np.where(share > 0, share, 1))
-        found = np.bincount(self.parents[1:], of_edge, minlength=len(mass))
-        return np.where(self.mask, found[self.before], 0.0)
+        entropies = np.bincount(self.parents[1:], of_edge, minlength=len(mass))
+        return np.where(self.mask, entropies[self.before], 0.0)

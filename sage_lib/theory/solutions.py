@@ -1,4 +1,4 @@
-"""Closed-form solutions of RLVR on a tree, and an ascent that finds them without knowing them.
+"""Closed-form solutions of RLVR on a tree, and an independent gradient ascent.
 
 Everything is float64. Policies, rewards and guides of completions have shape (L,).
 """
@@ -17,9 +17,16 @@ Objective = Callable[[Tensor], Tensor]
 
 
 def tilted(reference: Tensor, reward: Tensor, beta: float, guide: Tensor | None = None) -> Tensor:
-    """Eq. 2, and with a guide eq. 4: pi(y) ∝ q(y) pi_ref(y) exp(R(y)/beta), shape (L,).
+    """Return eq. 2, or with a guide eq. 4: pi(y) ∝ q(y) pi_ref(y) exp(R(y)/beta).
 
-    Raises SageError unless beta > 0.
+    Args:
+        reference: pi_ref of each completion, shape (L,).
+        reward: of each completion, shape (L,).
+        beta: coefficient of the KL.
+        guide: q of each completion, shape (L,); None: no guide.
+
+    Returns:
+        The policy, shape (L,). SageError unless beta > 0.
     """
     if not beta > 0:
         raise SageError(
@@ -30,28 +37,35 @@ def tilted(reference: Tensor, reward: Tensor, beta: float, guide: Tensor | None 
 
 
 def entropy_bonus(reference: Tensor, reward: Tensor, beta: float, strength: float) -> Tensor:
-    """Eq. 21: pi ∝ pi_ref^(beta/(beta+lambda)) exp(R/(beta+lambda)), shape (L,).
+    """Return eq. 21: pi ∝ pi_ref^(beta/(beta+lambda)) exp(R/(beta+lambda)), shape (L,).
 
-    ``strength`` is lambda. The bonus is a temperature: it has no direction.
+    The bonus is a temperature: it has no direction.
+
+    Args:
+        reference: pi_ref of each completion, shape (L,).
+        reward: of each completion, shape (L,).
+        beta: coefficient of the KL.
+        strength: lambda, coefficient of the entropy.
     """
     return torch.softmax((beta * reference.log() + reward) / (beta + strength), dim=-1)
 
 
 def forward_kl(reference: Tensor, reward: Tensor, beta: float) -> tuple[Tensor, float]:
-    """Eq. 27: pi(y) = beta pi_ref(y)/(Lambda - R(y)), shape (L,), and its multiplier Lambda.
+    """Return eq. 27: pi(y) = beta pi_ref(y)/(Lambda - R(y)), shape (L,), and Lambda.
 
-    Lambda > max R is the root that makes pi sum to 1.
+    The multiplier Lambda > max R is the root that makes pi sum to 1. The arguments are as in
+    :func:`tilted`.
     """
     ref, r = reference.numpy(), reward.numpy()
     top = r[ref > 0].max()
-    below = np.where(ref > 0, top - r, 0)  # what pi_ref does not have, pi has not either
+    below = np.where(ref > 0, top - r, 0)  # pi is 0 where pi_ref is 0
     most = ref[r == top].sum()
 
     def excess(gap: float) -> float:
         return float(beta * np.sum(ref / (gap + below)) - 1)
 
-    # Solved for the gap Lambda - max R, which can be tiny beside Lambda. The sum falls from at
-    # least 1 at beta * most to at most 1 at beta.
+    # Solved for the gap Lambda - max R, which can be tiny compared with Lambda. The sum falls from
+    # at least 1 at beta * most to at most 1 at beta.
     low, high = beta * most * (1 - 1e-12), beta * (1 + 1e-12)
     gap = brentq(excess, low, high, xtol=1e-300, rtol=1e-14)
     return torch.as_tensor(beta * ref / (gap + below)), float(top + gap)
@@ -60,7 +74,7 @@ def forward_kl(reference: Tensor, reward: Tensor, beta: float) -> tuple[Tensor, 
 def k3_fixed_point(
     tree: Tree, reward: Tensor, log_reference: Tensor, beta: float, log_q: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The policy at which per-token k3 as a loss (eq. 38), summed over tokens, comes to rest.
+    """Return the fixed point of per-token k3 as a loss (eq. 38), summed over tokens.
 
     On-policy, the loss of a sampled token moves only that token's state. So each state rests at
     eq. 27 with the values Q_a of the next states as rewards: with S = sum_a q_a pi_ref(a),
@@ -92,7 +106,8 @@ def k3_fixed_point(
 
 
 def pseudo_kl(policy: Tensor, anchor: Tensor) -> Tensor:
-    """Eq. 5: sum_y pi(y) log(pi(y)/p(y)) for a positive p, normalised or not; can be negative.
+    """Return eq. 5, sum_y pi(y) log(pi(y)/p(y)), for a positive p, normalised or not. It can be
+    negative.
 
     Where pi is 0 a completion adds 0; the sum is infinite where p alone is 0.
     """
@@ -103,35 +118,57 @@ def pseudo_kl(policy: Tensor, anchor: Tensor) -> Tensor:
 
 
 def support(policy: Tensor, reward: Tensor, epsilon: float) -> Tensor:
-    """Definition 4.1: the correct completions more probable than epsilon; bool of shape (L,)."""
+    """Return the support of Definition 4.1: the correct completions more probable than epsilon.
+
+    Args:
+        policy: pi of each completion, shape (L,).
+        reward: 0 or 1, shape (L,).
+        epsilon: the least probability.
+
+    Returns:
+        bool of shape (L,).
+    """
     return (reward == 1) & (policy > epsilon)
 
 
 def theorem_4_3(rlvr: Tensor, guide: Tensor, epsilon: float) -> Tensor:
-    """Theorem 4.3's condition q(y)/E_RLVR[q] > epsilon/pi_RLVR(y); bool of shape (L,).
+    """Return whether Theorem 4.3's condition q(y)/E_RLVR[q] > epsilon/pi_RLVR(y) holds.
 
-    ``rlvr`` is eq. 2's policy. The formula is lost in the paper's text; it is restored from the
-    theorem's words and eq. 24. For a correct y it is equivalent to y in supp_eps(pi_SAGE).
+    The formula is lost in the paper's text. It is restored from the theorem's words and eq. 24. For
+    a correct y it is equivalent to y in supp_eps(pi_SAGE).
+
+    Args:
+        rlvr: the policy of eq. 2, shape (L,).
+        guide: q of each completion, shape (L,).
+        epsilon: of Definition 4.1.
+
+    Returns:
+        bool of shape (L,).
     """
     return guide / (rlvr * guide).sum() > epsilon / rlvr
 
 
 def detection_probability(probability: Tensor | float, rollouts: int) -> Tensor:
-    """Theorem 4.2 with a budget: the chance that a completion shows among ``rollouts`` samples."""
-    found: Tensor = 1 - (1 - torch.as_tensor(probability, dtype=torch.float64)) ** rollouts
-    return found
+    """Return the chance that a completion is among ``rollouts`` samples (Theorem 4.2)."""
+    chance: Tensor = 1 - (1 - torch.as_tensor(probability, dtype=torch.float64)) ** rollouts
+    return chance
 
 
 def product_guide(tree: Tree, log_q: Tensor) -> Tensor:
-    """Eq. 7: q(y) = prod_t q_t, shape (L,), from log q_t of every edge, shape (E,)."""
+    """Return eq. 7, q(y) = prod_t q_t, shape (L,), from log q_t of each edge, shape (E,)."""
     return tree.along_paths(log_q).exp()
 
 
 def separation(guide: Tensor, reward: Tensor, beta: float, lagrange: float) -> tuple[bool, bool]:
-    """Whether the separation condition holds: eq. 30, and eq. 32, which suffices for it.
+    """Return whether the separation condition holds: eq. 30, and eq. 32, which suffices for it.
 
     Eq. 30 compares sup over wrong of w with inf over correct of w; eq. 32 bounds q alone.
-    ``lagrange`` is the multiplier that :func:`forward_kl` returns.
+
+    Args:
+        guide: q of each completion, shape (L,).
+        reward: 0 or 1, shape (L,); both must occur.
+        beta: coefficient of the KL.
+        lagrange: the multiplier that :func:`forward_kl` returns.
     """
     right = reward == 1
     if right.all() or not right.any():
@@ -146,25 +183,32 @@ def separation(guide: Tensor, reward: Tensor, beta: float, lagrange: float) -> t
 
 
 def ascend(tree: Tree, objective: Objective, logits: Tensor, tolerance: float = 1e-9) -> Tensor:
-    """Maximise ``objective(pi)``, pi of shape (L,), from ``logits``, shape (E,); returns pi.
+    """Maximise an objective by gradient ascent.
 
-    ``tolerance`` bounds the gradient at rest. Raises SageError when it has not vanished.
+    Args:
+        tree: its completions.
+        objective: of pi, shape (L,).
+        logits: the start, shape (E,).
+        tolerance: bound of the gradient at the maximum.
+
+    Returns:
+        pi, shape (L,). SageError where the gradient does not vanish.
     """
 
     def value(x: Tensor) -> Tensor:
         return objective(tree.completion_probabilities(tree.log_policy(x)))
 
-    found = _natural_ascent(tree, value, tree.log_policy(logits.detach().double()), tolerance)
-    found.requires_grad_()
+    x = _natural_ascent(tree, value, tree.log_policy(logits.detach().double()), tolerance)
+    x.requires_grad_()
 
     def loss() -> float:
-        loss = -value(found)
-        found.grad = torch.autograd.grad(loss, found)[0]
+        loss = -value(x)
+        x.grad = torch.autograd.grad(loss, x)[0]
         return float(loss.detach())
 
-    for _ in range(10):  # begun afresh where a search gave up
+    for _ in range(10):  # a new search where the last one gave up
         optimiser: torch.optim.Optimizer = torch.optim.LBFGS(
-            [found],
+            [x],
             max_iter=500,
             max_eval=2000,
             tolerance_grad=tolerance,
@@ -173,9 +217,9 @@ def ascend(tree: Tree, objective: Objective, logits: Tensor, tolerance: float = 
             line_search_fn="strong_wolfe",
         )
         optimiser.step(loss)
-        steepest = torch.autograd.grad(value(found), found)[0].abs().max()
-        if steepest < 50 * tolerance:  # what double precision leaves of it
-            return tree.completion_probabilities(tree.log_policy(found)).detach()
+        steepest = torch.autograd.grad(value(x), x)[0].abs().max()
+        if steepest < 50 * tolerance:  # the rounding of double precision
+            return tree.completion_probabilities(tree.log_policy(x)).detach()
     raise SageError(
         f"ascent did not come to rest (largest gradient {steepest:.1e}): start elsewhere, or "
         "choose a larger beta"
@@ -183,7 +227,7 @@ def ascend(tree: Tree, objective: Objective, logits: Tensor, tolerance: float = 
 
 
 def _natural_ascent(tree: Tree, value: Objective, logits: Tensor, tolerance: float) -> Tensor:
-    """100 steps along the natural gradient, each logit's gradient divided by its edge's visits.
+    """Take 100 steps along the natural gradient: a logit's gradient over its edge's visits.
 
     So a rare completion learns as fast as a common one, and no plateau holds it up.
     """

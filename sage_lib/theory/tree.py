@@ -1,7 +1,7 @@
-"""Exact RLVR on small token trees: every completion is enumerated, in float64.
+"""Exact RLVR on small token trees: all completions are enumerated, in float64.
 
 A completion is a path from the root to a leaf. A policy is a distribution over the next token in
-every inner node, given by one logit for each edge. Arrays are torch tensors, for autograd.
+each inner node, with a logit for each edge. Arrays are torch tensors, for autograd.
 
 Shapes: L leaves (completions), E edges (a state and a token), S states (inner nodes). Values of
 edges (logits, log pi, log q) stand in the order of :attr:`Tree.edges`, which is sorted;
@@ -26,7 +26,7 @@ Edge = tuple[Completion, str]
 
 @dataclass(frozen=True)
 class Tree:
-    """All completions of one prompt. No completion may be the beginning of another."""
+    """All completions of a prompt. No completion may be the beginning of another."""
 
     completions: tuple[Completion, ...]
 
@@ -40,12 +40,12 @@ class Tree:
 
     @classmethod
     def full(cls, depth: int, branches: int) -> "Tree":
-        """The tree in which each of ``depth`` tokens is one of ``branches``."""
+        """Return the tree in which each of ``depth`` tokens has ``branches`` values."""
         return cls(tuple(product(map(str, range(branches)), repeat=depth)))
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
-        """(state, token) of every edge, sorted; the edges of a state stand together."""
+        """The (state, token) of each edge, sorted; the edges of a state are neighbours."""
         return tuple(sorted({(c[:t], c[t]) for c in self.completions for t in range(len(c))}))
 
     @cached_property
@@ -55,7 +55,7 @@ class Tree:
 
     @cached_property
     def state_of(self) -> Tensor:
-        """Number of the state of every edge, shape (E,)."""
+        """Number of the state of each edge, shape (E,)."""
         number = {state: i for i, state in enumerate(self.states)}
         return torch.tensor([number[state] for state, _ in self.edges])
 
@@ -70,11 +70,11 @@ class Tree:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Tokens of every completion, shape (L,)."""
+        """Tokens of each completion, shape (L,)."""
         return torch.tensor([len(completion) for completion in self.completions])
 
     def by_edge(self, values: Mapping[Edge, float], otherwise: float = 0.0) -> Tensor:
-        """Numbers by (state, token), or ``otherwise``, in the order of the edges, shape (E,)."""
+        """Return numbers by (state, token), or ``otherwise``, in the order of the edges, (E,)."""
         unknown = set(values) - set(self.edges)
         if unknown:
             raise SageError(f"the tree has no edge {min(unknown)}: its edges are {self.edges}")
@@ -89,31 +89,31 @@ class Tree:
             )
 
     def along_paths(self, values: Tensor) -> Tensor:
-        """Values of edges, (E,), summed along each completion, (L,); -inf where an edge has it."""
+        """Sum values of edges, (E,), along each completion, (L,); -inf where an edge is -inf."""
         self.check_edges(values)
         closed = values == -torch.inf
         total = self.paths @ values.masked_fill(closed, 0)
-        # Not 0 times -inf, which is no number, where a completion does not take that edge.
+        # Not 0 times -inf, which is NaN, where a completion does not take the edge.
         return total.masked_fill(self.paths @ closed.to(self.paths.dtype) > 0, -torch.inf)
 
     def sum_by_state(self, values: Tensor) -> Tensor:
-        """Values of edges, shape (E,), summed over the edges of each state, shape (S,)."""
+        """Sum values of edges, shape (E,), over the edges of each state, shape (S,)."""
         self.check_edges(values)
         nothing = torch.zeros(len(self.states), dtype=values.dtype)
         return nothing.index_add(0, self.state_of, values)
 
     def mean_by_state(self, values: Tensor) -> Tensor:
-        """The mean over the edges of each state, shape (S,), of values of shape (E,)."""
+        """Return the mean over the edges of each state, shape (S,), of values of shape (E,)."""
         return self.sum_by_state(values) / torch.bincount(self.state_of)
 
     def max_by_state(self, values: Tensor) -> Tensor:
-        """The largest over the edges of each state, shape (S,), of values of shape (E,)."""
+        """Return the largest of the values of each state's edges, (E,) to (S,)."""
         self.check_edges(values)
         lowest = torch.full((len(self.states),), -torch.inf, dtype=values.dtype)
         return lowest.scatter_reduce(0, self.state_of, values, "amax")
 
     def log_policy(self, logits: Tensor) -> Tensor:
-        """log pi(token | state) of every edge from logits, both of shape (E,).
+        """Return log pi(token | state) of each edge from logits, both of shape (E,).
 
         A logit of -inf gives the token probability 0; a state without a token raises SageError.
         """
@@ -126,21 +126,27 @@ class Tree:
         return shifted - self.sum_by_state(shifted.exp()).log()[self.state_of]
 
     def completion_probabilities(self, log_policy: Tensor) -> Tensor:
-        """pi(y) of every completion, shape (L,), from log pi(token | state), shape (E,)."""
+        """Return pi(y) of each completion, shape (L,), from log pi(token | state), shape (E,)."""
         return self.along_paths(log_policy).exp()
 
     def visits(self, log_policy: Tensor) -> Tensor:
-        """Probability that a completion takes each edge, shape (E,)."""
+        """Return the probability that a completion takes each edge, shape (E,)."""
         return self.paths.T @ self.completion_probabilities(log_policy)
 
     def entropies(self, log_policy: Tensor) -> Tensor:
-        """Token entropy H (nats, eq. 12) of every state, shape (S,)."""
+        """Return the token entropy H (nats, eq. 12) of each state, shape (S,)."""
         log_p = log_policy.masked_fill(log_policy == -torch.inf, 0)  # 0 log 0 is 0
         return self.sum_by_state(-log_policy.exp() * log_p)
 
 
 def random_tree(rng: np.random.Generator, depth: int = 3, branches: int = 3) -> Tree:
-    """A random tree with at least one fork: paths end early with probability 0.2."""
+    """Return a random tree with at least one fork. Paths end early with probability 0.2.
+
+    Args:
+        rng: draws the tree.
+        depth: the most tokens of a completion.
+        branches: the most tokens after a state.
+    """
 
     def grow(prefix: Completion) -> list[Completion]:
         if len(prefix) == depth or (prefix and rng.random() < 0.2):

@@ -1,7 +1,7 @@
 """Appendix C: the two-path example, and the smallest tree that can produce its entropies.
 
-The paper's text copy lost the numbers of eq. 33-37. Those here were chosen so that every condition
-that its prose states holds; each is an argument.
+The paper's text copy lost the numbers of eq. 33-37. The numbers here were chosen so that all
+conditions of its prose hold; each is an argument.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from sage_lib.theory.tree import Edge, Tree
 class Example:
     """Eq. 33-34 with chosen numbers: two correct completions, and everything wrong as a third.
 
-    The wrong one, which the paper's prose does not have, is absent where common + rare is 1.
+    The wrong completion, which is not in the paper's prose, is absent where common + rare is 1.
     """
 
-    common: float = 0.9  # pi_ref of the two
+    common: float = 0.9  # pi_ref of the common and of the rare completion
     rare: float = 0.0083
     common_entropies: tuple[float, ...] = (0.2, 0.3)  # nats, of their tokens
     rare_entropies: tuple[float, ...] = (1.8, 0.2)
@@ -47,7 +47,7 @@ class Example:
 
     @property
     def entropies(self) -> Tensor:
-        """Of every token (nats), 0 where there is none (q = 1); shape (3, T)."""
+        """Entropy of each token (nats), 0 where there is none (q = 1); shape (3, T)."""
         rows = (self.common_entropies, self.rare_entropies, (0.0,))
         return pad_sequence([torch.tensor(h, dtype=torch.float64) for h in rows], batch_first=True)
 
@@ -60,12 +60,19 @@ class Example:
 def branch_q(
     entropy: Tensor, threshold: Tensor | float, ratio: Tensor | float, most: float = HIGH
 ) -> Tensor:
-    """Eq. 11 with the authors' clamp: q_t from a token's entropy (nats); shapes broadcast."""
+    """Return eq. 11 with the authors' clamp; shapes broadcast.
+
+    Args:
+        entropy: of tokens, nats.
+        threshold: nats.
+        ratio: slope above the threshold.
+        most: upper end of the clamp.
+    """
     return (1 + ratio * (entropy - threshold).clamp(min=0)).clamp(LOW, most)
 
 
 def conditions(example: Example) -> pd.DataFrame:
-    """What Appendix C states, line by line: columns equation, statement, value, bound, holds."""
+    """Check the statements of Appendix C: columns equation, statement, value, bound, holds."""
     guide, epsilon, rare = example.guide, example.epsilon, example.rare
     rlvr = solutions.tilted(example.reference, example.reward, example.beta)
     sage = solutions.tilted(example.reference, example.reward, example.beta, guide)
@@ -88,10 +95,18 @@ def conditions(example: Example) -> pd.DataFrame:
 def branch_tree(
     rare: float = 0.05, spread: int = 6, longer: int = 0
 ) -> tuple[Tree, Tensor, Tensor]:
-    """The tree that the example needs: tree, log pi_ref (E,), reward (L,).
+    """Build the smallest tree with the example's entropies.
 
-    The fork comes first and is nearly certain. Only the rare way leads to a state with ``spread``
-    equally likely tokens, the first of which ends correctly, ``longer`` tokens after the others.
+    The fork comes first and is nearly certain. Only the rare branch leads to a state with several
+    equally likely tokens. The first of them ends correctly.
+
+    Args:
+        rare: pi_ref of the rare branch.
+        spread: tokens of that state.
+        longer: tokens by which the correct completion there is longer than the others.
+
+    Returns:
+        The tree, log pi_ref (E,) and the reward (L,).
     """
     rare_right = ("rare", "b0", *["on"] * longer, "end")
     others = (("rare", f"b{i}", "end") for i in range(1, spread))
@@ -110,7 +125,8 @@ def branch_tree(
 
 
 def path_entropies(tree: Tree, log_policy: Tensor) -> pd.DataFrame:
-    """H_t (nats) of every token: a row per completion, columns completion, H_1, H_2, ..."""
+    """Return H_t (nats) of each token: a row for each completion, columns completion, H_1, H_2,
+    ..."""
     entropy = dict(zip(tree.states, tree.entropies(log_policy).tolist(), strict=True))
     rows = [[entropy[c[:t]] for t in range(len(c))] for c in tree.completions]
     frame = pd.DataFrame(rows).rename(columns=lambda t: f"H_{t + 1}")
@@ -121,7 +137,15 @@ def path_entropies(tree: Tree, log_policy: Tensor) -> pd.DataFrame:
 def tree_guide(
     tree: Tree, log_policy: Tensor, threshold: float, ratio: float, most: float = HIGH
 ) -> Tensor:
-    """Eq. 7 and 11 on a tree: q of every completion from ``log_policy``'s entropies; (L,)."""
+    """Return q of each completion by eq. 7 and 11, shape (L,).
+
+    Args:
+        tree: its completions.
+        log_policy: log pi of each edge, shape (E,), whose entropies count.
+        threshold: nats.
+        ratio: slope above the threshold.
+        most: upper end of the clamp.
+    """
     q = branch_q(tree.entropies(log_policy), threshold, ratio, most)
     return solutions.product_guide(tree, q.log()[tree.state_of])
 
@@ -129,11 +153,16 @@ def tree_guide(
 def margins(
     inputs: tuple[Tensor, Tensor, Tensor], example: Example, thresholds: Tensor, ratios: Tensor
 ) -> Tensor:
-    """log of (left side / right side) of Theorem 4.3 for the rare completion, on a grid.
+    """Return log(left side / right side) of Theorem 4.3 for the rare completion, on a grid.
 
-    Positive where the condition holds; shape (ratios, thresholds). ``inputs``: pi_ref and reward,
-    (L,), and entropies, (L, T), with the rare completion second; beta, epsilon and the clamp are
-    the example's.
+    Args:
+        inputs: pi_ref and reward, (L,), and entropies, (L, T); the rare completion is the second.
+        example: gives beta, epsilon and the clamp.
+        thresholds: of the grid, nats.
+        ratios: of the grid.
+
+    Returns:
+        Shape (ratios, thresholds), positive where the condition holds.
     """
     reference, reward, entropies = inputs
     across, down = thresholds[None, :, None, None], ratios[:, None, None, None]

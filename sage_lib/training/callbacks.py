@@ -1,5 +1,5 @@
-"""What every training does besides: check its settings, log each step so that a kill loses none,
-resume, and measure the policy on the way."""
+"""Parts of all trainings: checks of sections, logs of steps that outlive a kill, exact evaluations
+on the way, and resuming from checkpoints."""
 
 import contextlib
 import sys
@@ -21,22 +21,23 @@ from sage_lib.experiment.runs import Run, sft_run
 from sage_lib.experiment.settings import Profile
 from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
 from sage_lib.policy import tiny_qwen
-from sage_lib.policy.scoring import exact_summary, valid_probabilities
+from sage_lib.policy.exact import exact_summary
+from sage_lib.policy.scoring import valid_probabilities
 from sage_lib.tasks import judging
 from sage_lib.tasks.problem import Problem
 
-#: A run whose every group earned one and the same reward for this many steps has collapsed.
+#: Steps after which a run whose groups all have equal rewards has collapsed.
 FLAT_STEPS = 50
-#: File that marks a checkpoint as whole; written last. It holds the sizes of the others, and of the
-#: logs of its run.
+#: File that marks a checkpoint as whole; written last. It holds the sizes of the other files, and
+#: of the logs of its run.
 WHOLE = "whole"
 
 
-# -- settings --------------------------------------------------------------------------------------
+# -- sections --------------------------------------------------------------------------------------
 
 
 def check_sections(profile: Profile) -> None:
-    """SageError for any setting that SFTConfig, GRPOConfig or PEFT does not know or accept."""
+    """Raise SageError for a key or value that SFTConfig, GRPOConfig or PEFT does not accept."""
     from peft import LoraConfig
 
     from sage_lib.algorithm.backend import GRPOConfig, SFTConfig
@@ -45,15 +46,25 @@ def check_sections(profile: Profile) -> None:
     for name, place, section in profile.configured():
         cls, where = by_name[name], f"{profile.name}: {place}"
         check_section(cls, section, where)
-        # What is known may still not go together. (On another machine than theirs, profiles for a
-        # GPU would be refused for that alone.)
+        # Known keys may still contradict each other. On a machine without a GPU, the classes would
+        # refuse a profile for a GPU because of the machine.
         if section and cls is not LoraConfig and not profile.compute.requires_gpu:
             arguments(cls, section, where, output_dir=profile.name)
     tiny_qwen.check_architecture(profile.model)
 
 
 def arguments(cls: type, section: dict[str, Any], where: str, **fixed: Any) -> Any:
-    """An instance of ``cls`` (SFTConfig, GRPOConfig) from a profile's section."""
+    """Make an object from a profile's section.
+
+    Args:
+        cls: SFTConfig or GRPOConfig.
+        section: its keywords.
+        where: the place of the section, for errors.
+        fixed: keywords that the section does not decide.
+
+    Returns:
+        The object. SageError where the class refuses a keyword.
+    """
     try:
         return cls(**{"report_to": "none", **section, "disable_tqdm": True, **fixed})
     except (TypeError, ValueError, ArithmeticError) as error:  # TRL divides by num_generations
@@ -75,22 +86,26 @@ class Collapse(SageError):
 
 
 class _Finished(Exception):
-    """The checkpoint that training starts from is that of its last step."""
+    """Training starts from the checkpoint of its last step."""
 
 
-def taken_back(log: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of a log up to a checkpoint's step; later ones leave the file."""
+def truncate_log(log: Path, step: int) -> list[dict[str, Any]]:
+    """Delete the rows of a log after a checkpoint's step, and return the others."""
     rows = [row for row in read_lines(log) if row["step"] <= step]
     rewrite_lines(log, rows)
     return rows
 
 
 class StepLog(TrainerCallback):
-    """Appends every logged step to a JSONL file; after a resume, later steps are taken back first.
+    """Appends each logged step to a JSONL file. A resume deletes the steps after its checkpoint.
 
-    ``before``: steps of trainers that came before; ``more``: what every row says besides. Raises
-    :class:`Collapse` where nothing is left to learn from, and before a gradient that is not finite
-    destroys the weights.
+    It raises :class:`Collapse` where rewards no longer differ, and before a gradient that is not
+    finite destroys the weights.
+
+    Args:
+        path: of the file.
+        before: steps of earlier trainers.
+        more: further entries of all rows.
     """
 
     def __init__(self, path: Path, before: int = 0, more: dict[str, float] | None = None):
@@ -98,7 +113,7 @@ class StepLog(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.flat, self.clock = 0, time.perf_counter()
-        for row in taken_back(self.path, self.before + state.global_step):
+        for row in truncate_log(self.path, self.before + state.global_step):
             self._count_flat(row)
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -138,14 +153,21 @@ class StepLog(TrainerCallback):
 
 
 class ExactLog(TrainerCallback):
-    """Exact pass@k of the policy in training, every so many steps: a row per data set and step.
+    """Appends exact pass@k of the policy to a JSONL file: a row for each data set and step.
 
-    From the probabilities of all valid completions of ``problems``; no random stream moves.
-    ``start``: a file for the rows of the policy before its first step, which are the same for all
-    that start from it: measured where it is missing, and read by the others.
+    It reads the probabilities of all valid completions, and moves no random stream.
+
+    Args:
+        path: of the file.
+        tokenizer: of the policy.
+        problems: whose valid completions are listed.
+        interval: steps between two evaluations.
+        start_path: file of the rows before the first step, which runs from the same base share. The
+            first run writes it. None: no file.
+        tempered: further temperatures than 1.
     """
 
-    #: k of the pass@k that are kept.
+    #: k of pass@k in the rows.
     KS = (1, 8, 64, 256, 1024)
 
     def __init__(
@@ -153,68 +175,78 @@ class ExactLog(TrainerCallback):
         path: Path,
         tokenizer: PreTrainedTokenizerBase,
         problems: Sequence[Problem],
-        every: int,
-        start: Path | None = None,
+        interval: int,
+        start_path: Path | None = None,
         tempered: Sequence[float] = (),
     ):
         self.path, self.tokenizer, self.problems = path, tokenizer, problems
-        self.every, self.start, self.tempered = every, start, tempered
+        self.interval, self.start_path, self.tempered = interval, start_path, tempered
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        begins = state.global_step == 0  # anew, too, after an end before the first checkpoint
-        taken_back(self.path, -1 if begins else state.global_step)
+        begins = state.global_step == 0  # also after a kill before the first checkpoint
+        truncate_log(self.path, -1 if begins else state.global_step)
         if begins:
             self.begin(kwargs["model"])
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.every == 0:
+        if state.global_step % self.interval == 0:
             self.append(kwargs["model"], state.global_step)
 
     def begin(self, model: PreTrainedModel) -> None:
-        """The rows of the policy before its first step."""
+        """Append the rows of the policy before its first step."""
         rows = None
         with contextlib.suppress(SageError):  # not measured yet, or damaged
-            rows = read_json(self.start) if self.start else None
+            rows = read_json(self.start_path) if self.start_path else None
         if rows is None:
-            rows = self._measured(model)
+            rows = self._measure(model)
             with contextlib.suppress(SageError):  # in another profile's folder, read-only
-                if self.start is not None:
-                    write_json(self.start, rows)
-        self._note(rows, 0)
+                if self.start_path is not None:
+                    write_json(self.start_path, rows)
+        self._append_rows(rows, 0)
 
     def append(self, model: PreTrainedModel, step: int) -> None:
-        """The rows of one step, of the policy as it stands."""
-        self._note(self._measured(model), step)
+        """Append the rows of the policy after a step."""
+        self._append_rows(self._measure(model), step)
 
-    def _measured(self, model: PreTrainedModel) -> list[dict[str, Any]]:
+    def _measure(self, model: PreTrainedModel) -> list[dict[str, Any]]:
         training = model.training
-        found = valid_probabilities(model.eval(), self.tokenizer, self.problems, self.tempered)
+        table = valid_probabilities(model.eval(), self.tokenizer, self.problems, self.tempered)
         model.train(training)
-        return exact_summary(found, self.KS)
+        return exact_summary(table, self.KS)
 
-    def _note(self, rows: Sequence[dict[str, Any]], step: int) -> None:
+    def _append_rows(self, rows: Sequence[dict[str, Any]], step: int) -> None:
         for row in rows:
             append_line(self.path, {"step": step, **row})
 
 
 def exact_log(profile: Profile, run: Run, tokenizer: PreTrainedTokenizerBase) -> ExactLog | None:
-    """The log of a run that starts from the profile's base; None where the profile asks for none,
-    or has no problem whose valid completions can be listed."""
-    every = profile.evaluation.every
-    listed = problems.listed_problems(profile, ood=False) if every else []
+    """Make the log of exact evaluations of a run.
+
+    Args:
+        profile: of the run, which starts from its base.
+        run: the run.
+        tokenizer: of the policy.
+
+    Returns:
+        The log. None where ``evaluation.every`` is 0, or the valid completions of no problem can be
+        listed.
+    """
+    interval = profile.evaluation.every
+    listed = problems.listed_problems(profile, ood=False) if interval else []
     if not listed:
         return None
     base = sft_run(profile)
-    # How the base is loaded, for an adapter or for all of its weights, decides the last digits.
-    how = (profile.methods[run.method].lora, profile.rl_lora, profile.model)
+    # Whether the base is loaded for an adapter or to train all weights decides the last digits.
+    loaded_for = (profile.methods[run.method].lora, profile.rl_lora, profile.model)
     tempered = profile.evaluation.tempered
-    measured = (base.weights, judging.digest(listed), ExactLog.KS, how, tempered)
-    start = base.build / f"exact-{digest(measured)}.json"
-    return ExactLog(run.build / "exact.jsonl", tokenizer, listed, every, start, tempered)
+    identity = (base.weights, judging.digest(listed), ExactLog.KS, loaded_for, tempered)
+    start_path = base.build / f"exact-{digest(identity)}.json"
+    path = run.build / "exact.jsonl"
+    return ExactLog(path, tokenizer, listed, interval, start_path, tempered)
 
 
 class Bar(TrainerCallback):
-    """A progress bar where a user looks on: on a terminal, in place of every logged row."""
+    """A progress bar on a terminal, in the place of logged rows."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         steps = {"total": state.max_steps, "initial": state.global_step, "unit": "step"}
@@ -232,32 +264,35 @@ class Bar(TrainerCallback):
 
 
 def train_on(trainer: Any, checkpoints: Path) -> None:
-    """Train from the last whole checkpoint, if there is one; from that of the last step, take its
-    weights and train nothing (``trainer`` has a :class:`StepLog`).
+    """Train from the last whole checkpoint, or from the start. At the last step nothing is trained.
 
     Checkpoints are read by torch's unpickler for tensors and plain values alone.
+
+    Args:
+        trainer: has a :class:`StepLog`.
+        checkpoints: their folder.
     """
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Bar())
-    found = last_checkpoint(checkpoints)
-    if found and hasattr(trainer, "_total_train_tokens"):  # SFT's, which would count from zero
-        rows = read_json(Path(found) / TRAINER_STATE_NAME)["log_history"]
+    checkpoint = last_checkpoint(checkpoints)
+    if checkpoint and hasattr(trainer, "_total_train_tokens"):  # SFT's, which would count from zero
+        rows = read_json(Path(checkpoint) / TRAINER_STATE_NAME)["log_history"]
         counted = max((row.get("num_tokens", 0) for row in rows), default=0)
         trainer._total_train_tokens = int(counted)
     try:
-        trainer.train(resume_from_checkpoint=found)
+        trainer.train(resume_from_checkpoint=checkpoint)
     except _Finished:
         pass
     except UnpicklingError as error:
         raise SageError(
-            f"a file of {found} holds what no run writes there, and was not read: delete that "
+            f"a file of {checkpoint} holds what no run writes there, and was not read: delete that "
             "checkpoint and run with --resume"
         ) from error
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint, or None. A kill can leave one half-written, without its mark; a
-    disk can lose the end of a file in it, or of a log."""
+    """Return the newest whole checkpoint, or None. A kill can leave a half-written one without its
+    mark, and a disk can lose the end of a file or of a log."""
     ordered = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rsplit("-", 1)[1]))
     whole = [path for path in ordered if (path / WHOLE).is_file() and _is_whole(path / WHOLE)]
     return str(whole[-1]) if whole else None
@@ -268,7 +303,7 @@ def _sizes(folder: Path, pattern: str) -> dict[str, int]:
 
 
 def _log_sizes(checkpoint: Path) -> dict[str, int]:
-    """Of the logs of a checkpoint's run, which lie beside the folder of all checkpoints."""
+    """Return the sizes of the logs of a checkpoint's run, next to the folder of checkpoints."""
     return _sizes(checkpoint.parent.parent, "*.jsonl")
 
 
@@ -276,9 +311,9 @@ def _is_whole(mark: Path) -> bool:
     if not mark.stat().st_size:  # written before marks held sizes
         return True
     try:
-        said = read_json(mark)
+        expected = read_json(mark)
     except SageError:
         return False
     files, logs = _sizes(mark.parent, "*"), _log_sizes(mark.parent)
-    same = all(files.get(name) == size for name, size in said["files"].items())
-    return same and all(logs.get(name, 0) >= size for name, size in said["logs"].items())
+    same = all(files.get(name) == size for name, size in expected["files"].items())
+    return same and all(logs.get(name, 0) >= size for name, size in expected["logs"].items())

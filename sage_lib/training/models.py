@@ -1,4 +1,4 @@
-"""The model that a stage trains: loaded, given an adapter, merged; plainly or by Unsloth."""
+"""Models in training: loading, adapters and merging, by transformers and PEFT or by Unsloth."""
 
 from pathlib import Path
 
@@ -17,28 +17,36 @@ from sage_lib.policy import loading, tiny_qwen
 def load_model(
     profile: Profile, folder: str | Path, full: bool, checkpointing: bool, by_unsloth: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model to train, in the profile's dtype, and its tokenizer; ``full``: all weights train."""
-    settings = profile.model
-    dtype = None if settings.dtype is None else getattr(torch, settings.dtype)
-    revision = settings.revision if str(folder) == settings.name else None
+    """Load a model to train and its tokenizer.
+
+    Args:
+        profile: its model section gives the dtype and the length.
+        folder: of the model, or a hub name.
+        full: whether all weights are trained.
+        checkpointing: whether layers run again in the backward pass.
+        by_unsloth: whether Unsloth loads it.
+    """
+    section = profile.model
+    dtype = None if section.dtype is None else getattr(torch, section.dtype)
+    revision = section.revision if str(folder) == section.name else None
     if not by_unsloth:
         model = AutoModelForCausalLM.from_pretrained(
             folder, revision=revision, dtype=dtype or "auto", **loading.SAFE
         )
         model.config.use_cache = False  # nothing that trains reads past keys and values
-        return loading.quick(model), loading.load_tokenizer(settings, folder, revision)
+        return loading.quick(model), loading.load_tokenizer(section, folder, revision)
     model, tokenizer = unsloth_first.fast_language_model().from_pretrained(
         model_name=str(folder),
         revision=revision,
-        max_seq_length=settings.max_seq_length,
+        max_seq_length=section.max_seq_length,
         dtype=dtype,
-        load_in_4bit=settings.load_in_4bit,
+        load_in_4bit=section.load_in_4bit,
         use_exact_model_name=True,  # another repository would have no such revision
         full_finetuning=full,
         use_gradient_checkpointing=checkpointing,
         **loading.SAFE,
     )
-    if settings.name == tiny_qwen.NAME:
+    if section.name == tiny_qwen.NAME:
         tokenizer = tiny_qwen.load_tokenizer(folder)
     return model, loading.with_prompt(tokenizer)
 
@@ -46,7 +54,15 @@ def load_model(
 def add_lora(
     model: PreTrainedModel, section: dict, seed: int, checkpointing: bool, by_unsloth: bool
 ) -> PeftModel:
-    """A fresh adapter from a profile's section: B is zero, ``seed`` that of the A matrices."""
+    """Add a fresh adapter, whose B matrices are 0.
+
+    Args:
+        model: its base.
+        section: keywords of LoraConfig.
+        seed: of the A matrices.
+        checkpointing: whether layers run again in the backward pass.
+        by_unsloth: whether Unsloth adds it.
+    """
     if by_unsloth:
         return unsloth_first.fast_language_model().get_peft_model(
             model, **section, random_state=seed, use_gradient_checkpointing=checkpointing
@@ -56,7 +72,7 @@ def add_lora(
 
 
 def merged(model: torch.nn.Module) -> PreTrainedModel:
-    """The trained model as one plain model, its adapter (if it has one) merged in."""
+    """Return a trained model as a plain model, its adapter (if any) merged."""
     if not isinstance(model, PeftModel):
         return model
     model.set_adapter("default")

@@ -1,7 +1,7 @@
-"""One batch of a SageTrainer on a tiny random model: the terms of its loss, its value and gradient.
+"""A batch of a SageTrainer on a tiny random model: the terms of its loss, its value and gradient.
 
-For notebook 06; nothing is trained. A process of its own that sees no GPU makes it plain TRL's loss
-on every machine.
+For notebook 06; nothing is trained. A separate process that sees no GPU makes it plain TRL's loss
+on all machines.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ import torch
 from sage_lib.algorithm.guides import Guide
 from sage_lib.experiment.settings import Model
 
-#: Completions of a prompt, prompts, and the longest completion, tokens.
+#: Completions of a prompt, prompts, and the most tokens of a completion.
 GROUP, PROMPTS, LONGEST = 4, 2, 16
-#: How far each weight is moved off the reference, standard deviation.
+#: Standard deviation by which each weight is moved off the reference.
 MOVED = 0.1
 _SHAPE = {
     "hidden_size": 32,
@@ -36,10 +36,10 @@ _SHAPE = {
 
 @dataclass(frozen=True)
 class LossBatch:
-    """What the loss of one batch is made of; of shape (batch, time) where nothing else is said."""
+    """The terms of the loss of a batch, of shape (batch, time) unless a comment says otherwise."""
 
     logps: torch.Tensor  # log pi of the sampled tokens, without a gradient
-    reference: torch.Tensor  # log pi_ref of them
+    ref_logps: torch.Tensor  # log pi_ref of the sampled tokens
     entropies: torch.Tensor  # of pi before each token, nats (eq. 12)
     mask: torch.Tensor  # 1 on completion tokens, else 0
     advantages: torch.Tensor  # shape (batch,)
@@ -48,9 +48,16 @@ class LossBatch:
 
 
 def loss_batch(guide: Guide, beta: float, seed: int = 0) -> LossBatch:
-    """Sample completions of a tiny random model moved off its reference, and take the loss: anchor
-    k3, loss type "grpo" (1/|o|), as in the paper's code. Probabilities come from forward passes of
-    their own, not from the trainer's."""
+    """Sample completions of a tiny random model moved off its reference, and compute the loss.
+
+    The KL form is k3 and the loss type "grpo" (1/|o|), as in the paper's code. Probabilities come
+    from separate forward passes, not from the trainer's.
+
+    Args:
+        guide: of the loss.
+        beta: coefficient of the KL.
+        seed: of weights, noise and samples.
+    """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _hide_gpus) as pool:
         arrays, loss = pool.submit(_arrays, guide, beta, seed).result()
@@ -62,13 +69,13 @@ def _hide_gpus() -> None:
 
 
 def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, np.ndarray], float]:
-    """The tensors of a :class:`LossBatch` as arrays, and the loss."""
-    said = io.StringIO()  # what libraries say of the machine and of files
-    quiet = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
-    with quiet[0], quiet[1], tempfile.TemporaryDirectory() as made:
+    """Return the tensors of a :class:`LossBatch` as arrays, and the loss."""
+    messages = io.StringIO()  # of libraries, about the machine and files
+    quiet = contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages)
+    with quiet[0], quiet[1], tempfile.TemporaryDirectory() as folder:
         from sage_lib.algorithm.trainer import SageTrainer  # first: Unsloth before transformers
 
-        trainer = _trainer(SageTrainer, Path(made), guide, beta, seed)
+        trainer = _trainer(SageTrainer, Path(folder), guide, beta, seed)
         rows = [trainer.train_dataset[i // GROUP] for i in range(GROUP * PROMPTS)]
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
@@ -76,11 +83,12 @@ def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, np.ndarray]
         live_logps = _record_logps(trainer)
         loss = trainer._compute_loss(trainer.model, batch)
         [gradient] = torch.autograd.grad(loss, live_logps)
-        return _of_batch(trainer, batch) | {"gradient": np.array(gradient)}, loss.item()
+        return _signals(trainer, batch) | {"gradient": np.array(gradient)}, loss.item()
 
 
 def _record_logps(trainer: Any) -> list[torch.Tensor]:
-    """A list to which the trainer adds the log pi, shape (batch, time), that its loss reads."""
+    """Return a list to which the trainer will add the log pi, (batch, time), that its loss
+    reads."""
     live, score = [], trainer._get_per_token_logps_and_entropies
 
     def recording(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +120,7 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
     return cls(
         guide=guide,
         model=model,
-        reference=AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE),
+        ref_model=AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE),
         processing_class=tiny_qwen.load_tokenizer(folder),
         reward_funcs=_spread,
         train_dataset=Dataset.from_list([{"prompt": prompts.messages(q)} for q in questions]),
@@ -136,24 +144,19 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
 
 
 @torch.no_grad()
-def _of_batch(trainer: Any, batch: dict[str, Any]) -> dict[str, np.ndarray]:
-    from sage_lib.algorithm import token_probabilities as probs
+def _signals(trainer: Any, batch: dict[str, Any]) -> dict[str, np.ndarray]:
+    from sage_lib.algorithm.backend import whole_rows
+    from sage_lib.algorithm.token_probabilities import completion_signals
 
-    drawn, start = batch["completion_ids"], batch["prompt_ids"].shape[1]
-    ids = torch.cat([batch["prompt_ids"], drawn], dim=1)
-    seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    pi, reference = (
-        probs.log_probabilities(probs.completion_logits(model, ids, start, seen))
-        for model in (trainer.model, trainer.ref_model)
-    )
-    found = {
-        "logps": probs.drawn_log_probabilities(pi, drawn),
-        "reference": probs.drawn_log_probabilities(reference, drawn),
-        "entropies": probs.entropies_of(pi),
+    policy = completion_signals(trainer.model, *whole_rows(batch))
+    signals = {
+        "logps": policy.logps,
+        "ref_logps": completion_signals(trainer.ref_model, *whole_rows(batch)).logps,
+        "entropies": policy.entropies,
         "mask": batch["completion_mask"],
         "advantages": batch["advantages"],
     }
-    return {name: np.array(tensor) for name, tensor in found.items()}
+    return {name: np.array(tensor) for name, tensor in signals.items()}
 
 
 def _spread(completions: Sequence[Sequence[dict[str, str]]], **others: Any) -> list[float]:

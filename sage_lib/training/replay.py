@@ -1,7 +1,8 @@
-"""A finished RL run once more, with every update watched: how far each token's probability and
-entropy move, and how large its gradient was (exploration report, 3.2).
+"""A second pass through a finished RL run that measures each update (exploration report, 3.2): the
+change of each token's probability and entropy, and the size of its gradient.
 
-Watching draws nothing and changes no weight; the record says whether the weights are the same.
+The measurement draws nothing and changes no weight; the record says whether the weights are the
+same.
 """
 
 import shutil
@@ -18,7 +19,7 @@ import torch
 from transformers import TrainerCallback, TrainerState
 
 from sage_lib.algorithm import token_probabilities as probs
-from sage_lib.algorithm.backend import Batch, counted_tokens
+from sage_lib.algorithm.backend import Batch, counted_tokens, whole_rows
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
@@ -29,15 +30,15 @@ from sage_lib.files import append_line, read_lines, write_text
 from sage_lib.policy import token_groups
 from sage_lib.policy.loading import weights_hash
 from sage_lib.policy.token_signals import gradient_norm
-from sage_lib.training.callbacks import StepLog, taken_back
+from sage_lib.training.callbacks import StepLog, truncate_log
 
-#: Updates of which one row holds the means.
+#: Updates whose means are a row.
 BLOCK = 10
 KEYS = ("step", "by", "group", "sign")
 
 
-def measure(profile: Profile, run: Run) -> dict:
-    """Replay the run whose policy ``run`` reads; returns the run record.
+def replay_run(profile: Profile, run: Run) -> dict:
+    """Replay the run whose policy ``run`` reads, and return the run record.
 
     Writes moves.csv (docs/data_training.md): means over :data:`BLOCK` updates.
     """
@@ -46,7 +47,7 @@ def measure(profile: Profile, run: Run) -> dict:
     training = profile.training(policy.method, policy.seed)
     record = Record("replay", profile.name, run.fingerprint, policy.seed, {"block": BLOCK})
     checkpoints, log = run.build / "checkpoints", run.build / "groups.jsonl"
-    trainer, tokenizer, _ = rl.trainer_of(training, profile, checkpoints, Watched)
+    trainer, tokenizer, _ = rl.make_trainer(training, profile, checkpoints, Watched)
     assert isinstance(trainer, Watched)
     trainer.add_callback(StepLog(run.live_steps))
     trainer.add_callback(_Watch(trainer, log))
@@ -56,13 +57,13 @@ def measure(profile: Profile, run: Run) -> dict:
     write_text(run.measured / "moves.csv", table.to_csv(index=False, float_format="%.6g"))
     rl.save_policy(profile, run, trainer.model, tokenizer)
     same = weights_hash(run.model) == policy.weights
-    found = run.finish(record, reproduced=same, collapsed=collapsed)
+    written = run.finish(record, reproduced=same, collapsed=collapsed)
     shutil.rmtree(checkpoints, ignore_errors=True)
-    return found
+    return written
 
 
 def in_blocks(watched: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows {"step", "groups"} as one table: means over blocks of updates, weighed by tokens."""
+    """Return rows {"step", "groups"} as a table of means over blocks of updates, by tokens."""
     frames, last = [], watched[-1]["step"]
     for row in watched:
         block = min(-(-row["step"] // BLOCK) * BLOCK, last)
@@ -84,7 +85,7 @@ class Watched(SageTrainer):
         return loss
 
     def moves(self) -> pd.DataFrame:
-        """What the update that was just made did to its own tokens: ``token_groups.grouped``."""
+        """Return the changes of the last update to its tokens, as ``token_groups.grouped``."""
         if not self._batches:
             raise SageError(runs.NOT_WATCHED)
         frames, first = [], 0
@@ -112,16 +113,13 @@ class Watched(SageTrainer):
 
     @torch.no_grad()
     def _signals(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Entropy (nats), probability of the drawn token and G_t, shape (batch, time)."""
-        drawn, start = batch["completion_ids"], batch["prompt_ids"].shape[1]
-        ids = torch.cat([batch["prompt_ids"], drawn], 1)
-        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        training = self.model.training
+        """Return entropy (nats), probability of the drawn token and G_t, shape (batch, time)."""
+        drawn, training = batch["completion_ids"], self.model.training
         model = self.model.eval()
-        logits, hidden = probs.completion_logits_and_hidden(model, ids, start, attention)
+        logits, hidden = probs.completion_logits_and_hidden(model, *whole_rows(batch))
         self.model.train(training)
         log_pi = probs.log_probabilities(logits, self.temperature)
-        advantages = batch["advantages"].float().reshape(len(ids), -1).expand(drawn.shape)
+        advantages = batch["advantages"].float().reshape(len(drawn), -1).expand(drawn.shape)
         signals = advantages.flatten(), log_pi.flatten(0, 1), drawn.flatten(), hidden.flatten(0, 1)
         gradients = gradient_norm(*(signal.cpu().numpy() for signal in signals))
         return {
@@ -132,20 +130,20 @@ class Watched(SageTrainer):
 
 
 def _signs(advantages: torch.Tensor) -> np.ndarray:
-    """The sign of each completion in words; rounding leaves one where rewards are equal."""
+    """Return the sign of each completion's advantage in words; rounding does not count as one."""
     values = advantages.float().cpu().numpy().reshape(len(advantages), -1)[:, 0]
     least = 1e-3 * np.abs(values).max()
     return np.where(values > least, "positive", np.where(values < -least, "negative", "even"))
 
 
 class _Watch(TrainerCallback):
-    """Appends the groups of every update to a JSONL file, as StepLog does."""
+    """Appends the groups of each update to a JSONL file, as StepLog does."""
 
     def __init__(self, trainer: Watched, log: Any):
         self.trainer, self.log = trainer, log
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        taken_back(self.log, state.global_step)
+        truncate_log(self.log, state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         groups = self.trainer.moves()

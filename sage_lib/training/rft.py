@@ -1,8 +1,8 @@
 """Rejection-sampling fine-tuning (exploration report, 4.4.1), the rounds of a method with ``rft``.
 
-A round draws completions of RL's prompts as RL does, keeps what the report's rules keep
-(:mod:`sage_lib.tasks.filters`), selects correct ones, and fine-tunes the policy on them. A killed
-run goes on from its samples, its last checkpoint and its last whole round.
+A round draws completions of RL's prompts as RL does. The report's rules refuse some of them
+(:mod:`sage_lib.tasks.filters`). The round selects correct ones, and fine-tunes the policy on them.
+A killed run resumes from its samples, its last checkpoint and its last whole round.
 """
 
 import dataclasses
@@ -37,17 +37,17 @@ from sage_lib.tasks.judging import digest, judge, require_golds, require_steps
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.verifier import Verifier
-from sage_lib.training.callbacks import WHOLE, StepLog, arguments, exact_log, taken_back, train_on
+from sage_lib.training.callbacks import WHOLE, StepLog, arguments, exact_log, train_on, truncate_log
 from sage_lib.training.models import add_lora, load_model, merged
 
-#: Counts of a round in rounds.csv: completions drawn, correct, refused by each rule, eligible (they
-#: are correct and no rule refuses them), selected, wrong and different ones among the selected.
+#: Counts of a round in rounds.csv: completions drawn, correct, refused by each rule, eligible
+#: (correct and not refused), selected; and wrong and distinct ones among the selected.
 COUNTS = ("drawn", "correct", *filters.REFUSALS, "eligible", "selected", "wrong", "distinct")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A completion that the rules keep, up to its first answer, with means over its tokens."""
+    """A completion up to its first answer that no rule refuses, with means over its tokens."""
 
     place: int  # of its problem in the round
     number: int  # of the sample
@@ -58,65 +58,81 @@ class Candidate:
     branching: float  # tokens within 95 % of the mass
 
 
-#: What selections go by: the largest are taken.
+#: Scores of selections, which take the largest.
 SCORES = ("entropy", "branching")
 
 
 def select(candidates: Sequence[Candidate], rft: Rft, rng: random.Random) -> list[Candidate]:
-    """What a round learns from, in random order: ``rft.selected`` candidates, of which a share
-    ``rft.noise`` is wrong and the others have the best scores among the correct, or with "random"
-    any. Of fewer correct ones all are taken, and the share of wrong ones stays."""
-    correct = [one for one in candidates if one.correct]
-    wrong = [one for one in candidates if not one.correct]
+    """Select the completions that a round learns from.
+
+    Args:
+        candidates: of the round.
+        rft: ``selected`` is their number, ``noise`` the share of wrong ones, and ``select`` the
+            score by which the correct ones are the best; "random" takes any.
+        rng: draws.
+
+    Returns:
+        The selection in random order. With too few correct candidates it has all of them, and the
+        same share of wrong ones.
+    """
+    correct = [candidate for candidate in candidates if candidate.correct]
+    wrong = [candidate for candidate in candidates if not candidate.correct]
     wanted = min(len(correct), rft.selected - round(rft.noise * rft.selected))
     if rft.select in SCORES:
-        correct.sort(key=lambda one: (-getattr(one, rft.select), one.place, one.number))
-        chosen = correct[:wanted]
+        correct.sort(key=lambda c: (-getattr(c, rft.select), c.place, c.number))
+        selection = correct[:wanted]
     else:
-        chosen = rng.sample(correct, wanted)
+        selection = rng.sample(correct, wanted)
     noisy = min(len(wrong), round(wanted * rft.noise / (1 - rft.noise)))
-    chosen += rng.sample(wrong, noisy)
-    rng.shuffle(chosen)
-    return chosen
+    selection += rng.sample(wrong, noisy)
+    rng.shuffle(selection)
+    return selection
 
 
-def prompts_of(asked: Sequence[Problem], rft: Rft, seed: int, number: int) -> list[Problem]:
-    """The problems of round ``number`` (from 0): the next of a seeded order, over and over."""
-    order = random.Random(seed).sample(range(len(asked)), len(asked))
+def prompts_of(rl_problems: Sequence[Problem], rft: Rft, seed: int, number: int) -> list[Problem]:
+    """Return the problems of a round: the next ones of a seeded order, over and over.
+
+    Args:
+        rl_problems: all problems.
+        rft: the problems of a round.
+        seed: of the order.
+        number: of the round, from 0.
+    """
+    order = random.Random(seed).sample(range(len(rl_problems)), len(rl_problems))
     first = number * rft.prompts
     places = [order[place % len(order)] for place in range(first, first + rft.prompts)]
     if len(set(places)) < len(places):
         raise SageError(
             f"a round asks {rft.prompts} prompts and rl_data has {len(order)}: lower rft.prompts"
         )
-    return [asked[place] for place in places]
+    return [rl_problems[place] for place in places]
 
 
 def train(profile: Profile, run: Run) -> dict:
-    """Train one method from the SFT model by rounds, for :func:`rl.train`; returns the record.
+    """Train a method from the SFT model by rounds, and return the run record.
 
-    Beside the record lie steps.jsonl (gradient steps, counted through all rounds), exact.jsonl (at
-    the end of each round) and rounds.csv.
+    It writes steps.jsonl (gradient steps, counted through all rounds), exact.jsonl (at the end of
+    each round) and rounds.csv.
     """
-    chosen, rft = profile.methods[run.method], profile.rft_of(run.method)
+    method, rft = profile.methods[run.method], profile.rft_of(run.method)
     seed = profile.seeds[0] if run.seed is None else run.seed
     work = Rounds(profile, run, rft, seed)
-    kept = {"method": run.method, **dataclasses.asdict(chosen), "rft": dataclasses.asdict(rft)}
-    kept |= {"lora": work.lora, "rollouts": {key: profile.rl[key] for key in ROLLOUTS}}
-    record = Record("rl", profile.name, run.fingerprint, seed, kept)
+    recorded = {"method": run.method, **method.recorded(), "rft": dataclasses.asdict(rft)}
+    recorded |= {"lora": work.lora, "rollouts": {key: profile.rl[key] for key in ROLLOUTS}}
+    record = Record("rl", profile.name, run.fingerprint, seed, recorded)
     whole = [n for n in range(rft.rounds) if (work.folder(n) / WHOLE).is_file()]
-    model = work.load(len(whole))
+    model = work.load_policy(len(whole))
     for log in (work.rounds, run.build / "exact.jsonl"):
-        taken_back(log, work.step(len(whole)) if whole else -1)
+        truncate_log(log, work.step(len(whole)) if whole else -1)
     if not whole and work.exact:
         work.exact.begin(model)
     for number in range(len(whole), rft.rounds):
-        said = work.do(number, model)
-        # Loaded anew, since a trainer leaves its own forward on a model; a resumed run does alike.
-        model, step = work.load(number + 1), work.step(number + 1)
+        row = work.run_round(number, model)
+        # Loaded again, as a resumed run loads it: a trainer leaves another forward on a model.
+        model, step = work.load_policy(number + 1), work.step(number + 1)
         if work.exact:
             work.exact.append(model, step)
-        append_line(work.rounds, {"round": number + 1, "step": step, **said})
+        append_line(work.rounds, {"round": number + 1, "step": step, **row})
         (work.folder(number) / WHOLE).touch()
         shutil.rmtree(work.folder(number) / "checkpoints", ignore_errors=True)
     merged(model).save_pretrained(run.model)
@@ -128,8 +144,8 @@ def train(profile: Profile, run: Run) -> dict:
         write_bytes(run.measured / "exact.jsonl", work.exact.path.read_bytes())
     written = run.finish(
         record,
-        data=digest(work.asked),
-        reference=loading.weights_hash(work.reference),
+        data=digest(work.problems),
+        reference=loading.weights_hash(work.base_folder),
         weights=loading.weights_hash(run.model),
         drawn=sum(row["drawn"] for row in rounds),
         collapsed=None,
@@ -140,30 +156,37 @@ def train(profile: Profile, run: Run) -> dict:
 
 
 class Rounds:
-    """What the rounds of a run share: settings, problems, judge, logs. Rounds count from 0."""
+    """The rounds of a run, with their problems, verifier and logs. Rounds count from 0.
+
+    Args:
+        profile: of the run.
+        run: the run.
+        rft: the section of its method.
+        seed: of the run.
+    """
 
     def __init__(self, profile: Profile, run: Run, rft: Rft, seed: int):
         self.profile, self.run, self.rft, self.seed = profile, run, rft, seed
-        self.reference = runs.sft_run(profile).model
+        self.base_folder = runs.sft_run(profile).model
         self.lora = profile.rl_lora if profile.methods[run.method].lora else None
-        self.tokenizer = loading.load_tokenizer(profile.model, self.reference)
-        self.asked = problems.rl_problems(profile)
+        self.tokenizer = loading.load_tokenizer(profile.model, self.base_folder)
+        self.problems = problems.rl_problems(profile)
         self.verifier = Verifier(workers=profile.compute.threads)
-        require_golds(self.asked, self.verifier)
+        require_golds(self.problems, self.verifier)
         if profile.methods[run.method].reward == "valid":
-            require_steps(self.asked)
+            require_steps(self.problems)
         self.rounds = run.build / "rounds.jsonl"
         self.exact = exact_log(profile, run, self.tokenizer)
 
     def folder(self, number: int) -> Path:
-        """Where a round keeps its samples, checkpoints and weights."""
+        """Return the folder of a round's samples, checkpoints and weights."""
         return self.run.build / f"round{number + 1}"
 
-    def load(self, number: int) -> PreTrainedModel:
-        """The policy after so many rounds, ready to be trained."""
+    def load_policy(self, number: int) -> PreTrainedModel:
+        """Load the policy after a number of rounds, ready to be trained."""
         checkpointing = self.rft.sft["gradient_checkpointing"]
         weights = self.folder(number - 1) / "weights"
-        start = weights if number and self.lora is None else self.reference
+        start = weights if number and self.lora is None else self.base_folder
         fast = unsloth_first.is_loaded()  # as for SFT
         model, _ = load_model(self.profile, start, self.lora is None, checkpointing, fast)
         if self.lora is None:
@@ -174,83 +197,94 @@ class Rounds:
         return adapted
 
     def step(self, number: int) -> int:
-        """The gradient step after so many rounds."""
+        """Return the gradient step after a number of rounds."""
         return number * int(self.rft.sft["max_steps"])
 
-    def do(self, number: int, model: PreTrainedModel) -> dict[str, Any]:
-        """One round: draw, select, fine-tune, keep the weights; returns what rounds.csv says."""
+    def run_round(self, number: int, model: PreTrainedModel) -> dict[str, Any]:
+        """Draw, select, fine-tune and save the weights. Return the round's row of rounds.csv."""
         folder = self.folder(number)
         folder.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
         if self.rft.demonstrations is not None:
-            rows, said = self.demonstrations(number)
+            rows, counts = self.demonstrations(number)
         else:
-            rows, said = self.own_samples(number, model, folder)
-        drawn = time.perf_counter() - started
+            rows, counts = self.policy_samples(number, model, folder)
+        drawing = time.perf_counter() - started
         checkpoints, seed = folder / "checkpoints", self.seed + number
         fixed = {"output_dir": str(checkpoints), "seed": seed, "data_seed": seed}
-        beside: dict[str, float] = {k: said[k] for k in ("reward", "entropy") if k in said}
+        means: dict[str, float] = {k: counts[k] for k in ("reward", "entropy") if k in counts}
         trainer = SFTTrainer(
             model=model,
             processing_class=self.tokenizer,
             train_dataset=Dataset.from_list(rows),
             args=arguments(SFTConfig, self.rft.sft, f"{self.profile.name}: rft.sft", **fixed),
-            callbacks=[StepLog(self.run.live_steps, self.step(number), beside)],
+            callbacks=[StepLog(self.run.live_steps, self.step(number), means)],
         )
         train_on(trainer, checkpoints)
         seconds = time.perf_counter() - started
         trainer.model.save_pretrained(folder / "weights")
-        times = {"seconds drawing": round(drawn, 2), "seconds training": round(seconds - drawn, 2)}
-        return {**said, **times}
+        times = {"seconds drawing": round(drawing, 2)}
+        times["seconds training"] = round(seconds - drawing, 2)
+        return {**counts, **times}
 
     def demonstrations(self, number: int) -> tuple[list[dict], dict[str, Any]]:
-        """A round's share of the demonstrations, and what rounds.csv says."""
-        shown = demonstrated(self.profile, self.rft)
-        rows = problems.sft_rows(shown, lambda text: len(self.tokenizer(text)["input_ids"]))
+        """Return a round's share of the demonstrations, and its entries of rounds.csv."""
+        profile = demonstrated(self.profile, self.rft)
+        rows = problems.sft_rows(profile, lambda text: len(self.tokenizer(text)["input_ids"]))
         wanted = self.rft.rounds * self.rft.selected
         if len(rows) < wanted:
             raise SageError(f"rft asks for {wanted} demonstrations and sft_data has {len(rows)}")
-        chosen = rows[number * self.rft.selected : (number + 1) * self.rft.selected]
-        counts = dict.fromkeys(COUNTS, 0) | {"selected": len(chosen)}
-        return chosen, counts | {"distinct": len({str(row) for row in chosen})}
+        share = rows[number * self.rft.selected : (number + 1) * self.rft.selected]
+        counts = dict.fromkeys(COUNTS, 0) | {"selected": len(share)}
+        return share, counts | {"distinct": len({str(row) for row in share})}
 
-    def own_samples(
+    def policy_samples(
         self, number: int, model: PreTrainedModel, folder: Path
     ) -> tuple[list[dict], dict[str, Any]]:
-        """A round's selected completions as SFTTrainer's rows, and what rounds.csv says of it."""
-        posed = prompts_of(self.asked, self.rft, self.seed, number)
-        draws = self.settings(number)
+        """Draw and select completions.
+
+        Args:
+            number: of the round.
+            model: the policy.
+            folder: of the round; samples in it are not drawn again.
+
+        Returns:
+            The selection as SFTTrainer's rows, and the round's entries of rounds.csv.
+        """
+        posed = prompts_of(self.problems, self.rft, self.seed, number)
+        draws = self.sampling(number)
         path = folder / "samples.jsonl"
         engine = sampling.transformers_engine(model, self.tokenizer, posed, draws)
         sampling.sample(engine, self.tokenizer, posed, draws, path)
-        drawn = sampling.collect([path], posed, draws.samples)
-        found, refused, correct = self.candidates(model.eval(), posed, drawn)
-        chosen = select(found, self.rft, random.Random(f"{self.seed}/{number}"))
-        if not chosen:
+        samples = sampling.collect([path], posed, draws.samples)
+        candidates, refused, correct = self.candidates(model.eval(), posed, samples)
+        selection = select(candidates, self.rft, random.Random(f"{self.seed}/{number}"))
+        if not selection:
             raise SageError(
                 f"round {number + 1} of {self.run.name} has no correct completion that the rules "
                 "keep: draw more (rft.prompts, rft.samples), or start from a better base"
             )
         total = len(posed) * draws.samples
-        eligible = [one for one in found if one.correct]
-        wrong, distinct = sum(not one.correct for one in chosen), {(c.place, c.ids) for c in chosen}
+        eligible = [candidate for candidate in candidates if candidate.correct]
+        wrong = sum(not candidate.correct for candidate in selection)
+        distinct = {(candidate.place, candidate.ids) for candidate in selection}
         counts = [total, correct, *(refused[name] for name in filters.REFUSALS), len(eligible)]
-        counts += [len(chosen), wrong, len(distinct)]
-        said: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
-        said["reward"] = correct / total
-        said["entropy"] = float(np.mean([one.entropy for one in found]))
-        said |= _means("eligible", eligible) | _means("selected", chosen)
+        counts += [len(selection), wrong, len(distinct)]
+        entries: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
+        entries["reward"] = correct / total
+        entries["entropy"] = float(np.mean([candidate.entropy for candidate in candidates]))
+        entries |= _means("eligible", eligible) | _means("selected", selection)
         prompts = [loading.encode(self.tokenizer, problem.question) for problem in posed]
         rows = []
-        for one in chosen:  # in tokens, as they were drawn; the mask is 1 where it is learned
-            ids = [*one.ids, self.tokenizer.eos_token_id]
-            mask = [0] * len(prompts[one.place]) + [1] * len(ids)
-            rows.append({"input_ids": [*prompts[one.place], *ids], "completion_mask": mask})
-        return rows, said
+        for candidate in selection:  # as drawn tokens; the mask is 1 on the completion
+            prompt, ids = prompts[candidate.place], [*candidate.ids, self.tokenizer.eos_token_id]
+            mask = [0] * len(prompt) + [1] * len(ids)
+            rows.append({"input_ids": [*prompt, *ids], "completion_mask": mask})
+        return rows, entries
 
-    def settings(self, number: int) -> Any:
-        """How round ``number`` samples. Seeds of rounds lie far apart: a prompt that returns must
-        not meet the random numbers of its last time."""
+    def sampling(self, number: int) -> Any:
+        """Return the sampling of a round. Seeds of rounds lie far apart: a prompt that returns must
+        not get the random numbers of its last round."""
         rl = self.profile.rl
         return SimpleNamespace(
             **{key: rl[key] for key in ("temperature", "top_p", "top_k", "min_p")},
@@ -261,38 +295,47 @@ class Rounds:
         )
 
     def candidates(
-        self, model: PreTrainedModel, posed: Sequence[Problem], drawn: Sequence[Mapping[str, Any]]
+        self, model: PreTrainedModel, posed: Sequence[Problem], samples: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Candidate], Counter[str], int]:
-        """What the rules keep; how many they refused, by reason; how many of all were correct.
-        A completion is judged as it is learned from, up to its first answer."""
-        found: list[Candidate] = []
+        """Apply the rules to the samples of a round.
+
+        Args:
+            model: the policy, which scores them.
+            posed: the problems of the round.
+            samples: a row for each problem.
+
+        Returns:
+            The candidates, the number of refused completions by rule, and the number of correct
+            ones. A completion counts up to its first answer, as it is learned.
+        """
+        candidates: list[Candidate] = []
         refused: Counter[str] = Counter()
         right = 0
-        for place, (problem, row) in enumerate(zip(posed, drawn, strict=True)):
+        for place, (problem, row) in enumerate(zip(posed, samples, strict=True)):
             texts = [filters.up_to_first_answer(text) or text for text in row["completions"]]
-            verdicts = judge([problem] * len(texts), texts, self.verifier)
+            correct = judge([problem] * len(texts), texts, self.verifier)
             if self.profile.methods[self.run.method].reward == "valid":
-                measures, pairs = task_of(problem.task).measures, zip(texts, verdicts, strict=True)
-                verdicts = [bool(measures(problem, *pair)["valid"]) for pair in pairs]
-            right += sum(verdicts)
+                measures, pairs = task_of(problem.task).measures, zip(texts, correct, strict=True)
+                correct = [bool(measures(problem, *pair)["valid"]) for pair in pairs]
+            right += sum(correct)
             reasons = [filters.refusal(text, self.rft.redundancy) for text in texts]
             refused.update(reason for reason in reasons if reason is not None)
-            kept = [(n, self._cut(row["ids"][n])) for n, why in enumerate(reasons) if why is None]
+            cut = [(n, self._cut(row["ids"][n])) for n, why in enumerate(reasons) if why is None]
             prompt = loading.encode(self.tokenizer, problem.question)
-            bodies = [[*ids, self.tokenizer.eos_token_id] for _, ids in kept]
+            bodies = [[*ids, self.tokenizer.eos_token_id] for _, ids in cut]
             pad = self.tokenizer.pad_token_id
-            signals = scoring.signals(model, model, prompt, bodies, pad) if kept else ()
-            for (n, ids), one in zip(kept, signals, strict=True):
-                own = Candidate(
-                    *(place, n, tuple(ids), texts[n], verdicts[n]),
-                    entropy=float(one.entropy.mean()),
-                    branching=float(one.branching.mean()),
+            scored = scoring.signals(model, model, prompt, bodies, pad) if cut else ()
+            for (n, ids), signals in zip(cut, scored, strict=True):
+                candidate = Candidate(
+                    *(place, n, tuple(ids), texts[n], correct[n]),
+                    entropy=float(signals.entropy.mean()),
+                    branching=float(signals.branching.mean()),
                 )
-                found.append(own)
-        return found, refused, right
+                candidates.append(candidate)
+        return candidates, refused, right
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """The fewest leading tokens that hold the first answer."""
+        """Return the fewest leading tokens that hold the first answer."""
         for length in range(1, len(ids) + 1):
             text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
             if filters.up_to_first_answer(text):
@@ -300,8 +343,8 @@ class Rounds:
         return ids[:length]
 
 
-def _means(name: str, chosen: Sequence[Candidate]) -> dict[str, float]:
-    """Means of what selections go by, over completions, and of their tokens."""
-    rows = [[getattr(one, key) for key in SCORES] + [len(one.ids) + 1] for one in chosen]
+def _means(name: str, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Return means of scores and numbers of tokens, over completions."""
+    rows = [[getattr(c, key) for key in SCORES] + [len(c.ids) + 1] for c in candidates]
     columns = zip((*SCORES, "tokens"), zip(*rows, strict=True), strict=True) if rows else ()
-    return {f"{name} {key}": float(np.mean(found)) for key, found in columns}
+    return {f"{name} {key}": float(np.mean(column)) for key, column in columns}

@@ -1,6 +1,5 @@
-"""Stage 2: RL with verifiable rewards (Table 8), a run per method and seed, by SageTrainer."""
+"""Stage 2: RL with verifiable rewards (Table 8) by SageTrainer, a run for each method and seed."""
 
-import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -37,11 +36,10 @@ from sage_lib.training.models import add_lora, load_model, merged
 
 
 def train(training: Training, run: Run) -> dict:
-    """Train one method from the SFT model; save the policy; return the run record.
+    """Train a method from the SFT model, save the policy, and return the run record.
 
-    The base, the problems and the machine's limits are those of ``run.profile``. A run that
-    collapses is a result: its policy is kept, and the record's ``collapsed`` says at which step
-    and why.
+    ``run.profile`` gives the base, the problems and the machine's limits. A run that collapses is a
+    result: its policy is kept, and the record's ``collapsed`` says at which step and why.
     """
     profile, method = run.profile, training.method
     base = runs.finished(profile, runs.sft_run(profile))
@@ -49,11 +47,11 @@ def train(training: Training, run: Run) -> dict:
         return rft.train(profile, run)
     runs.require_entropies(profile, method.guide)
     guide = None if method.guide is None else runs.guide_of(profile, method.guide)
-    recorded = {"method": run.method, **dataclasses.asdict(method), "rl": training.rl}
+    recorded = {"method": run.method, **method.recorded(), "rl": training.rl}
     recorded |= {"q": repr(guide), "lora": training.lora}
     record = Record("rl", profile.name, run.fingerprint, training.rl["seed"], recorded)
     checkpoints = run.build / "checkpoints"
-    trainer, tokenizer, asked = trainer_of(training, profile, checkpoints)
+    trainer, tokenizer, rl_problems = make_trainer(training, profile, checkpoints)
     trainer.add_callback(StepLog(run.live_steps))
     exact = exact_log(profile, run, tokenizer)
     if exact:
@@ -65,9 +63,9 @@ def train(training: Training, run: Run) -> dict:
         write_bytes(run.measured / "exact.jsonl", exact.path.read_bytes())
     written = run.finish(
         record,
-        data=digest(asked),
-        prompts=len(asked),
-        too_long=len(problems.rl_problems(profile)) - len(asked),  # and left out
+        data=digest(rl_problems),
+        prompts=len(rl_problems),
+        too_long=len(problems.rl_problems(profile)) - len(rl_problems),  # and left out
         reference=weights_hash(base.model),
         weights=weights_hash(run.model),
         collapsed=collapsed,
@@ -79,7 +77,14 @@ def train(training: Training, run: Run) -> dict:
 def save_policy(
     profile: Profile, run: Run, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Keep the adapter alone where the profile says so, else a whole model."""
+    """Save the adapter alone where the profile says so, otherwise a whole model.
+
+    Args:
+        profile: of the run.
+        run: the run.
+        model: of PEFT or plain.
+        tokenizer: of the model.
+    """
     if profile.compute.keeps_adapter and isinstance(model, PeftModel):
         loading.save_adapter(model, run.model, runs.sft_run(profile).model)
     else:
@@ -87,78 +92,94 @@ def save_policy(
     tokenizer.save_pretrained(run.model)
 
 
-def trainer_of(
+def make_trainer(
     training: Training, profile: Profile, checkpoints: Path, kind: type[SageTrainer] = SageTrainer
 ) -> tuple[SageTrainer, PreTrainedTokenizerBase, list[Problem]]:
-    """Return the trainer of an RL run of ``profile``, its tokenizer and its problems. The trainer
-    starts from the base policy and writes to ``checkpoints``."""
+    """Make the trainer of an RL run.
+
+    Args:
+        training: method, section ``rl`` and adapter.
+        profile: base, problems and the machine's limits.
+        checkpoints: their folder.
+        kind: class of the trainer.
+
+    Returns:
+        The trainer, its tokenizer and its problems.
+    """
     method, rl, lora = training.method, training.rl, training.lora
     checkpointing, base = rl["gradient_checkpointing"], runs.sft_run(profile).model
     fast = profile.compute.backend == "unsloth"
     if REPLACED and not fast:
         raise SageError(
             "this process has imported Unsloth, which replaces TRL's trainer: "
-            "train RL in a process of its own, or set compute.backend to unsloth"
+            "train RL in a separate process, or set compute.backend to unsloth"
         )
     model, tokenizer = load_model(profile, base, lora is None, checkpointing, fast)
     if lora is not None:
         model = add_lora(model, lora, rl["seed"], checkpointing, fast)
-    asked = within_limit(profile, rl, tokenizer)
+    rl_problems = within_limit(profile, rl, tokenizer)
     verifier = Verifier(workers=profile.compute.threads)
-    require_golds(asked, verifier)
+    require_golds(rl_problems, verifier)
     section = between_draws(rl)
     trainer = kind(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=reward(asked, verifier, method.reward),
+        reward_funcs=reward(rl_problems, verifier, method.reward),
         guide=None if method.guide is None else runs.guide_of(profile, method.guide),
-        anchor=method.anchor if rl["beta"] else None,
+        kl_form=method.kl_form if rl["beta"] else None,
         advantage=method.advantage,
         dynamic_sampling=method.dynamic_sampling,
         merge_adapter=profile.compute.merge_adapter,
         trim_padding=profile.compute.trim_padding,
         share_prompts=profile.compute.share_prompts,
         reference_reset=method.reference_reset,
-        train_dataset=Dataset.from_list(rows(asked)),
+        train_dataset=Dataset.from_list(rows(rl_problems)),
         args=arguments(GRPOConfig, section, f"{profile.name}: rl", output_dir=str(checkpoints)),
     )
-    return trainer, tokenizer, asked
+    return trainer, tokenizer, rl_problems
 
 
 def within_limit(
-    profile: Profile, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+    profile: Profile, rl: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> list[Problem]:
-    """The prompts of RL that fit the model's length beside a completion: TRL cuts none."""
-    asked, limit = problems.rl_problems(profile), profile.prompt_limit(settings)
-    kept = [p for p in asked if len(loading.encode(tokenizer, p.question)) <= limit]
-    if not kept:
+    """Return the problems of RL whose prompt and completion fit the model's length: TRL cuts none.
+
+    Args:
+        profile: has the problems and the length.
+        rl: the section ``rl`` of the run.
+        tokenizer: of the policy.
+    """
+    all_problems, limit = problems.rl_problems(profile), profile.prompt_limit(rl)
+    fitting = [p for p in all_problems if len(loading.encode(tokenizer, p.question)) <= limit]
+    if not fitting:
         raise SageError(
             f"no prompt of {profile.name} has at most {limit} tokens, which are left beside "
-            f"max_completion_length {settings['max_completion_length']}: raise model.max_seq_length"
+            f"max_completion_length {rl['max_completion_length']}: raise model.max_seq_length"
         )
-    if len(kept) < len(asked):
-        print(f"{len(asked) - len(kept)} prompts of more than {limit} tokens are left out")
-    return kept
+    if len(fitting) < len(all_problems):
+        left_out = len(all_problems) - len(fitting)
+        print(f"{left_out} prompts of more than {limit} tokens are left out")
+    return fitting
 
 
-def between_draws(settings: dict[str, Any]) -> dict[str, Any]:
-    """``save_steps`` raised to the next step after which completions are drawn: no checkpoint holds
-    completions that are still to be learned from."""
-    batches = settings.get("gradient_accumulation_steps") or 1
-    of_draw = settings.get("steps_per_generation") or batches
-    of_draw *= settings.get("num_iterations") or 1
-    updates, every = of_draw // math.gcd(of_draw, batches), settings.get("save_steps")
-    if not isinstance(every, int):  # a share of all steps, or TRL's own
-        return settings
-    return {**settings, "save_steps": -(-every // updates) * updates}
+def between_draws(rl: dict[str, Any]) -> dict[str, Any]:
+    """Return the section ``rl`` with ``save_steps`` raised to the next step before completions are
+    drawn: no checkpoint holds completions that are still to be learned from."""
+    batches = rl.get("gradient_accumulation_steps") or 1
+    of_draw = rl.get("steps_per_generation") or batches
+    of_draw *= rl.get("num_iterations") or 1
+    updates, save_steps = of_draw // math.gcd(of_draw, batches), rl.get("save_steps")
+    if not isinstance(save_steps, int):  # a share of all steps, or TRL's default
+        return rl
+    return {**rl, "save_steps": -(-save_steps // updates) * updates}
 
 
 def run_to_end(trainer: SageTrainer, checkpoints: Path) -> dict[str, Any] | None:
-    """Train from the last whole checkpoint: at which step and why the run collapsed, or None."""
+    """Train from the last whole checkpoint. Return step and reason of a collapse, or None."""
     try:
         train_on(trainer, checkpoints)
-    except Collapse as found:
-        return {"step": found.step, "reason": found.reason}
+    except Collapse as collapse:
+        return {"step": collapse.step, "reason": collapse.reason}
     except RuntimeError as error:  # torch.multinomial's
         if "probability tensor contains" not in str(error):
             raise
@@ -167,26 +188,32 @@ def run_to_end(trainer: SageTrainer, checkpoints: Path) -> dict[str, Any] | None
     return None
 
 
-def rows(asked: Sequence[Problem]) -> list[dict[str, Any]]:
-    """The rows of TRL's training set."""
+def rows(rl_problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """Return the rows of TRL's training set."""
     return [
         {"prompt": prompts.messages(problem.question), "answer": problem.gold, "number": number}
-        for number, problem in enumerate(asked)
+        for number, problem in enumerate(rl_problems)
     ]
 
 
-def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy") -> Callable:
-    """TRL's reward function over the rows of :func:`rows`.
+def reward(rl_problems: Sequence[Problem], verifier: Verifier, kind: str = "accuracy") -> Callable:
+    """Make TRL's reward function over the rows of :func:`rows`.
 
-    "accuracy": 1 where the last answer is right. "valid": 1 where the task's step checker calls the
-    work valid as well. "random": a fair coin from torch's global stream, which checkpoints keep.
-    With the last two the accuracy is the metric ``task/accuracy``. What the problems' task measures
-    besides (``LOGGED``) becomes the metrics ``task/NAME``, shares of all samples.
+    It logs the measures of the problems' tasks (``LOGGED``) as ``task/NAME``, shares of all
+    samples, and unless the reward is the accuracy, ``task/accuracy``. Where the verifier cut
+    answers off at a limit, ``task/cut`` is their share.
+
+    Args:
+        rl_problems: of the rows.
+        verifier: runs Math-Verify.
+        kind: "accuracy": 1 where the last answer is right. "valid": 1 where the task's step checker
+            accepts the work as well. "random": a fair coin from torch's global stream, which
+            checkpoints keep.
     """
-    tasks = [task_of(task) for task in {p.task for p in asked}]
+    tasks = [task_of(task) for task in {p.task for p in rl_problems}]
     logged = sorted({name for task in tasks for name in task.LOGGED})
     if kind == "valid":
-        require_steps(asked)
+        require_steps(rl_problems)
 
     def rewards(
         completions: list[list[dict]],
@@ -194,15 +221,19 @@ def reward(asked: Sequence[Problem], verifier: Verifier, kind: str = "accuracy")
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        posed = [asked[n] for n in number]
+        posed = [rl_problems[n] for n in number]
         texts = [turns[-1]["content"] for turns in completions]
+        cut_before = verifier.cut()
         right = judge(posed, texts, verifier)
+        cut = verifier.cut() - cut_before
         rows = list(zip(posed, texts, right, strict=True))
         measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
         if log_metric is not None:
             for name in logged:
                 count = sum(bool(measures.get(name)) for measures in measured)
                 log_metric(f"task/{name}", count / len(texts))
+            if cut:
+                log_metric("task/cut", cut / len(texts))
             if kind != "accuracy":
                 log_metric("task/accuracy", sum(right) / len(right))
         if kind == "random":

@@ -1,4 +1,4 @@
-"""Stage 1: supervised fine-tuning (Section 5.1, Table 7), by Unsloth where it is installed; its
+"""Stage 1: supervised fine-tuning (Section 5.1, Table 7), by Unsloth where it is installed. The
 merged model is the reference of RL."""
 
 import shutil
@@ -6,7 +6,7 @@ import shutil
 from sage_lib.algorithm import unsloth_first
 
 if unsloth_first.is_installed() and not unsloth_first.comes_late():
-    unsloth_first.load()
+    unsloth_first.load_unsloth()
 
 # isort: split
 
@@ -24,9 +24,9 @@ from sage_lib.training.models import add_lora, load_model, merged
 
 
 def train(profile: Profile, run: Run) -> dict:
-    """Make the base policy: train, merge, save; returns the run record. A profile without a section
-    ``sft`` takes its model as it comes."""
-    check_sections(profile)  # RL's settings, too: before the hours, not after them
+    """Make the base policy: train, merge and save. Return the run record. A profile without a
+    section ``sft`` takes its model as it is."""
+    check_sections(profile)  # of RL, too: before the hours, not after them
     seed = profile.sft.get("seed", profile.model.seed)
     record = Record("sft", profile.name, run.fingerprint, seed, profile.flat(methods=False))
     words = profile.sft_data.task.words if profile.sft_data else ()

@@ -8,10 +8,10 @@ import pytest
 from scipy.optimize import linprog, minimize_scalar
 
 from sage_lib.errors import SageError
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import BASE, load_profile
+from sage_lib.experiment.results import load_results
 from sage_lib.files import SAME
-from sage_lib.report import front, inference, passk
+from sage_lib.report import inference, passk, tradeoff
 from sage_lib.report.inference import Values
 
 SEEDS = [1, 2, 3, 4, 5]
@@ -40,24 +40,24 @@ def placed(monkeypatch):
         found |= {NAMES[beta]: planted(NAMES[beta], at) for beta, at in GRPO.items()}
         found["grpo_branch"] = planted("grpo_branch", point, seeds)
         monkeypatch.setattr(passk, "exact", lambda *a, **k: {**found, **changed})
-        return SimpleNamespace(settings=load_profile("study"), name="planted")
+        return SimpleNamespace(profile=load_profile("study"), name="planted")
 
     return place
 
 
 def test_the_front_is_grpo_at_every_beta_and_nothing_else():
-    study = load_profile("study")
-    methods = front.front_methods(study)
-    own = [front.beta_of(study, key) for key in methods]
+    results = load_profile("study")
+    methods = tradeoff.curve_methods(results)
+    own = [tradeoff.beta_of(results, key) for key in methods]
     assert own == [0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.55, 0.8], (
         "not answer, not guides"
     )
     assert methods[0] == "grpo_no_kl" and "grpo" in methods, "not a rival at the same beta"
-    assert front.front_methods(study, anchor="sequence") == ["grpo_no_kl", "sequence"]
-    assert front.front_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
+    assert tradeoff.curve_methods(results, anchor="sequence") == ["grpo_no_kl", "sequence"]
+    assert tradeoff.curve_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
     few = {"grpo", "grpo_branch", "grpo_no_kl"}
-    assert front.front_methods(study, few) == ["grpo_no_kl", "grpo"]
-    assert np.isnan([front.beta_of(study, "base"), front.beta_of(study, "rft")]).all()
+    assert tradeoff.curve_methods(results, few) == ["grpo_no_kl", "grpo"]
+    assert np.isnan([tradeoff.beta_of(results, "base"), tradeoff.beta_of(results, "rft")]).all()
 
 
 @pytest.mark.parametrize("point", [(0.5, 0.9), (0.3, 0.5), (1.3, 0.1), (0.7, 0.55)])
@@ -71,7 +71,7 @@ def test_the_chord_weighs_each_axis_by_the_other_ones_slope(point):
         b_ub=-(np.array(point) - left),
         bounds=[(0, 1), (None, None)],
     )
-    excess, _, share, weights = front.nearest_on(np.array(point), np.array([left, right]))
+    excess, _, share, weights = tradeoff.nearest_point(np.array(point), np.array([left, right]))
     assert excess == pytest.approx(solved.fun, abs=0.03), "on a line of 51 points"
     assert share == pytest.approx(solved.x[0], abs=0.02)
     assert weights == pytest.approx(-solved.ineqlin.marginals, abs=1e-9)
@@ -79,10 +79,10 @@ def test_the_chord_weighs_each_axis_by_the_other_ones_slope(point):
 
 def test_at_a_corner_and_on_a_rising_line_the_larger_difference_alone_counts():
     corners = np.array([[0.0, 1.0], [1.0, 0.0]])
-    excess, _, share, weights = front.nearest_on(np.array([1.5, 0.1]), corners)
+    excess, _, share, weights = tradeoff.nearest_point(np.array([1.5, 0.1]), corners)
     assert (excess, share) == pytest.approx((0.5, 1)) and weights.tolist() == [1, 0]
     rising = np.array([[0.0, 0.0], [1.0, 1.0]])
-    _, _, _, weights = front.nearest_on(np.array([0.2, 0.5]), rising)
+    _, _, _, weights = tradeoff.nearest_point(np.array([0.2, 0.5]), rising)
     assert weights.tolist() == [0, 1]
 
 
@@ -92,7 +92,7 @@ def test_at_a_corner_and_on_a_rising_line_the_larger_difference_alone_counts():
 )
 def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, verdict):
     """Scaled by what the line spans; the base is its end."""
-    row = front.outside(placed(point)).set_index("method").loc["grpo_branch"]
+    row = tradeoff.positions(placed(point)).set_index("method").loc["grpo_branch"]
     corners = np.array([*GRPO.values(), BASE_POINT])
     scale = np.ptp(corners, axis=0)
 
@@ -112,12 +112,12 @@ def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, 
 
 
 def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(placed, monkeypatch):
-    study = placed((0.50, 0.82))
-    judged = front.outside(study).set_index("method")["verdict"]
+    results = placed((0.50, 0.82))
+    judged = tradeoff.positions(results).set_index("method")["verdict"]
     assert judged["grpo_branch"] == "outside"
     monkeypatch.setattr(inference, "over_seeds", lambda means: (-1.0, 1.0))
-    row = front.outside(study).set_index("method").loc["grpo_branch"]
-    assert row["verdict"] == front.UNTOLD and row["low"] > 0
+    row = tradeoff.positions(results).set_index("method").loc["grpo_branch"]
+    assert row["verdict"] == tradeoff.NOT_SEPARATED and row["low"] > 0
     assert (row["low_seeds"], row["high_seeds"]) == (-1.0, 1.0), "and the table shows why"
 
 
@@ -129,7 +129,7 @@ def test_what_moves_along_the_line_adds_nothing_to_the_distance_from_it(placed):
     ours = planted("grpo_branch", (0.52, 0.66), spread=0)
     moved = ours.values + np.linspace(-0.5, 0.5, len(SEEDS))[:, None, None] * along
     still["grpo_branch"] = dataclasses.replace(ours, values=moved)
-    row = front.outside(placed((0.5, 0.5), **still)).set_index("method").loc["grpo_branch"]
+    row = tradeoff.positions(placed((0.5, 0.5), **still)).set_index("method").loc["grpo_branch"]
     assert 0 < row["nearest"] < 0.2, "between two points"
     for end in ("low_seeds", "high_seeds"):
         assert row[end] == pytest.approx(row["excess"], abs=1e-9)
@@ -137,7 +137,7 @@ def test_what_moves_along_the_line_adds_nothing_to_the_distance_from_it(placed):
 
 
 def test_grpos_own_points_stand_against_the_front_without_them(placed):
-    table = front.outside(placed((0.42, 0.70))).set_index("method")
+    table = tradeoff.positions(placed((0.42, 0.70))).set_index("method")
     own = table[table["on_front"]]
     assert set(own.index) == {"grpo", "front_beta0.8"}, "the ends have nothing beside them"
     assert own.loc["grpo", "excess"] > 0.05, "the line bulges there"
@@ -146,10 +146,10 @@ def test_grpos_own_points_stand_against_the_front_without_them(placed):
 def test_the_line_alone_sets_the_scale(placed):
     """By hand: a method far to the right of a line that spans 0.2 and 0.22. Its own point, were it
     to count, would stretch the first axis to 0.6 and shrink the excess to a third."""
-    row = front.outside(placed((0.90, 0.60))).set_index("method").loc["grpo_branch"]
+    row = tradeoff.positions(placed((0.90, 0.60))).set_index("method").loc["grpo_branch"]
     assert row["excess"] == pytest.approx((0.90 - 0.50) / 0.20, abs=0.02)
     corner = [planted("corner", GRPO[0.0], spread=0), planted(BASE, BASE_POINT, [None], spread=0)]
-    row = front.excess(planted("far", (0.30, 1.04), spread=0), corner, [0.0])
+    row = tradeoff.position(planted("far", (0.30, 1.04), spread=0), corner, [0.0])
     assert row["excess"] == pytest.approx((1.04 - 0.82) / 0.22, abs=1e-6)
 
 
@@ -164,61 +164,63 @@ def test_a_method_is_outside_only_beyond_what_grpos_own_points_reach(placed):
         return ((np.array(GRPO[0.2]) - at) / scale).max()
 
     reached = minimize_scalar(larger, bounds=(0, 1), method="bounded").fun
-    table = front.outside(placed((0.46, 0.78))).set_index("method")
+    table = tradeoff.positions(placed((0.46, 0.78))).set_index("method")
     assert table.loc["grpo", "excess"] == pytest.approx(reached, abs=0.02)
     assert table.loc["grpo", "verdict"] == "outside" and table.loc["grpo", "bound"] == 0
     ours = table.loc["grpo_branch"]
     assert ours["bound"] == table.loc[table["on_front"], "excess"].max()
-    assert 0 < ours["low"] < ours["excess"] < ours["bound"] and ours["verdict"] == front.AS_GRPO
-    study = placed((0.50, 0.82))
-    assert front.outside(study, ["grpo_branch"])["verdict"].item() == "outside", "of one alone, too"
+    assert 0 < ours["low"] < ours["excess"] < ours["bound"] and ours["verdict"] == tradeoff.AS_GRPO
+    results = placed((0.50, 0.82))
+    assert tradeoff.positions(results, ["grpo_branch"])["verdict"].item() == "outside", (
+        "of one alone, too"
+    )
 
 
 def test_only_seeds_that_all_have_count(placed):
-    table = front.outside(placed((0.45, 0.79), [2, 3, 9])).set_index("method")
+    table = tradeoff.positions(placed((0.45, 0.79), [2, 3, 9])).set_index("method")
     assert table.loc["grpo_branch", ["seeds", "verdict"]].tolist() == [2, "too few seeds"]
-    assert "grpo_branch" not in set(front.outside(placed((0.45, 0.79), [8, 9]))["method"])
+    assert "grpo_branch" not in set(tradeoff.positions(placed((0.45, 0.79), [8, 9]))["method"])
 
 
 def test_a_point_of_the_line_that_lacks_seeds_is_left_out_and_costs_none(placed):
     few = {NAMES[0.8]: planted(NAMES[0.8], (0.9, 0.99), SEEDS[:2])}  # a point that nothing beats
-    table = front.outside(placed((0.50, 0.82), **few)).set_index("method")
+    table = tradeoff.positions(placed((0.50, 0.82), **few)).set_index("method")
     assert table.loc["grpo_branch", ["seeds", "verdict"]].tolist() == [len(SEEDS), "outside"]
 
 
 def test_on_the_last_stretch_the_share_of_the_base_says_where(placed):
-    row = front.outside(placed((0.35, 0.81))).set_index("method").loc["grpo_branch"]
+    row = tradeoff.positions(placed((0.35, 0.81))).set_index("method").loc["grpo_branch"]
     assert row["nearest"] == 0.8 and row["to_base"] == pytest.approx(0.5, abs=0.05)
-    row = front.outside(placed((0.29, 0.9))).set_index("method").loc["grpo_branch"]
+    row = tradeoff.positions(placed((0.29, 0.9))).set_index("method").loc["grpo_branch"]
     assert row["nearest"] == np.inf and row["to_base"] == 1
 
 
 def test_a_front_of_one_point_is_refused(placed):
-    study = placed((0.4, 0.8))
-    study.settings = dataclasses.replace(
-        study.settings, methods={"grpo": study.settings.methods["grpo"]}
+    results = placed((0.4, 0.8))
+    results.profile = dataclasses.replace(
+        results.profile, methods={"grpo": results.profile.methods["grpo"]}
     )
-    with pytest.raises(SageError, match="has 1 evaluated points of GRPO's front"):
-        front.outside(study)
+    with pytest.raises(SageError, match="has 1 evaluated points of GRPO's trade-off curve"):
+        tradeoff.positions(results)
 
 
 def test_another_k_can_stand_in_the_place_of_256():
     """Of the published study, and its differences are named for the k."""
-    study = results.load("study")
-    row = front.outside(study, ["branch_strong"], ks=(1, 64)).iloc[0]
-    line = [*front.front_methods(study.settings), BASE]
-    values = passk.exact(study, (1, 64))
-    betas = [front.beta_of(study.settings, method) for method in line[:-1]]
-    by_hand = front.excess(values["branch_strong"], [values[one] for one in line], betas)
+    results = load_results("study")
+    row = tradeoff.positions(results, ["branch_strong"], ks=(1, 64)).iloc[0]
+    line = [*tradeoff.curve_methods(results.profile), BASE]
+    values = passk.exact(results, (1, 64))
+    betas = [tradeoff.beta_of(results.profile, method) for method in line[:-1]]
+    by_hand = tradeoff.position(values["branch_strong"], [values[one] for one in line], betas)
     assert row["excess"] == by_hand["excess"] and "pass@64 low" in row.index
 
 
 def test_the_points_follow_from_the_published_frames():
     """From the completions' probabilities by other code; a study may have several bases."""
-    study = results.load("study")
-    stored = front.points(study).set_index("method")
-    of_method = study.support[study.support["method"] == "grpo_branch"]
-    sets = [data.label for data in study.settings.evaluation.data if not data.ood]
+    results = load_results("study")
+    stored = tradeoff.points(results).set_index("method")
+    of_method = results.support[results.support["method"] == "grpo_branch"]
+    sets = [data.label for data in results.profile.evaluation.data if not data.ood]
     of_method = of_method[of_method["dataset"].isin(sets)]
     p = np.exp(of_method["logp"]).groupby([of_method[c] for c in ("dataset", "seed", "problem")])
     for k in (1, 256):

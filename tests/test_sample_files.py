@@ -15,7 +15,7 @@ from scipy import stats
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.evaluation import metrics, outside
+from sage_lib.evaluation import metrics, sample_files
 from sage_lib.pipeline import cli
 
 #: Right and wrong samples of three problems.
@@ -61,8 +61,7 @@ def write_table(path, rows):
 
 
 def counted(found):
-    by_problem = found.frame.groupby("problem", sort=False)["correct"].agg(["size", "sum"])
-    return by_problem.to_numpy().tolist()
+    return [list(pair) for pair in found.counts.values()]
 
 
 def run(capsys, *words):
@@ -85,44 +84,43 @@ def test_each_format_gives_its_counts(tmp_path):
     hand = [[4, 2], [4, 0], [4, 4]]
     for name, line in (("own", own_line), ("rlvr", rlvr_line), ("harness", harness_line)):
         path = write_lines(tmp_path / f"{name}.jsonl", [line(*item) for item in RIGHT.items()])
-        found = outside.read(path)
+        found = sample_files.read_sample_file(path)
         assert counted(found) == hand and not found.unreadable
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        assert outside.read(tmp_path / f"{name}.gz").frame["correct"].equals(found.frame["correct"])
+        assert sample_files.read_sample_file(tmp_path / f"{name}.gz").counts == found.counts
     table = write_table(
         tmp_path / "details.parquet", [lighteval_row(*one) for one in RIGHT.items()]
     )
-    assert counted(outside.read(table)) == hand
-    assert outside.read(tmp_path / "own.jsonl").frame["correct"].tolist()[:4] == [1, 0, 0, 1]
+    assert counted(sample_files.read_sample_file(table)) == hand
 
 
 def test_published_samples_are_those_of_the_published_counts():
     folder = paths.PUBLISHED / "smoke"
-    found = outside.read(folder / "samples.parquet", method="grpo").frame
+    found = sample_files.read_sample_file(folder / "samples.parquet", method="grpo").counts
     counts = pd.read_parquet(folder / "counts.parquet").query("method == 'grpo'")
-    right = found.groupby("problem")["correct"].agg(["size", "sum"])
     names = counts["dataset"] + "/" + counts["problem"]
-    assert right.loc[names].to_numpy().tolist() == counts[["n", "c"]].to_numpy().tolist()
+    keys = zip(counts["seed"], names, strict=True)
+    assert [list(found[key]) for key in keys] == counts[["n", "c"]].to_numpy().tolist()
     with pytest.raises(SageError, match=r"samples.parquet:base, of base, grpo"):
-        outside.read(folder / "samples.parquet")
+        sample_files.read_sample_file(folder / "samples.parquet")
 
 
 def test_one_verdict_for_several_responses_is_no_verdict(tmp_path):
     majority = harness_line("a", [1, 0, 0, 1], metrics=["exact_match"], exact_match=1.0)
     path = write_lines(tmp_path / "a.jsonl", [majority])
     with pytest.raises(SageError, match=r"one exact_match for 4 responses: evaluate with the metr"):
-        outside.read(path)
+        sample_files.read_sample_file(path)
     for metric in ({"pass@k:k=2&n=4": 0.5}, {"em": 1.0}, {"pass@k:k=1&n=8": 0.5}, {"avg@n": 0.3}):
         table = write_table(tmp_path / "a.parquet", [lighteval_row("a", [1, 0, 0, 1], **metric)])
         with pytest.raises(SageError, match="has no line that can be read: line 1 has"):
-            outside.read(table)
+            sample_files.read_sample_file(table)
     rows = [lighteval_row("a", [1], em=1.0), lighteval_row("b", [1], em=0.5)]
-    single = outside.read(write_table(tmp_path / "b.parquet", rows))
+    single = sample_files.read_sample_file(write_table(tmp_path / "b.parquet", rows))
     assert counted(single) == [[1, 1]]
-    assert single.unreadable == [(2, "has 0.5 for em, not 0 or 1")]
+    assert single.unreadable == [(2, "has 0.5 for em, not 0 or 1; for scores, give --threshold")]
     two = write_lines(tmp_path / "c.jsonl", [{**own_line("a", [1, 0]), "correct": [2, True]}])
     with pytest.raises(SageError, match="has 2 for correct, not 0 or 1"):
-        outside.read(two)
+        sample_files.read_sample_file(two)
 
 
 #: What no field of a line should be, or what it should only sometimes be.
@@ -141,7 +139,9 @@ def test_a_field_of_any_other_type_makes_no_traceback(tmp_path, line):
             (changed[above[0]] if above else changed)[last] = value
             found = None
             try:
-                found = outside.read(write_lines(tmp_path / "a.jsonl", [whole, changed]))
+                found = sample_files.read_sample_file(
+                    write_lines(tmp_path / "a.jsonl", [whole, changed])
+                )
             except SageError as error:  # a filter or metric of another name, say
                 assert "\n" not in str(error) and "choose a" in str(error)
             assert found is None or counted(found)[0] == [2, 1]
@@ -152,13 +152,19 @@ def test_filters_and_metrics_are_chosen_and_not_guessed(tmp_path):
     rows = [harness_line(p, [1], name, **both) for name in ("strict", "flexible") for p in "abc"]
     path = write_lines(tmp_path / "a.jsonl", rows)
     with pytest.raises(SageError, match="choose a filter by --filter, one of strict, flexible"):
-        outside.read(path, metric="acc")
+        sample_files.read_sample_file(path, metric="acc")
     with pytest.raises(SageError, match="choose a metric by --metric, one of acc, acc_norm"):
-        outside.read(path, filter="strict")
-    assert counted(outside.read(path, metric="acc_norm", filter="strict")) == [[1, 1]] * 3
+        sample_files.read_sample_file(path, filter="strict")
+    assert (
+        counted(sample_files.read_sample_file(path, metric="acc_norm", filter="strict"))
+        == [[1, 1]] * 3
+    )
     older = [{key: row[key] for key in row if key != "metrics"} for row in rows[:3]]
     older = [{key: row[key] for key in row if key not in ("acc_norm", "pass@1")} for row in older]
-    assert counted(outside.read(write_lines(tmp_path / "b.jsonl", older))) == [[1, 0]] * 3
+    assert (
+        counted(sample_files.read_sample_file(write_lines(tmp_path / "b.jsonl", older)))
+        == [[1, 0]] * 3
+    )
 
 
 @pytest.mark.parametrize("line", [own_line, rlvr_line, harness_line])
@@ -173,15 +179,15 @@ def test_broken_lines_are_named_and_counted(tmp_path, line, capsys):
     cut = json.dumps(whole[0])[:40]
     rows = [whole[0], cut, retyped, short, odd, whole[0], "[1]", "", *whole[1:]]
     path = write_lines(tmp_path / "a.jsonl", rows)
-    found = outside.read(path)
+    found = sample_files.read_sample_file(path)
     assert counted(found) == [[4, 2], [4, 0], [4, 4]]
     places, reasons = zip(*found.unreadable, strict=True)
-    assert places == (2, 3, 4, 5, 6, 7, 8)
+    assert places == (2, 3, 4, 5, 6, 7)  # and no blank line
     for reason, said in zip(reasons, ("is not JSON", key, f"has no {key}|verdicts"), strict=False):
         assert any(word in reason for word in said.split("|")), reason
     assert "repeats what line 1 has" in reasons[4]
     said = run(capsys, path, "--out", tmp_path / "out")
-    assert "3 problems, 12 samples, 7 unreadable lines" in said and "a.jsonl, line 2 is not" in said
+    assert "3 problems, 12 samples, 6 unreadable lines" in said and "a.jsonl, line 2 is not" in said
     assert pd.read_csv(tmp_path / "out" / "unreadable.csv")["line"].tolist() == list(places)
 
 
@@ -191,7 +197,7 @@ def test_what_is_no_file_of_samples_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"x" * 5000)[:30])
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
     other = write_table(tmp_path / "other.parquet", [{"x": 1}])
-    write_lines(tmp_path / "unknown.jsonl", [{"id": 1, "correct": True}])
+    write_lines(tmp_path / "unknown.jsonl", [{"number": 1, "correct": True}])
     write_lines(tmp_path / "mixed.jsonl", [own_line("a", [1]), rlvr_line("a", [1])])
     assert "is in no known format (it is empty): known are" in refused(tmp_path / "empty.jsonl")
     assert "no known format (line 1 is not JSON" in refused(tmp_path / "binary")
@@ -199,7 +205,8 @@ def test_what_is_no_file_of_samples_is_refused_in_a_sentence(tmp_path):
     assert "cannot be read" in refused(tmp_path / "cut.gz")
     assert "cannot be read" in refused(tmp_path / "cut.parquet")
     assert "no known format" in refused(other)
-    assert "has the fields of no format" in refused(tmp_path / "unknown.jsonl")
+    said = refused(tmp_path / "unknown.jsonl")
+    assert "has the fields of no format: correct, number" in said
     assert "split it in two" in refused(tmp_path / "mixed.jsonl")
     one = write_lines(tmp_path / "one.jsonl", [own_line("a", [1, 0])])
     assert "given twice" in refused(f"{one}+{one}") and "called one" in refused(one, one)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from sage_lib.algorithm import anchors, forward_kl
-from sage_lib.algorithm.anchors import ANCHORS, Tokens, Vocabulary
+from sage_lib.algorithm import forward_kl, kl_forms
 from sage_lib.algorithm.dynamic_sampling import groups_without_spread, replace_rows
+from sage_lib.algorithm.kl_forms import KL_FORMS, Tokens, Vocabulary
 from sage_lib.errors import SageError
 from sage_lib.evaluation import expected_gradients
 from sage_lib.theory import estimators
 from sage_lib.theory.tree import Tree
 
-#: What anchors read of a trainer in which each works.
+#: The attributes that forms of the KL read of a trainer, with values for which all forms work.
 USABLE = {
     "args": SimpleNamespace(use_liger_kernel=False),
     "beta": 0.05,
@@ -33,11 +33,11 @@ USABLE = {
 SHIPPED = ("k3", "k3_corrected", "sequence", "forward_kl")
 
 
-def test_every_anchor_has_its_name_in_the_table_and_works_in_a_plain_setting():
-    assert list(ANCHORS)[:4] == list(SHIPPED)
-    for name, anchor in ANCHORS.items():
-        assert anchor.name == name and list(anchor().requires(SimpleNamespace(**USABLE))) == []
-        assert isinstance(anchors.build_anchor(name), anchor)
+def test_every_form_has_its_name_in_the_table_and_works_in_a_plain_setting():
+    assert list(KL_FORMS)[:4] == list(SHIPPED)
+    for name, form in KL_FORMS.items():
+        assert form.name == name and list(form().requires(SimpleNamespace(**USABLE))) == []
+        assert isinstance(kl_forms.build_kl_form(name), form)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_every_anchor_has_its_name_in_the_table_and_works_in_a_plain_setting():
         ({"is_fsdp_enabled": True}, {"forward_kl"}, "FSDP or ZeRO"),
     ],
 )
-def test_an_anchor_says_why_it_cannot_work(change, refused, reason):
+def test_a_form_says_why_it_cannot_work(change, refused, reason):
     trainer = SimpleNamespace(**USABLE | change)
-    reasons = {name: list(ANCHORS[name]().requires(trainer)) for name in SHIPPED}
+    reasons = {name: list(KL_FORMS[name]().requires(trainer)) for name in SHIPPED}
     assert {name for name, found in reasons.items() if found} == refused
     assert all(reason in reasons[name][0] for name in refused)
 
 
 @pytest.mark.parametrize("name", ["k5", None, ["k3"]])
-def test_an_unknown_anchor_is_refused_with_the_names_there_are(name):
+def test_an_unknown_form_is_refused_with_the_names_there_are(name):
     with pytest.raises(SageError, match="choose one of k3, k3_corrected, sequence, forward_kl"):
-        anchors.check_anchor(name)
-    anchors.check_anchor("sequence")
+        kl_forms.check_kl_form(name)
+    kl_forms.check_kl_form("sequence")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def tokens():
     return Tokens(
         live_logps=live.requires_grad_(),
         logps=live.detach(),
-        reference=reference,
+        ref_logps=reference,
         log_q=log_q,
         credit=credit,
         advantages=torch.tensor([1.0, -1.0]),
@@ -85,26 +85,26 @@ def tokens():
 
 
 @pytest.mark.parametrize("name", ["k3", "k3_corrected"])
-def test_the_per_token_anchors_move_the_reference_alone(tokens, name):
-    shaped = ANCHORS[name]().shape(tokens)
-    assert torch.equal(shaped.reference, tokens.reference + tokens.log_q)
-    d = tokens.reference + tokens.log_q - tokens.logps
+def test_the_per_token_forms_move_the_reference_alone(tokens, name):
+    shaped = KL_FORMS[name]().shape(tokens)
+    assert torch.equal(shaped.ref_logps, tokens.ref_logps + tokens.log_q)
+    d = tokens.ref_logps + tokens.log_q - tokens.logps
     assert torch.allclose(shaped.kl, d.exp() - d - 1)
-    assert shaped.advantages is None and shaped.beside is None
-    unguided = ANCHORS[name]().shape(dataclasses.replace(tokens, log_q=None))
-    assert unguided.reference is tokens.reference, "not touched, so that stock stays stock"
+    assert shaped.advantages is None and shaped.extra_loss is None
+    unguided = KL_FORMS[name]().shape(dataclasses.replace(tokens, log_q=None))
+    assert unguided.ref_logps is tokens.ref_logps, "not touched, so that stock stays stock"
 
 
-def test_the_sequence_anchor_moves_the_advantages(tokens):
-    anchor = anchors.Sequence()
-    shaped = anchor.shape(tokens)
-    assert torch.equal(shaped.reference, tokens.logps)
-    assert torch.equal(shaped.kl, tokens.logps - tokens.reference - tokens.log_q)
+def test_the_sequence_form_moves_the_advantages(tokens):
+    form = kl_forms.Sequence()
+    shaped = form.shape(tokens)
+    assert torch.equal(shaped.ref_logps, tokens.logps)
+    assert torch.equal(shaped.kl, tokens.logps - tokens.ref_logps - tokens.log_q)
     expected = torch.tensor([[1.0], [-1.0]]) + 0.5 * tokens.credit
     assert torch.equal(shaped.advantages, expected)
-    assert torch.equal(anchor.first_loss(shaped), -expected)
+    assert torch.equal(form.first_loss(shaped), -expected)
     by_token = dataclasses.replace(tokens, advantages=torch.ones(2, 3))
-    assert torch.equal(anchor.shape(by_token).advantages, 1 + 0.5 * tokens.credit)
+    assert torch.equal(form.shape(by_token).advantages, 1 + 0.5 * tokens.credit)
 
 
 def test_the_forward_kl_is_added_beside_with_its_gradient(tokens):
@@ -112,10 +112,10 @@ def test_the_forward_kl_is_added_beside_with_its_gradient(tokens):
     rng = torch.Generator().manual_seed(3)
     hidden, reference = (torch.randn(2, 3, 4, generator=rng) for _ in range(2))
     vocabulary = Vocabulary(hidden, reference, head, head, 0.7)
-    shaped = anchors.ForwardKL().shape(dataclasses.replace(tokens, vocabulary=vocabulary))
-    assert torch.equal(shaped.reference, tokens.logps)
-    assert torch.equal(shaped.kl, shaped.beside) and not shaped.kl.requires_grad
-    shaped.beside.sum().backward()
+    shaped = kl_forms.ForwardKL().shape(dataclasses.replace(tokens, vocabulary=vocabulary))
+    assert torch.equal(shaped.ref_logps, tokens.logps)
+    assert torch.equal(shaped.kl, shaped.extra_loss) and not shaped.kl.requires_grad
+    shaped.extra_loss.sum().backward()
     assert head.weight.grad.abs().max() > 0
 
 
@@ -123,7 +123,7 @@ def test_return_credit_is_minus_the_log_ratio_of_this_and_later_tokens():
     rng = torch.Generator().manual_seed(0)
     logps, reference, log_q = (torch.randn(3, 5, generator=rng) for _ in range(3))
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
-    credit = anchors.return_credit(logps, reference, log_q, mask)
+    credit = kl_forms.return_credit(logps, reference, log_q, mask)
     ratio = (logps - reference - log_q) * mask
     for b in range(3):
         for t in range(5):
@@ -272,8 +272,8 @@ def test_a_shorter_fresh_prompt_is_padded_on_the_left():
     assert merged["completion_ids"].tolist() == [[7, 0], [6, 5]]
 
 
-@pytest.mark.parametrize("anchor", expected_gradients.WEIGHTS)
-def test_token_weights_give_the_enumerated_gradients_of_the_trees(anchor):
+@pytest.mark.parametrize("kl_form", expected_gradients.WEIGHTS)
+def test_token_weights_give_the_enumerated_gradients_of_the_trees(kl_form):
     """Every completion of a tree as a batch, weighted by its probability: the weights' gradient is
     estimators.kl_gradient."""
     tree = Tree.full(2, 3)
@@ -285,7 +285,7 @@ def test_token_weights_give_the_enumerated_gradients_of_the_trees(anchor):
         tree.log_policy(reference),
         state_q.log()[tree.state_of],
     )
-    expected = estimators.kl_gradient(tree, anchor, logits, log_ref, log_q)
+    expected = estimators.kl_gradient(tree, kl_form, logits, log_ref, log_q)
     free = logits.clone().requires_grad_()
     live, edges = tree.log_policy(free), {edge: i for i, edge in enumerate(tree.edges)}
     probability, total = tree.completion_probabilities(log_pi), 0.0
@@ -296,7 +296,7 @@ def test_token_weights_give_the_enumerated_gradients_of_the_trees(anchor):
         taken = [x[index].gather(-1, drawn[..., None])[..., 0] for x in (log_pi, log_ref)]
         ratio = taken[0] - taken[1] - state
         later = ratio.flip(1).cumsum(1).flip(1) - ratio
-        w = expected_gradients.weights(anchor, log_pi[index], log_ref[index], state, later, drawn)
+        w = expected_gradients.weights(kl_form, log_pi[index], log_ref[index], state, later, drawn)
         total = total + probability[y] * (w * live[index]).sum()
     assert torch.allclose(torch.autograd.grad(total, free)[0], expected, atol=1e-10)
 

@@ -12,10 +12,10 @@ import readme
 from pydantic import ValidationError
 from scipy import stats
 
-from sage_lib.experiment import results
 from sage_lib.experiment.profile import BASE, load_profile
+from sage_lib.experiment.results import load_results
 from sage_lib.paths import PUBLISHED, ROOT
-from sage_lib.report import inference, passk, reported, verdict
+from sage_lib.report import inference, outcomes, passk, reported
 from sage_lib.report.inference import (
     AGREES,
     CANNOT_TELL,
@@ -26,8 +26,8 @@ from sage_lib.report.inference import (
     Values,
 )
 
-METRICS = {"pass@1", "pass@16", "pass@256", *verdict.LOGGED, verdict.TAIL, verdict.UNSOUND}
-METRICS |= {verdict.DIVERSITY, verdict.BRANCHING, "right pass@1", "right pass@256"}
+METRICS = {"pass@1", "pass@16", "pass@256", *outcomes.LOGGED, outcomes.TAIL, outcomes.UNSOUND}
+METRICS |= {outcomes.DIVERSITY, outcomes.BRANCHING, "right pass@1", "right pass@256"}
 COLUMNS = ["pass@1", "pass@256", "rare mass"]
 WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
 
@@ -35,7 +35,7 @@ WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
 def asking(*comparisons, name="one", primary=False, by="ours"):
     """One claim of these comparisons, with the margin of the file."""
     claim = {"claim": name, "by": by, "comparisons": comparisons, "primary": primary, **WORDS}
-    return verdict.Claims(margin=verdict.load().margin, claims=[claim])
+    return outcomes.Claims(margin=outcomes.load_claims().margin, claims=[claim])
 
 
 #: GRPO at two more values of beta: the margin is a twentieth of what lies between them, 0.005.
@@ -54,16 +54,16 @@ def planted(monkeypatch):
             noise = rng.normal(0, 0.001, (len(own), 30, 3))
             values = np.array([*point, 0.01]) + noise - noise.mean(axis=(0, 1))
             found[method] = Values(method, values, COLUMNS, ["both"] * 30, own)
-        settings = load_profile("study")
-        study = SimpleNamespace(settings=settings, name=name, label=settings.label, planted=found)
+        profile = load_profile("study")
+        results = SimpleNamespace(profile=profile, name=name, label=profile.label, planted=found)
         monkeypatch.setattr(passk, "exact", lambda one, ks, ood: one.planted)
-        return study
+        return results
 
     return plant
 
 
-def outcome(chosen, *studies):
-    return verdict.judge(chosen, verdict.comparisons(chosen, *studies))["outcome"].item()
+def outcome(chosen, *results):
+    return outcomes.claim_outcomes(chosen, outcomes.comparisons(chosen, *results))["outcome"].item()
 
 
 BOTH = asking(
@@ -85,11 +85,11 @@ def test_a_claim_agrees_only_where_all_its_comparisons_do(planted, point, expect
 
 
 def test_a_claim_of_the_paper_that_disagrees_is_not_seen_here(planted):
-    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.79)})
+    results = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.79)})
     theirs = asking(*BOTH.claims[0].comparisons, by="paper")
-    compared = verdict.comparisons(theirs, study)
+    compared = outcomes.comparisons(theirs, results)
     assert compared["outcome"].tolist() == [AGREES, NOT_SEEN]
-    judged = verdict.judge(theirs, compared).iloc[0]
+    judged = outcomes.claim_outcomes(theirs, compared).iloc[0]
     assert (judged["by"], judged["outcome"], judged["comparisons"]) == (
         *("paper", NOT_SEEN),
         "1 of 2 agree",
@@ -100,62 +100,62 @@ def test_a_claim_of_the_paper_that_disagrees_is_not_seen_here(planted):
 
 def test_each_base_alone_says_what_its_seeds_say(planted):
     """Seeds 1 and 2 start from one base, 3 and 4 from another with twice the gain."""
-    study = planted({"grpo": (0.31, 0.80)})
+    results = planted({"grpo": (0.31, 0.80)})
     gain = np.array([0.01, 0.012, 0.02, 0.024])[:, None, None] * np.array([1.0, -1.0, 0.0])
-    grpo = study.planted["grpo"]
-    study.planted["grpo_branch"] = Values(
+    grpo = results.planted["grpo"]
+    results.planted["grpo_branch"] = Values(
         "grpo_branch", grpo.values + gain, COLUMNS, grpo.sets, [1, 2, 3, 4]
     )
     names = [*(f"grpo-s{seed}" for seed in (1, 2)), *(f"other/grpo-s{seed}" for seed in (3, 4))]
     runs = [*zip(names, ["grpo"] * 4, [1, 2, 3, 4], strict=True), ("sft", BASE, None)]
-    study.runs = pd.DataFrame(runs, columns=["run", "method", "seed"])
+    results.runs = pd.DataFrame(runs, columns=["run", "method", "seed"])
     chosen = asking(*BOTH.claims[0].comparisons, primary=True)
-    rows = verdict.by_base(verdict.comparisons(chosen, study), study)
+    rows = outcomes.by_base(outcomes.comparisons(chosen, results), results)
     assert rows["base"].tolist() == ["planted", "other"] * 2
     assert rows["difference"].tolist() == pytest.approx([0.011, 0.022, -0.011, -0.022])
     assert set(rows["seeds"]) == {2} and set(rows["outcome"]) == {CANNOT_TELL}, "two seeds"
-    assert verdict.by_base(verdict.comparisons(BOTH, study), study).empty, "none is primary"
+    assert outcomes.by_base(outcomes.comparisons(BOTH, results), results).empty, "none is primary"
 
 
 def test_what_was_not_run_and_few_seeds_are_said(planted):
     assert outcome(BOTH, planted({"grpo": (0.3, 0.8)})) == NOT_RUN
     apart = {"grpo": (0.3, 0.8), "grpo_branch": (0.4, 0.9)}
     assert outcome(BOTH, planted(apart, seeds=(1, 2))) == CANNOT_TELL
-    study = planted(apart)
-    study.planted["grpo"].seeds[:] = [5, 6, 7, 8]
-    assert outcome(BOTH, study) == NOT_RUN, "no seed in common"
+    results = planted(apart)
+    results.planted["grpo"].seeds[:] = [5, 6, 7, 8]
+    assert outcome(BOTH, results) == NOT_RUN, "no seed in common"
     lone = asking()
-    row = verdict.judge(lone, verdict.comparisons(lone, study)).iloc[0]
+    row = outcomes.claim_outcomes(lone, outcomes.comparisons(lone, results)).iloc[0]
     assert (row["outcome"], row["settles"]) == (CANNOT_TELL, "more seeds")
 
 
 def test_the_margin_is_a_share_of_grpos_own_range(planted):
-    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.80)})
-    rows = verdict.comparisons(BOTH, study)
+    results = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.80)})
+    rows = outcomes.comparisons(BOTH, results)
     assert rows["margin"].tolist() == pytest.approx([0.05 * 0.1] * 2, abs=2e-4)
     floored = BOTH.model_copy(update={"floor": {"pass@1": 0.002, "pass@256": 0.02}})
-    rows = verdict.comparisons(floored, study)
+    rows = outcomes.comparisons(floored, results)
     assert rows["margin"].tolist() == pytest.approx([0.005, 0.02], abs=2e-4), "the larger one"
-    assert verdict.load().floor == {"pass@256": 0.01}
-    study.planted.pop("front_beta0.02"), study.planted.pop("front_beta0.8")
-    rows = verdict.comparisons(floored, study)
+    assert outcomes.load_claims().floor == {"pass@256": 0.01}
+    results.planted.pop("front_beta0.02"), results.planted.pop("front_beta0.8")
+    rows = outcomes.comparisons(floored, results)
     assert rows["margin"].isna().all(), "one beta has no range"
     assert set(rows["outcome"]) == {CANNOT_TELL}
 
 
 def test_without_a_share_the_floor_is_the_margin_also_of_right_answers(planted, monkeypatch):
-    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.33, 0.82)})
+    results = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.33, 0.82)})
     right = {
         name: replace(one, columns=[f"right {column}" for column in COLUMNS])
-        for name, one in study.planted.items()
+        for name, one in results.planted.items()
     }
     monkeypatch.setattr(passk, "right", lambda one, ks, ood: right)
     pair = ("grpo_branch", "grpo")
     claims = asking((*pair, "right pass@1", "above"), (*pair, "pass@1", "above"))
     claims.margin, claims.floor = 0.0, {"right pass@1": 0.05, "pass@1": 0.004}
     claims.claims[0].table = "sage_table1"
-    del study.planted["front_beta0.02"], study.planted["front_beta0.8"]
-    rows = verdict.comparisons(claims, study)
+    del results.planted["front_beta0.02"], results.planted["front_beta0.8"]
+    rows = outcomes.comparisons(claims, results)
     assert rows["margin"].tolist() == [0.05, 0.004], "also where GRPO has one beta, and no range"
     assert rows["outcome"].tolist() == [SMALLER, AGREES]
     assert rows["reported"].tolist() == pytest.approx([0.018] * 2, abs=1e-9)
@@ -163,29 +163,29 @@ def test_without_a_share_the_floor_is_the_margin_also_of_right_answers(planted, 
 
 def test_primary_outcomes_are_corrected_and_the_others_are_not(planted):
     """A difference that is sure at 95 % alone, and no more so beside one that is not sure."""
-    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.3130, 0.80)}, seeds=(1, 2, 3, 4, 5))
-    gap = study.planted["grpo_branch"].values - study.planted["grpo"].values
+    results = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.3130, 0.80)}, seeds=(1, 2, 3, 4, 5))
+    gap = results.planted["grpo_branch"].values - results.planted["grpo"].values
     seeds = np.array([0.2, 0.5, 1.0, 1.5, 1.8])[:, None, None]
-    study.planted["grpo_branch"] = Values(
+    results.planted["grpo_branch"] = Values(
         "grpo_branch",
-        study.planted["grpo"].values + 0.01 * seeds + 0 * gap,
+        results.planted["grpo"].values + 0.01 * seeds + 0 * gap,
         COLUMNS,
         ["both"] * 30,
         [1, 2, 3, 4, 5],
     )
-    study.planted["grpo_token"] = Values(
+    results.planted["grpo_token"] = Values(
         "grpo_token",
-        study.planted["grpo"].values + 0.01 * (seeds - 0.9),
+        results.planted["grpo"].values + 0.01 * (seeds - 0.9),
         COLUMNS,
         ["both"] * 30,
         [1, 2, 3, 4, 5],
     )
     pairs = [("grpo_branch", "grpo", "pass@1", "above"), ("grpo_token", "grpo", "pass@1", "above")]
-    alone = verdict.comparisons(asking(pairs[0], primary=True), study).iloc[0]
+    alone = outcomes.comparisons(asking(pairs[0], primary=True), results).iloc[0]
     known = stats.ttest_1samp(0.01 * seeds.ravel(), 0).pvalue
     assert alone["error_rate"] == pytest.approx(known, rel=1e-3) and 0.025 < known < 0.05
     assert alone["outcome"] == AGREES and alone["kept"] < 5
-    rows = verdict.comparisons(asking(*pairs, primary=True), study)
+    rows = outcomes.comparisons(asking(*pairs, primary=True), results)
     assert rows["outcome"].tolist() == [CANNOT_TELL] * 2, "0.05/2 is the first step of Holm's"
     wide = stats.ttest_1samp(0.01 * seeds.ravel(), 0).confidence_interval(0.975)
     first = rows.loc[0, ["judged_low", "judged_high", "low_seeds"]].tolist()
@@ -193,15 +193,17 @@ def test_primary_outcomes_are_corrected_and_the_others_are_not(planted):
     for row in rows.itertuples():
         told = inference.outcome(row.expects, row.judged_low, row.judged_high, row.margin)
         assert row.outcome == told, "what is printed is what judges"
-    rows = verdict.comparisons(asking(*pairs), study)
+    rows = outcomes.comparisons(asking(*pairs), results)
     assert rows["outcome"].tolist() == [AGREES, CANNOT_TELL] and rows["error_rate"].isna().all()
 
 
 def test_the_papers_own_difference_stands_beside_the_measured_one(planted):
     claims = asking(*BOTH.claims[0].comparisons)
     claims.claims[0].table = "sage_table1"
-    rows = verdict.comparisons(claims, planted({"grpo": (0.3, 0.8), "grpo_branch": (0.3, 0.8)}))
-    printed = reported.load("sage_table1").query("dataset == 'Avg'").set_index(["row", "metric"])
+    rows = outcomes.comparisons(claims, planted({"grpo": (0.3, 0.8), "grpo_branch": (0.3, 0.8)}))
+    printed = (
+        reported.read_table("sage_table1").query("dataset == 'Avg'").set_index(["row", "metric"])
+    )
     for row in rows.itertuples():
         expected = (
             printed["mean"]["GRPO + Branch", row.metric] - printed["mean"]["GRPO", row.metric]
@@ -211,36 +213,36 @@ def test_the_papers_own_difference_stands_beside_the_measured_one(planted):
 
 def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps_paired_by_seed(planted):
     """Of steps 1 to 9 the norm is the step's number, and the base's log is none of RL."""
-    study = planted({"grpo": (0.3, 0.8)})
+    results = planted({"grpo": (0.3, 0.8)})
     rows = [
         {"method": method, "seed": seed, "step": step, "grad_norm": step + gap * seed}
         for method, gap in (("grpo", 1.0), ("grpo_no_kl", 0.9), ("matched", 1.5), (BASE, 7.0))
         for seed in (1, 2, 3)
         for step in range(1, 10)
     ]
-    study.steps = pd.DataFrame(rows)
+    results.steps = pd.DataFrame(rows)
     names = [f"gradient norm, {third} third" for third in ("first", "middle", "last")]
-    of_grpo = [verdict.logged(name, study)["grpo"].loc[1] for name in names]
+    of_grpo = [outcomes.logged(name, results)["grpo"].loc[1] for name in names]
     assert of_grpo == [2 + 1, 5 + 1, 8 + 1]
-    assert BASE not in verdict.logged(names[0], study)
+    assert BASE not in outcomes.logged(names[0], results)
     chosen = asking(("grpo_no_kl", "grpo", names[2], "below"), ("rft", "grpo", names[2], "below"))
-    row, missing = verdict.comparisons(chosen, study).to_dict("records")
+    row, missing = outcomes.comparisons(chosen, results).to_dict("records")
     known = stats.ttest_1samp([-0.1, -0.2, -0.3], 0).confidence_interval(0.95)
     assert row["difference"] == pytest.approx(-0.2) and row["seeds"] == 3 and row["beta"] == 0.2
     assert row["margin"] == pytest.approx(0.05 * 0.5 * 2), "of the means at two betas"
     assert (row["low"], row["high_seeds"]) == pytest.approx((known.low, known.high))
     assert (row["outcome"], missing["outcome"]) == (CANNOT_TELL, NOT_RUN)
     pairs = [("rft", "grpo"), ("grpo_no_kl", "grpo")]
-    [found] = verdict.differences(study, names[2], pairs).to_dict("records")
+    [found] = outcomes.differences(results, names[2], pairs).to_dict("records")
     assert (found.pop("method"), found.pop("against")) == ("grpo_no_kl", "grpo")
     expected = {"difference": -0.2, "low": known.low, "high": known.high, "seeds": 3}
     assert found == pytest.approx(expected)
 
 
 def test_a_reader_is_shown_labels_and_each_difference_with_its_interval(planted):
-    study = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.78)})
+    results = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.78)})
     chosen = asking(*BOTH.claims[0].comparisons, ("rft", BASE, "pass@1", "above"))
-    shown = verdict.shown(verdict.comparisons(chosen, study), study)
+    shown = outcomes.readable(outcomes.comparisons(chosen, results), results)
     assert list(shown["comparison"]) == [*["GRPO + Branch - GRPO"] * 2, "RFT - Base Model"]
     first, second, missing = shown["difference"]
     assert re.fullmatch(r"\+0\.0100 \[\+0\.009\d, \+0\.010\d\]", first)
@@ -250,23 +252,23 @@ def test_a_reader_is_shown_labels_and_each_difference_with_its_interval(planted)
 
 def test_any_k_can_be_asked_beside_the_two_of_every_table(monkeypatch):
     monkeypatch.setattr(passk, "exact", lambda one, ks, ood: (ks, ood))
-    exact = SimpleNamespace(settings=SimpleNamespace(exact=True))
-    assert verdict.values(exact, "pass@16", "ood") == ([1, 16, 256], True)
+    results = SimpleNamespace(profile=load_profile("study"))
+    assert outcomes.values(results, "pass@16", "ood") == ([1, 16, 256], True)
 
 
 def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
-    study = planted({})
+    results = planted({})
     base = [{"method": BASE, "seed": None, "perplexity": 1 + i / 100} for i in range(100)]
     ours = [{"method": "grpo", "seed": 1, "perplexity": p} for p in (1.0, 1.93, 1.95, 9.0)]
     where = [{"dataset": "both", "problem": f"p{i % 2}"} for i in range(104)]
-    study.scores = pd.DataFrame([{**a, **b} for a, b in zip(base + ours, where, strict=True)])
-    found = verdict.tail(study)
+    results.scores = pd.DataFrame([{**a, **b} for a, b in zip(base + ours, where, strict=True)])
+    found = outcomes.tail(results)
     assert found[BASE].values.mean() == pytest.approx(0.05)
     assert found["grpo"].values[0, :, 0].tolist() == [0.5, 0.5], "1.95 of p0 and 9.0 of p1"
 
 
 def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_mean(planted):
-    study = planted({})
+    results = planted({})
     masses = {(BASE, None): ([0.2, 0.2], [0.1, 0.3]), ("grpo", 1): ([0.4, 0.0], [2e-3, 1e-3, 5e-3])}
     rows = [
         (method, method, seed, "both", f"p{i}", p)
@@ -276,22 +278,22 @@ def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_
     ]
     frame = pd.DataFrame(rows, columns=["run", "method", "seed", "dataset", "problem", "p"])
     with np.errstate(divide="ignore"):
-        study.support = frame.assign(logp=np.log(frame["p"]))
-    found = verdict.diversity(study)
+        results.support = frame.assign(logp=np.log(frame["p"]))
+    found = outcomes.diversity(results)
     for (method, _), of_problems in masses.items():
         expected = [np.exp(stats.entropy(p)) for p in of_problems]
         assert found[method].values[0, :, 0] == pytest.approx(expected), "2 and 1 of the first"
-    study.scores = frame.assign(branching=[1.0, 2.0, 1.0, np.nan, 1.0, 4.0, 3.0, 3.0, 6.0])
-    found = verdict.branching(study)
+    results.scores = frame.assign(branching=[1.0, 2.0, 1.0, np.nan, 1.0, 4.0, 3.0, 3.0, 6.0])
+    found = outcomes.branching(results)
     assert found[BASE].values.ravel().tolist() == [1.5, 1.0]
     assert found["grpo"].values.ravel().tolist() == [2.5, 4.0]
 
 
 def test_without_exact_probabilities_pass_at_k_is_that_of_the_samples():
-    study = results.load("smollm")
-    row = verdict.comparisons(asking(("grpo", BASE, "pass@8", "above")), study).iloc[0]
-    missed = [math.comb(n - c, 8) / math.comb(n, 8) for n, c in study.counts[["n", "c"]].values]
-    means = study.counts.assign(missed=missed).groupby("method")["missed"].mean()
+    results = load_results("smollm")
+    row = outcomes.comparisons(asking(("grpo", BASE, "pass@8", "above")), results).iloc[0]
+    missed = [math.comb(n - c, 8) / math.comb(n, 8) for n, c in results.counts[["n", "c"]].values]
+    means = results.counts.assign(missed=missed).groupby("method")["missed"].mean()
     assert row["difference"] == pytest.approx(means[BASE] - means["grpo"]) and row["seeds"] == 3
 
 
@@ -301,7 +303,7 @@ CLAIMED += [("operating_point_claims", "operating_point", 4)]
 
 @pytest.mark.parametrize(("name", "profile", "primary"), CLAIMED)
 def test_the_claims_name_methods_and_metrics_that_there_are(name, profile, primary):
-    claims, known = verdict.load(name), {BASE, *load_profile(profile).methods}
+    claims, known = outcomes.load_claims(name), {BASE, *load_profile(profile).methods}
     assert len({claim.claim for claim in claims.claims}) == len(claims.claims)
     for claim in claims.claims:
         for one in claim.comparisons:
@@ -312,7 +314,7 @@ def test_the_claims_name_methods_and_metrics_that_there_are(name, profile, prima
 
 @pytest.mark.parametrize(("name", "counts"), [("claims", (14, 9)), ("exploration_claims", (25, 3))])
 def test_the_claims_say_whose_they_are(name, counts):
-    claims = verdict.load(name).claims
+    claims = outcomes.load_claims(name).claims
     assert tuple(sum(claim.by == by for claim in claims) for by in ("paper", "ours")) == counts
     for claim in claims:
         starts = claim.source.startswith(("ours", "prediction"))
@@ -320,20 +322,22 @@ def test_the_claims_say_whose_they_are(name, counts):
 
 
 def test_the_claims_of_a_file_are_those_of_its_questions():
-    every, parts = verdict.load("exploration_claims"), ("shaping", "rft", "sft", "rivals")
-    found = {part: verdict.load("exploration_claims", part) for part in parts}
+    every, parts = outcomes.load_claims("exploration_claims"), ("shaping", "rft", "sft", "rivals")
+    found = {part: outcomes.load_claims("exploration_claims", part) for part in parts}
     assert all({one.question for one in found[part].claims} == {part} for part in parts)
     assert sum(len(one.claims) for one in found.values()) == len(every.claims)
-    assert found["sft"].margin == every.margin and verdict.load("claims", "sft").claims == []
+    assert (
+        found["sft"].margin == every.margin and outcomes.load_claims("claims", "sft").claims == []
+    )
     with pytest.raises(ValidationError, match="Input should be 'above'"):
         asking(("grpo", BASE, "pass@1", "higher"))
 
 
 @pytest.fixture(scope="module")
 def published():
-    study, claims = results.load("study"), verdict.load()
-    compared = verdict.comparisons(claims, study)
-    return study, claims, compared, verdict.judge(claims, compared)
+    results, claims = load_results("study"), outcomes.load_claims()
+    compared = outcomes.comparisons(claims, results)
+    return results, claims, compared, outcomes.claim_outcomes(claims, compared)
 
 
 def test_the_published_verdict_follows_from_the_published_frames(published):
@@ -362,9 +366,9 @@ def test_a_claim_that_cannot_be_judged_here_is_no_failure(planted):
     """Its comparisons are measured and shown; its outcome is not theirs."""
     results = planted({"grpo": (0.3, 0.8), "grpo_branch": (0.28, 0.7)})
     claims = asking(("grpo_branch", "grpo", "pass@1", "above"), by="paper")
-    compared = verdict.comparisons(claims, results)
-    assert verdict.judge(claims, compared)["outcome"].item() == NOT_SEEN
+    compared = outcomes.comparisons(claims, results)
+    assert outcomes.claim_outcomes(claims, compared)["outcome"].item() == NOT_SEEN
     claims.claims[0].testable = False
-    outcome = verdict.judge(claims, compared).iloc[0]
+    outcome = outcomes.claim_outcomes(claims, compared).iloc[0]
     assert (outcome["outcome"], outcome["settles"]) == (inference.NOT_TESTABLE, "more seeds")
     assert compared["outcome"].item() == NOT_SEEN

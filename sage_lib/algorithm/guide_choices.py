@@ -1,0 +1,156 @@
+"""Guides that a profile chooses, by a mapping such as ``{name: token, weight: rank}``.
+
+The name is one of :data:`~sage_lib.algorithm.guides.GUIDES`, or names a class of the user's:
+``{name: "my_module:MyGuide", threshold: 1.0}``. Choices of the first kind are checked without
+torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sage_lib.algorithm.guides import GUIDES, HIGH, BranchGuide, Guide, check_guide
+from sage_lib.errors import SageError
+from sage_lib.validation import make, pick, unknown
+
+
+def split_choice(choice: object) -> tuple[Any, dict[str, Any]]:
+    """Return the name of a choice, and its parameters that are not None. A choice is ``name``, or
+    ``{name: ..., parameter: ...}``."""
+    section = choice if isinstance(choice, Mapping) else {"name": choice}
+    parameters = {k: v for k, v in section.items() if k != "name" and v is not None}
+    return section.get("name"), parameters
+
+
+def guide_class(name: object, where: str = "guide") -> Callable[..., Any]:
+    """Return the class of a name, one of :data:`GUIDES` or ``module:Class``.
+
+    A profile imports code of the user's for a guide here and nowhere else.
+
+    Args:
+        name: of a choice.
+        where: the place of the choice. An error begins with it.
+
+    Returns:
+        A class, or a function that makes a guide. SageError where there is none.
+    """
+    if not isinstance(name, str) or ":" not in name:
+        return pick(name, GUIDES, where, "guide")
+    try:
+        cls: Callable[..., Any] = pkgutil.resolve_name(name)
+    except Exception as error:
+        raise SageError(
+            f"{where}: the guide {name} cannot be imported ({error!r}): correct its name, or add "
+            "its folder to PYTHONPATH"
+        ) from error
+    return cls
+
+
+def check_choice(choice: str | Mapping[str, Any], where: str = "guide") -> None:
+    """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
+    _make(choice, where, None)
+
+
+def reads_rewards(choice: Mapping[str, Any]) -> bool:
+    """Return whether the guide of this choice, or its inner guide, needs rewards."""
+    if getattr(guide_class(choice["name"]), "reads_rewards", False):
+        return True
+    inner = choice.get("inner")
+    return isinstance(inner, Mapping) and reads_rewards(inner)
+
+
+def needs_entropies(choice: Mapping[str, Any]) -> bool:
+    """Return whether :func:`build_guide` needs the base model's entropies for this choice."""
+    name, parameters = split_choice(choice)
+    if name == "branch" and parameters.keys() & set(BranchGuide.quantile_keys):
+        return True
+    inner = choice.get("inner")
+    return isinstance(inner, Mapping) and needs_entropies(inner)
+
+
+def build_guide(
+    choice: str | Mapping[str, Any], quantiles: Mapping[str, float] | None = None
+) -> Guide:
+    """Return the guide of a choice ``{name: ..., parameter: ...}``; schedules are mappings, too.
+
+    The branch guide takes threshold and ratio, or threshold_quantile and clamp_quantile: the
+    quantiles of the base model's entropies where it begins to act and where q reaches ``high``.
+
+    Args:
+        choice: its name is one of :data:`GUIDES`, or ``module:Class``.
+        quantiles: of the base model's entropies, str(share) -> nats, as in entropy.json.
+    """
+    if quantiles is None and isinstance(choice, Mapping) and needs_entropies(choice):
+        check_choice(choice)
+        raise SageError(
+            "the guide's threshold is a quantile of the base model's entropies, which are not "
+            "there: measure them first, or give threshold and ratio as numbers"
+        )
+    return _make(choice, "guide", quantiles)
+
+
+def _make(choice: object, where: str, quantiles: Mapping[str, float] | None) -> Guide:
+    name, parameters = split_choice(choice)
+    cls = guide_class(name, where)
+    if name not in GUIDES:
+        return _make_imported(cls, parameters, where)
+    if "inner" in parameters:
+        parameters["inner"] = _make(parameters["inner"], f"{where}.inner", quantiles)
+    if cls is BranchGuide:
+        parameters = _with_threshold(parameters, where, quantiles)
+    guide: Guide = make(GUIDES[name], parameters, where)
+    return guide
+
+
+def _make_imported(cls: Callable[..., Any], parameters: dict[str, Any], where: str) -> Guide:
+    """Make a guide of the user's. SageError where the class refuses its parameters."""
+    known = inspect.signature(cls).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for key in parameters:
+        if key not in known and not takes_any:
+            raise unknown(where, key, known)
+    try:
+        guide: Guide = cls(**parameters)
+        check_guide(guide)
+    except Exception as error:
+        raise SageError(f"{where}: {error}") from error
+    return guide
+
+
+def _with_threshold(
+    parameters: dict[str, Any], where: str, quantiles: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """Put threshold and ratio in the place of quantiles. Without ``quantiles`` the defaults stand
+    in, which is enough to check everything else."""
+    fixed = parameters.keys() & {"threshold", "ratio"}
+    shares = [parameters.pop(name) for name in BranchGuide.quantile_keys if name in parameters]
+    if (len(fixed), len(shares)) not in ((2, 0), (0, 2)):
+        raise SageError(
+            f"{where}: the guide takes either threshold and ratio, or threshold_quantile and "
+            "clamp_quantile: set the other two to null"
+        )
+    if fixed:
+        return parameters
+    low, high = shares
+    if not (isinstance(low, float) and isinstance(high, float) and 0 <= low < high <= 1):
+        raise SageError(
+            f"{where}: threshold_quantile must lie below clamp_quantile, and both between 0 and 1, "
+            f"not {low!r} and {high!r}"
+        )
+    if quantiles is None:
+        return parameters
+    if not {str(low), str(high)} <= quantiles.keys():
+        raise SageError(
+            f"{where}: choose its quantiles from those that are measured, {', '.join(quantiles)}"
+        )
+    threshold, top = quantiles[str(low)], quantiles[str(high)]
+    if top <= threshold:
+        raise SageError(
+            "the base model's entropies do not differ between threshold_quantile and "
+            "clamp_quantile: choose them further apart"
+        )
+    ratio = (parameters.get("high", HIGH) - 1) / (top - threshold)
+    return {**parameters, "threshold": threshold, "ratio": ratio}

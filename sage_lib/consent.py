@@ -1,0 +1,124 @@
+"""What a profile may do only with its user's consent: run code that it names, and send data away.
+
+All else in a profile is data. The consent is ``--yes``, an answer on the terminal, or the names in
+the environment variable ``SAGE_TRUST``, parted by commas. Processes that are started inherit it.
+"""
+
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sage_lib.errors import SageError
+
+VARIABLE = "SAGE_TRUST"
+#: How a profile names code, as in "package.module:function".
+CODE = r"\w+(\.\w+)*:\w+(\.\w+)*"
+#: Keys under which a profile names a judge or a guide.
+_NAMING = ("judge", "guide", "inner", "name")
+_RUNS, _SENDS = "runs code from elsewhere", "sends data to a server"
+#: Settings of TRL, PEFT, transformers and vLLM: pattern of their keys -> what they do.
+_SETTINGS = {
+    r"trust_remote_code|custom_generate|model_init_kwargs|megatron_core": _RUNS,
+    r"push_to_hub\w*|hub_\w+|\w+_hub_repo|trackio_\w+|report_to": _SENDS,
+    r"vllm_server_(base_url|host)": _SENDS,
+}
+#: Their values that do nothing of it.
+_HARMLESS: tuple[Any, ...] = (
+    *(None, False, "", [], {}),
+    *("none", ["none"], "tensorboard", ["tensorboard"]),
+)
+#: Keywords of vllm.LLM that only lay work on the machine. Others can name classes to import.
+_VLLM = (
+    *("block_size", "cpu_offload_gb", "disable_custom_all_reduce", "disable_log_stats", "dtype"),
+    *("enable_chunked_prefill", "enable_prefix_caching", "enforce_eager", "kv_cache_dtype"),
+    *("gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
+    *("max_seq_len_to_capture", "pipeline_parallel_size", "quantization", "seed", "swap_space"),
+    "tensor_parallel_size",
+)
+_agreed = False  # to everything, by --yes
+
+
+def agree(yes: bool) -> None:
+    """Agree, in this process, to all that is asked, if ``yes``: the meaning of ``--yes``."""
+    global _agreed
+    _agreed = yes
+
+
+def requests(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what merged settings of a profile ask consent for.
+
+    Args:
+        settings: sections of settings, as YAML has them.
+        place: dotted key of ``settings`` in the profile.
+
+    Yields:
+        A name, and what it does: "mine:judge" runs code, "rl.push_to_hub" sends data.
+    """
+    for key, value in settings.items():
+        here = f"{place}{key}"
+        if key in _NAMING and isinstance(value, str) and re.fullmatch(CODE, value):
+            yield value, "is code that it runs"
+        for pattern, does in _SETTINGS.items():
+            if re.fullmatch(pattern, str(key)) and value not in _HARMLESS:
+                yield here, does
+        if key == "vllm" and isinstance(value, Mapping):
+            for name in value.keys() - {*_VLLM, "trust_remote_code"}:
+                yield f"{here}.{name}", "may name code for vLLM to import"
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, Mapping):
+                yield from requests(inner, f"{here}.")
+
+
+def require(name: str, does: str) -> None:
+    """Ask for consent, once in a process and what it starts.
+
+    Args:
+        name: what :func:`requests` yields.
+        does: the same.
+
+    Raises:
+        SageError: where nobody consents.
+    """
+    trusted = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
+    if name in trusted:
+        return
+    words = f"the profile asks for {name}, which {does}"
+    if _agreed:
+        print(f"{words}: agreed by --yes", file=sys.stderr, flush=True)
+    elif not sys.stdin or not sys.stdin.isatty():
+        raise SageError(
+            f"{words}. Look at what that is. If you trust it, give --yes, or set "
+            f"{VARIABLE}={','.join([*trusted, name])}"
+        )
+    elif input(f"{words}.\nDo you trust it? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise SageError(f"{name} is not trusted: nothing was started")
+    os.environ[VARIABLE] = ",".join([*trusted, name])
+
+
+def require_all(settings: Mapping[str, Any]) -> None:
+    """Ask for all that merged settings of a profile need consent for, as :func:`require` does."""
+    for name, does in dict(requests(settings)).items():
+        require(name, does)
+
+
+def imported(name: str, kind: str) -> Any:
+    """Import code that a profile names. It runs nothing of it before its user consents.
+
+    Args:
+        name: "module:attribute".
+        kind: what it is, such as "judge", for errors.
+
+    Returns:
+        The attribute. SageError without consent, and where there is none of this name.
+    """
+    require(name, "is code that it runs")
+    try:
+        return pkgutil.resolve_name(name)
+    except Exception as error:
+        raise SageError(
+            f"the {kind} {name} cannot be imported ({error!r}): correct its name, or add its "
+            "folder to PYTHONPATH"
+        ) from error

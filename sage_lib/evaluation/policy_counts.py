@@ -1,0 +1,175 @@
+"""A policy as counts of its right samples, by training seed and problem."""
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sage_lib.errors import SageError
+from sage_lib.evaluation import metrics, sample_files
+from sage_lib.text import count, ranges
+
+Counts = Mapping[Any, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class PolicyCounts:
+    """One policy. n, c: samples and right ones, shape (seeds, problems). seeds: None stands for
+    files that name none. files: what was read. unreadable: file, line and reason. notes: what a
+    reader of the result should know."""
+
+    label: str
+    problems: list[str] = field(repr=False)
+    seeds: list[int | None]
+    n: NDArray[np.int64] = field(repr=False)
+    c: NDArray[np.int64] = field(repr=False)
+    files: list[dict[str, Any]] = field(default_factory=list)
+    unreadable: list[tuple[str, int, str]] = field(default_factory=list, repr=False)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fewest(self) -> int:
+        """The fewest samples that a problem has."""
+        return int(self.n.min())
+
+    def at(self, problems: Sequence[str], seeds: Sequence[int | None]) -> "PolicyCounts":
+        """Return the policy with these problems and seeds alone; one without seeds stays."""
+        places = {problem: place for place, problem in enumerate(self.problems)}
+        columns = [places[problem] for problem in problems]
+        rows = [0] if self.seeds == [None] else [self.seeds.index(seed) for seed in seeds]
+        chosen = np.ix_(rows, columns)
+        kept = [self.seeds[row] for row in rows]
+        return PolicyCounts(self.label, list(problems), kept, self.n[chosen], self.c[chosen])
+
+    def curves(self, ks: Sequence[int]) -> NDArray[np.float64]:
+        """Return pass@k, shape (seeds, problems, ks)."""
+        found = metrics.pass_at_k_curve(self.n.ravel(), self.c.ravel(), ks)
+        return found.reshape(*self.n.shape, len(ks))
+
+    def sampling_variance(self, ks: Sequence[int]) -> NDArray[np.float64]:
+        """Return the variance, shape (ks,), that drawing samples gives the mean pass@k: NaN where
+        a problem has fewer than 2 k samples. See :func:`metrics.variance_of_pass_at_k`."""
+        twice = [2 * k for k in ks if 2 * k <= self.fewest]
+        n, c = self.n.ravel(), self.c.ravel()
+        found = np.full(len(ks), np.nan)
+        if twice:
+            known = [k for k in ks if 2 * k <= self.fewest]
+            wrong = (1 - metrics.pass_at_k_curve(n, c, known)) ** 2
+            wrong -= 1 - metrics.pass_at_k_curve(n, c, twice)
+            found[[2 * k <= self.fewest for k in ks]] = wrong.sum(axis=0) / n.size**2
+        return found
+
+
+def read_policy(
+    text: str,
+    metric: str | None = None,
+    filter: str | None = None,
+    threshold: float | None = None,
+) -> PolicyCounts:
+    """Read a policy from [LABEL=]FILE[:METHOD].
+
+    ``+``, or a pattern such as ``completions_*.parquet``, joins files with other samples of the
+    same policy, and ``,`` files of another training seed. ``-`` is the standard input.
+    """
+    label, equals, rest = text.partition("=")
+    if Path(text).exists() or not equals or "/" in label:
+        label, rest = "", text
+    counts: dict[tuple[int, str], tuple[int, int]] = {}
+    place_of: dict[int, int] = {}
+    files: list[dict[str, Any]] = []
+    unreadable, notes, steps, names = [], [], set(), []
+    of_seeds = _split(rest, ",")
+    for place, of_seed in enumerate(of_seeds, 1):
+        for part in [found for one in _split(of_seed, "+") for found in _matches(one)]:
+            path, method = _method(part)
+            if part in names:
+                raise SageError(f"{part} is given twice: its samples would count twice")
+            names.append(part)
+            read = sample_files.read_sample_file(path, method, metric, filter, threshold)
+            unreadable += [(str(path), *line) for line in read.unreadable]
+            steps |= set(read.steps)
+            samples = sum(n for n, _ in read.counts.values())
+            files.append(
+                {
+                    **{"file": part, "format": read.format, "metric": read.metric or None},
+                    **{"problems": len({problem for _, problem in read.counts})},
+                    **{"samples": samples, "unreadable": len(read.unreadable)},
+                    "sha256": read.sha256,
+                }
+            )
+            stem = path.name.removesuffix(".gz").rsplit(".", 1)[0]
+            label = label or method or ("stdin" if part == sample_files.STDIN else stem)
+            for (named, problem), (n, c) in read.counts.items():
+                seed = place if named < 0 and len(of_seeds) > 1 else named
+                if place_of.setdefault(seed, place) != place:
+                    raise SageError(
+                        f"{label}: seed {seed} is in two files; join them by + if that is meant"
+                    )
+                old = counts.get((seed, problem), (0, 0))
+                counts[seed, problem] = (old[0] + n, old[1] + c)
+    if -1 in place_of and len(place_of) > 1:
+        raise SageError(f"{label}: only some of the files joined by + name seeds: join others")
+    if len(steps) > 1:
+        told = ranges(sorted(steps)) if len(steps) < 9 else f"{min(steps)} to {max(steps)}"
+        notes.append(f"{label}: samples of training steps {told}, so of several policies")
+    seeds = sorted(place_of)
+    problems = list(dict.fromkeys(problem for _, problem in counts))
+    # The samples of a problem that some seed lacks are no pair.
+    whole = [one for one in problems if all((seed, one) in counts for seed in seeds)]
+    if not whole:
+        raise SageError(f"{label}: no problem is in the files of all seeds")
+    if len(whole) < len(problems):
+        lost = count(len(problems) - len(whole), "problem")
+        notes.append(f"{label}: {lost} not in the files of all seeds, left out")
+    table = np.array([[counts[seed, problem] for problem in whole] for seed in seeds])
+    given: list[int | None] = [None if seed < 0 else seed for seed in seeds]
+    return PolicyCounts(label, whole, given, table[..., 0], table[..., 1], files, unreadable, notes)
+
+
+def counted(label: str, counts: Counts | Sequence[Counts]) -> PolicyCounts:
+    """Make a policy of counts in memory: right ones and samples by problem, once for each seed.
+
+    Raises SageError where seeds have other problems, or a count is not 0 <= c <= n.
+    """
+    by_seed = [counts] if isinstance(counts, Mapping) else list(counts)
+    if not by_seed or not by_seed[0]:
+        raise SageError(f"{label}: give counts of at least one problem")
+    problems = list(by_seed[0])
+    if any(set(one) != set(problems) for one in by_seed):
+        raise SageError(f"{label}: every seed needs counts of the same problems")
+    try:
+        table = np.array([[one[problem] for problem in problems] for one in by_seed])
+        right, samples = table[..., 0], table[..., 1]
+    except (ValueError, IndexError):
+        raise SageError(f"{label}: counts are pairs (right, samples) by problem") from None
+    if not np.issubdtype(table.dtype, np.integer):
+        raise SageError(f"{label}: counts are whole numbers, not {table.dtype}")
+    seeds: list[int | None] = [None] if len(by_seed) == 1 else [*range(1, len(by_seed) + 1)]
+    return PolicyCounts(label, list(map(str, problems)), seeds, samples, right)
+
+
+def _split(text: str, between: str) -> list[str]:
+    """Split a list of files at a sign; a file whose name has that sign is not split."""
+    return [text] if Path(text).exists() else text.split(between)
+
+
+def _matches(text: str) -> list[str]:
+    """The files of a pattern; a name without a pattern is itself."""
+    if Path(text).exists() or not glob.has_magic(text):
+        return [text]
+    found = sorted(glob.glob(text))
+    if not found:
+        raise SageError(f"{text} fits no file: check the pattern")
+    return found
+
+
+def _method(text: str) -> tuple[Path, str | None]:
+    """Split FILE:METHOD; FILE alone has no method."""
+    file, colon, method = text.rpartition(":")
+    if colon and not Path(text).exists() and Path(file).is_file():
+        return Path(file), method
+    return Path(text), None

@@ -1,0 +1,276 @@
+"""Samples in files of this project and of others, read as counts of right ones.
+
+A file's format is known by the fields of its lines (:mod:`sage_lib.evaluation.sample_lines`). A
+line that cannot be read is kept with its number and the reason; nothing is filled in. Blank lines
+are skipped.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import struct
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_lib.errors import SageError
+from sage_lib.evaluation.sample_lines import FORMATS, KNOWN, Line
+
+#: The file that stands for the standard input.
+STDIN = "-"
+#: How the files begin that are no lines of text.
+_PARQUET, _ZIP, _GZIP = b"PAR1", b"PK\x03\x04", b"\x1f\x8b"
+_ZSTANDARD = 93
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """What :func:`read_sample_file` found.
+
+    counts: samples and right ones by seed (of training; -1 where the file has none) and problem.
+    unreadable: number of the line, from 1, and why. metric: the one that was taken, "" where the
+    format has one alone. steps: of training. sha256: of the file.
+    """
+
+    format: str
+    metric: str
+    counts: dict[tuple[int, str], tuple[int, int]]
+    unreadable: list[tuple[int, str]]
+    steps: list[int]
+    sha256: str
+
+
+def read_sample_file(
+    path: Path,
+    method: str | None = None,
+    metric: str | None = None,
+    filter: str | None = None,
+    threshold: float | None = None,
+) -> SampleFile:
+    """The samples of one file, whatever its format.
+
+    Args:
+        path: The file; ``-`` is the standard input.
+        method: One of the methods of samples.parquet.
+        metric: The verdict, where a file has several.
+        filter: One of the filters of lm-evaluation-harness.
+        threshold: A score of at least this is right; without it verdicts must be 0 or 1.
+
+    Returns:
+        Counts by seed and problem, and the lines that could not be read.
+
+    SageError for a file that is not there, damaged or in no known format, for one without a
+    readable line, and where a choice is missing.
+    """
+    data, name = _bytes(path), "the standard input" if str(path) == STDIN else path.name
+    lines: list[tuple[int, Line]] = []
+    unreadable: list[tuple[int, str]] = []
+    known: int | None = None
+    try:
+        for place, raw in _rows(data, name, method):
+            try:
+                row = json.loads(raw) if isinstance(raw, bytes) else raw
+                known = _format(name, row, known)
+                lines.append((place, FORMATS[known][2](row, threshold)))
+            except (ValueError, RecursionError) as error:
+                damaged = json.JSONDecodeError | UnicodeDecodeError | RecursionError
+                is_json = not isinstance(error, damaged)
+                unreadable.append((place, str(error) if is_json else f"is not JSON ({error})"))
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, struct.error) as error:
+        raise _damaged(name, error) from None
+    if known is None:
+        first = "it is empty" if not unreadable else "line {} {}".format(*unreadable[0])
+        raise SageError(f"{name} is in no known format ({first}): {KNOWN}")
+    chosen = _choice(name, "filter", (line.filter for _, line in lines), filter)
+    kept = [(place, line) for place, line in lines if line.filter == chosen]
+    judge = _choice(name, "metric", _metrics([line for _, line in kept], metric), metric)
+    counts: dict[tuple[int, str], tuple[int, int]] = {}
+    seen: dict[tuple[int, str, int | None], int] = {}
+    for place, line in kept:
+        found = line.found.get(judge, f"has no {judge}")
+        before = place
+        if not line.is_sample or line.number is not None:
+            before = seen.setdefault((line.seed, line.problem, line.number), place)
+        if isinstance(found, str):
+            unreadable.append((place, found))
+        elif before != place:
+            unreadable.append((place, f"repeats what line {before} has of {line.problem}"))
+        else:
+            key = (line.seed, line.problem)
+            n, c = counts.get(key, (0, 0))
+            counts[key] = (n + found[1], c + found[0])
+    unreadable.sort()
+    if not counts:
+        first = "line {} {}".format(*unreadable[0])
+        raise SageError(f"{name} has no line that can be read: {first}")
+    steps = sorted({line.step for _, line in kept if line.step is not None})
+    sha256 = hashlib.sha256(data).hexdigest()
+    return SampleFile(FORMATS[known][0], judge, counts, unreadable, steps, sha256)
+
+
+def _bytes(path: Path) -> bytes:
+    """The content of a file, or of the standard input."""
+    if str(path) == STDIN:
+        return sys.stdin.buffer.read()
+    if path.is_dir():
+        raise SageError(f"{path} is a folder: name the files in it that have the samples")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise SageError(f"{path} is not there: check the path") from None
+    except OSError as error:
+        raise _damaged(path.name, error) from None
+
+
+def _damaged(name: str, error: Exception) -> SageError:
+    said = " ".join(str(error).split())
+    return SageError(f"{name} cannot be read ({said}): copy it again")
+
+
+def _rows(data: bytes, name: str, method: str | None) -> Iterator[tuple[int, Any]]:
+    """Number and content of each line (bytes), or row of a table or log (a dict)."""
+    if data.startswith(_PARQUET):
+        yield from enumerate(_table(data, name, method), 1)
+        return
+    if method is not None:
+        raise SageError(f"{name} has no methods: leave out :{method}")
+    if data.startswith(_ZIP):
+        yield from enumerate(_inspect_archive(data, name), 1)
+        return
+    if data.startswith(_GZIP):
+        data = gzip.decompress(data)
+    if log := _inspect_log(data, name):
+        yield from enumerate(log, 1)
+        return
+    for place, line in enumerate(io.BytesIO(data), 1):
+        if line.strip():
+            yield place, line
+
+
+def _table(data: bytes, name: str, method: str | None) -> list[dict[str, Any]]:
+    """The rows of a Parquet file, of one method where it has several."""
+    # Most files are no tables, and this library takes a while to load.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(io.BytesIO(data))
+        fields = set(file.schema_arrow.names)
+        if not any(needed <= fields for _, needed, _ in FORMATS):
+            raise SageError(f"{name} is in no known format: {KNOWN}")
+        # Texts are not needed, but for the prompts that name problems.
+        unused = {"completion", "completions", "code", "text"} - (
+            {"completion"} if {"step", "advantage"} <= fields else set()
+        )
+        wanted = [column for column in file.schema_arrow.names if column not in unused]
+        if {"doc", "metric"} <= fields:
+            wanted = ["doc.id", "doc.task_name", "doc.query", "model_response.text", "metric"]
+        table = file.read(columns=wanted)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(name, error) from None
+    own = pc.cast(table["method"], pa.string()) if "method" in table.column_names else pa.array([])
+    methods = [str(name) for name in own.unique().to_pylist()]
+    if method is not None and method not in methods:
+        listed = f"it has {_some(methods)}" if methods else "it has no methods"
+        raise SageError(f"{name} has no method {method}: {listed}")
+    if method is None and len(methods) > 1:
+        raise SageError(f"choose a method, as in {name}:{methods[0]}, of {_some(methods)}")
+    chosen = table if method is None else table.filter(pc.equal(own, method))
+    rows: list[dict[str, Any]] = chosen.to_pylist()
+    return rows
+
+
+def _inspect_log(data: bytes, name: str) -> list[Any] | None:
+    """The samples of an Inspect log that is one JSON document; None of any other file."""
+    start = data[:2000]
+    if not (start.lstrip().startswith(b"{") and b'"eval"' in start and b'"version"' in start):
+        return None
+    try:
+        log = json.loads(data)
+    except ValueError:
+        return None
+    samples = log.get("samples") if isinstance(log, dict) else None
+    if samples is None:
+        raise SageError(f"{name} is a log of Inspect without samples: run it with samples logged")
+    return samples if isinstance(samples, list) else None
+
+
+def _inspect_archive(data: bytes, name: str) -> list[Any]:
+    """The samples of an Inspect ``.eval``: its summaries, or each sample of a run that was cut."""
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    names = archive.namelist()
+    if not any(one in names for one in ("header.json", "_journal/start.json")):
+        raise SageError(f"{name} is in no known format (a ZIP archive without a header): {KNOWN}")
+    if "summaries.json" in names:
+        return list(json.loads(_member(data, archive, "summaries.json")))
+    chosen = [one for one in names if one.startswith("samples/") and one.endswith(".json")]
+    return [json.loads(_member(data, archive, one)) for one in chosen]
+
+
+def _member(data: bytes, archive: zipfile.ZipFile, name: str) -> bytes:
+    """A file of an archive. Inspect packs with Zstandard since 2026, which Python 3.11 cannot."""
+    info = archive.getinfo(name)
+    if info.compress_type != _ZSTANDARD:
+        return archive.read(name)
+    import pyarrow as pa
+
+    # The local header: 30 bytes, the last two pairs of which are the lengths of what follows.
+    at = info.header_offset
+    name_length, extra_length = struct.unpack("<HH", data[at + 26 : at + 30])
+    begin = at + 30 + name_length + extra_length
+    packed = pa.BufferReader(data[begin : begin + info.compress_size])
+    return bytes(pa.CompressedInputStream(packed, "zstd").read())
+
+
+def _format(name: str, row: Any, known: int | None) -> int:
+    """The place in FORMATS of the format whose fields a line has. ValueError where fields are
+    missing."""
+    if not isinstance(row, dict):
+        raise ValueError(f"is a {type(row).__name__}, not an object with fields")
+    if known is not None and FORMATS[known][1] <= row.keys():
+        return known
+    found = next((i for i, (_, fields, _) in enumerate(FORMATS) if fields <= row.keys()), None)
+    if found is not None and known is not None and FORMATS[found][0] != FORMATS[known][0]:
+        both = sorted({FORMATS[found][0], FORMATS[known][0]})
+        raise SageError(f"{name} has the fields of {' and '.join(both)}: split it in two")
+    if found is not None:
+        return found
+    if known is None:
+        raise ValueError(f"has the fields of no format: {_some(sorted(map(str, row)))}")
+    lacking = sorted(FORMATS[known][1] - row.keys())
+    raise ValueError(f"has no {' and no '.join(lacking)}")
+
+
+def _metrics(lines: list[Line], wanted: str | None) -> list[str]:
+    """The metrics to choose from: where none is wanted, those alone that say something, and one of
+    those that say the same of every line."""
+    names = list(dict.fromkeys(name for line in lines for name in line.found))
+    if wanted is not None or len(names) < 2:
+        return names
+    told: dict[tuple[Any, ...], str] = {}
+    for name in names:
+        said = tuple(line.found.get(name, "") for line in lines)
+        if not all(isinstance(one, str) for one in said):
+            told.setdefault(said, name)
+    return list(told.values()) or names
+
+
+def _choice(name: str, kind: str, names: Iterable[str], wanted: str | None) -> str:
+    """The one name that there is, or the wanted one."""
+    there = list(dict.fromkeys(names))
+    if len(there) <= 1 and (wanted is None or not there or there == [""]):
+        return there[0] if there else ""
+    if wanted not in there:
+        raise SageError(f"{name}: choose a {kind} by --{kind}, one of {_some(there)}")
+    return wanted
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])

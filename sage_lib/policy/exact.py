@@ -1,0 +1,36 @@
+"""Exact pass@k of valid work, from the probabilities of all valid completions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+
+def exact_pass_at_k(p: ArrayLike, ks: Sequence[int]) -> np.ndarray:
+    """Return 1 - (1 - p)^k for each probability p of a valid sample (rows) and each k (columns)."""
+    with np.errstate(divide="ignore"):
+        all_fail = np.outer(np.log1p(-np.asarray(p, float)), np.asarray(ks, float))
+    curves: np.ndarray = -np.expm1(all_fail)
+    return curves
+
+
+def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[str, Any]]:
+    """Summarize ``scoring.valid_probabilities`` by data set: a row each.
+
+    "pass@k" is the mean of :func:`exact_pass_at_k` over problems, and "pass@k_T" the same at the
+    temperature T. "common" and "rare" are the mean probabilities of the two ways.
+    """
+    table = probabilities.assign(p=np.exp(probabilities["logp"]))
+    rows = []
+    for dataset, group in table.groupby("dataset", sort=False):
+        row: dict[str, Any] = {"dataset": dataset, "problems": group["problem"].nunique()}
+        by_way = group.groupby("way")["p"].sum() / row["problems"]
+        for name in [column for column in table if column.startswith("logp")]:
+            p, at = np.exp(group[name]), name.removeprefix("logp")
+            valid = p.groupby(group["problem"], sort=False).sum().clip(upper=1.0)
+            row |= {f"pass@{k}{at}": float(exact_pass_at_k(valid, [k]).mean()) for k in ks}
+        row |= {"common": float(by_way.get("L", 0.0)), "rare": float(by_way.get("R", 0.0))}
+        rows.append(row)
+    return rows

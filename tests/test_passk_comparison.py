@@ -1,0 +1,162 @@
+"""The comparison of policies over all k: against passk-inference on its published counts, against
+closed forms, and the command against the function."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import sage_lib
+from sage_lib.errors import SageError
+from sage_lib.evaluation import bands, metrics, passk_comparison
+from sage_lib.paths import ROOT
+from sage_lib.pipeline import cli
+
+PUBLISHED = ROOT / "tests" / "data" / "passk_inference"
+
+
+def write(path, counts):
+    rows = [{"id": key, "c": c, "n": n} for key, (c, n) in counts.items()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def drawn(seed, problems=40, n=16, shift=0.0):
+    rng = np.random.default_rng(seed)
+    p = np.random.default_rng(0).beta(0.5, 1.0, problems)
+    c = rng.binomial(n, np.clip(p + shift, 0, 1))
+    return {f"p{i}": (int(one), n) for i, one in enumerate(c)}
+
+
+def test_published_counts_give_what_passk_inference_finds():
+    """1,060 problems, 128 samples each; result.json is that of passk-inference 0.3.1."""
+    theirs = json.loads((PUBLISHED / "result.json").read_text())
+    sides = (f"{name}={PUBLISHED / name}.jsonl.gz" for name in ("rl", "base"))
+    result = sage_lib.pass_at_k(*sides)
+    for side, name in zip(result["policies"], ("rl", "base"), strict=True):
+        assert side["pass_at_k"] == pytest.approx(theirs[f"{name}_pass_at_k"], abs=2e-6)
+    [found] = result["differences"]
+    assert found["difference"] == pytest.approx(theirs["mean"], abs=2e-6)
+    assert found["gain"] == theirs["certified_positive_budgets"] == [*range(1, 11)]
+    assert found["loss"] == theirs["certified_negative_budgets"] == [*range(61, 129)]
+    assert found["first_loss"] == theirs["first_loss_interval"] == [11, 61]
+    # Both bands are simulated: their widths differ by the noise of 4,000 draws.
+    widths = np.subtract(found["band_high"], found["band_low"])
+    assert widths == pytest.approx(np.subtract(theirs["upper"], theirs["lower"]), rel=0.02)
+
+
+def test_the_command_prints_what_the_function_returns(tmp_path, capsys, monkeypatch):
+    a, b = (write(tmp_path / f"{name}.jsonl", drawn(i)) for i, name in enumerate("ab"))
+    result = sage_lib.pass_at_k(a, against=b)
+    cli.main(["pass-at-k", str(a), str(b), "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("sage_companion") == sage_lib.__version__
+    assert printed == json.loads(json.dumps(result))
+    # of counts in memory, and of the standard input
+    in_memory = sage_lib.pass_at_k(drawn(0), against=drawn(1))
+    assert in_memory["differences"][0]["band_low"] == result["differences"][0]["band_low"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(a.read_bytes())))
+    cli.main(["pass-at-k", "a=-", str(b), "--json"])
+    piped = json.loads(capsys.readouterr().out)
+    assert passk_comparison.differing(piped["differences"], printed["differences"]) == []
+
+
+def test_an_expected_result_is_held(tmp_path, capsys):
+    a, b = (write(tmp_path / f"{name}.jsonl", drawn(i)) for i, name in enumerate("ab"))
+    cli.main(["pass-at-k", str(a), str(b), "--json"])
+    expected = tmp_path / "expected.json"
+    expected.write_text(capsys.readouterr().out)
+    moved = tmp_path / "a.gz"
+    moved.write_bytes(gzip.compress(a.read_bytes()))  # another file with the same counts
+    cli.main(["pass-at-k", f"a={moved}", str(b), "--expect", str(expected)])
+    assert "The result is the one in expected.json." in capsys.readouterr().out
+    other = write(tmp_path / "c.jsonl", drawn(5))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["pass-at-k", f"a={other}", str(b), "--expect", str(expected)])
+    assert "error: the result is not the one in expected.json: policies.0.pass_at_k.0: " in str(
+        stopped.value
+    )
+    with pytest.raises(SystemExit, match="cannot be read"):
+        cli.main(["pass-at-k", str(a), "--expect", str(tmp_path / "none.json")])
+
+
+def test_a_band_over_one_k_is_its_interval():
+    rng = np.random.default_rng(0)
+    a, b = rng.random((2, 40, 1))
+    low, high, level = bands.simultaneous_band(a, b)
+    assert level == pytest.approx(0.95, abs=0.005)
+    _, alone_low, alone_high = metrics.paired_difference(a, b)
+    assert (low, high) == (
+        pytest.approx(alone_low, abs=0.005),
+        pytest.approx(alone_high, abs=0.005),
+    )
+
+
+def test_a_band_over_independent_columns_is_that_of_sidak():
+    """Sidak 1967: m independent intervals hold at once at the level 0.95^(1/m) each."""
+    apart = np.random.default_rng(1).normal(size=(20_000, 5))
+    _, _, level = bands.simultaneous_band(apart, 0 * apart, draws=40_000)
+    assert level == pytest.approx(0.95 ** (1 / 5), abs=0.001)
+    _, _, same = bands.simultaneous_band(np.tile(apart[:, :1], 5), np.zeros((20_000, 5)))
+    assert same == pytest.approx(0.95, abs=0.005)
+
+
+def test_a_column_without_any_variation_tells_nothing():
+    apart = np.array([[0.0, 0.1], [0.0, 0.3], [0.0, -0.1]])
+    low, high, _ = bands.simultaneous_band(apart, 0 * apart)
+    assert (low[0], high[0]) == (-1, 1) and -1 < low[1] < high[1] < 1
+
+
+def test_curves_over_all_k_are_those_of_each_k():
+    counts = np.array([[8, 0], [8, 3], [9, 9], [12, 5], [8, 3]])
+    curves = metrics.pass_at_k_curve(counts[:, 0], counts[:, 1], [1, 3, 8])
+    for place, k in enumerate((1, 3, 8)):
+        each = metrics.pass_at_k(counts[:, 0], counts[:, 1], k)
+        assert curves[:, place] == pytest.approx(each, abs=1e-15)
+
+
+def test_repeated_rows_have_the_interval_of_all_rows():
+    values = np.repeat([[0.0], [0.5], [1.0]], [20, 5, 15], axis=0)
+    whole = metrics.bootstrap_interval(values, 20_000, 0)
+    short = metrics.bootstrap_interval([[0.0], [0.5], [1.0]], 20_000, 0, repeats=[20, 5, 15])
+    assert whole == (pytest.approx(short[0], abs=0.004), pytest.approx(short[1], abs=0.004))
+
+
+def test_notes_say_why_an_interval_is_missing_or_wide(tmp_path, capsys):
+    files = [write(tmp_path / f"{i}.jsonl", drawn(i, problems=12)) for i in range(2)]
+    cli.main(["pass-at-k", f"two={files[0]},{files[1]}"])
+    said = capsys.readouterr().out
+    assert "Note: two: two seeds give no interval of pass@k; three or more do." in said
+    assert "Note: two: 12 problems, so intervals are wide" in said
+    assert not (tmp_path / "pass_at_k").exists() and "written" not in said
+
+
+def test_counts_in_memory_are_checked():
+    with pytest.raises(SageError, match="every seed needs counts of the same problems"):
+        sage_lib.pass_at_k([{"a": (1, 2)}, {"b": (1, 2)}])
+    with pytest.raises(SageError, match="pairs"):
+        sage_lib.pass_at_k({"a": 1, "b": (1, 2)})
+    with pytest.raises(SageError, match="whole numbers"):
+        sage_lib.pass_at_k({"a": (0.5, 2)})
+    with pytest.raises(SageError, match="at least one problem"):
+        sage_lib.pass_at_k({})
+    seeds = sage_lib.pass_at_k([drawn(i) for i in range(3)], against=drawn(9))
+    assert seeds["differences"][0]["seeds"] == 3 and seeds["policies"][1]["seeds"] == 1
+
+
+def test_the_command_needs_neither_torch_nor_pandas(tmp_path):
+    a = write(tmp_path / "a.jsonl", drawn(0))
+    code = (
+        "import sys; from sage_lib.pipeline import cli; cli.main(sys.argv[1:]); "
+        "print(sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    command = [sys.executable, "-c", code, "pass-at-k", f"a={a}", f"b={a}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    loaded = set(eval(done.stdout.splitlines()[-1]))
+    heavy = {"torch", "transformers", "pandas", "pyarrow", "matplotlib", "seaborn", "pydantic"}
+    assert "numpy" in loaded and not loaded & heavy
