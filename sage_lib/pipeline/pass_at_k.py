@@ -120,7 +120,7 @@ def _file(file: dict[str, Any]) -> str:
 def _difference(pair: dict[str, Any], ks: Sequence[int], places: Sequence[int]) -> str:
     ours, theirs = pair["policy"], pair["against"]
     size = f"{count(pair['problems'], 'problem')}, {count(pair['seeds'], 'seed')}"
-    lines = [f"{ours} less {theirs}, paired by problem: {size}"]
+    lines = [f"{ours} minus {theirs}, paired by problem: {size}"]
     for label, alone in ((ours, pair["only_ours"]), (theirs, pair["only_theirs"])):
         if alone:
             lines.append(f"{count(alone, 'problem')} only in {label}, left out")
