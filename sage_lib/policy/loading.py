@@ -55,9 +55,9 @@ def load_tokenizer(
         revision: of a hub name.
     """
     if model.name == tiny_qwen.NAME:
-        return with_prompt(tiny_qwen.load_tokenizer(folder))
+        return with_prompt(tiny_qwen.load_tokenizer(folder), model.prompt)
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
-    return with_prompt(tokenizer)
+    return with_prompt(tokenizer, model.prompt)
 
 
 def base_of(folder: str | Path) -> Path | None:
@@ -158,10 +158,26 @@ def quick(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def with_prompt(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Set the chat template, and padding on the left, and return the tokenizer."""
+def with_prompt(
+    tokenizer: PreTrainedTokenizerBase, prompt: str = "paper"
+) -> PreTrainedTokenizerBase:
+    """Set the chat template, and padding on the left, and return the tokenizer.
+
+    Args:
+        tokenizer: of any model.
+        prompt: "paper", the template of Appendix E.4, or "model", the tokenizer's own.
+
+    Returns:
+        The same tokenizer. SageError where it has no template of its own.
+    """
     tokenizer.padding_side = "left"
-    tokenizer.chat_template = prompts.CHAT_TEMPLATE
+    if prompt == "paper":
+        tokenizer.chat_template = prompts.CHAT_TEMPLATE
+    elif not tokenizer.chat_template:
+        raise SageError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template: leave out "
+            "model.prompt, or set it to paper"
+        )
     return tokenizer
 
 
