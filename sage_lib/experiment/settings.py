@@ -51,6 +51,9 @@ class Model:
     architecture: dict[str, Any] | None = None
     largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
     load_in_4bit: bool = False
+    #: Of prompts: null is the paper's (Appendix E.4), "model" the model's own chat template; or a
+    #: text with {question}.
+    template: str | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

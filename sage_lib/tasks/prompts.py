@@ -1,5 +1,9 @@
 """The only prompt definition, for training and evaluation alike: system prompt, markers and chat
-template of Appendix E.4."""
+template of Appendix E.4, and templates that take their place."""
+
+import json
+
+from sage_lib.errors import SageError
 
 WORK_START, WORK_END = "<start_working_out>", "<end_working_out>"
 SOLUTION_START, SOLUTION_END = "<SOLUTION>", "</SOLUTION>"
@@ -28,6 +32,32 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '" + WORK_START + "' }}{%- endif -%}"
 )
+
+
+def chat_template(template: str | None, of_model: str | None) -> str:
+    """Return a chat template for :func:`messages`.
+
+    Args:
+        template: None is the paper's; "model" is ``of_model`` without the paper's system prompt;
+            all else is a text with {question}.
+        of_model: the chat template that comes with the model.
+    """
+    if template is None:
+        return CHAT_TEMPLATE
+    if template == "model":
+        is_paper = f"messages[0]['content'] == {json.dumps(SYSTEM_PROMPT)}"
+        return (
+            f"{{%- if {is_paper} -%}}{{%- set messages = messages[1:] -%}}{{%- endif -%}}{of_model}"
+        )
+    before, marker, after = template.partition("{question}")
+    if not marker:
+        raise SageError(f"the template {template!r:.60} has no {{question}}")
+    return (
+        "{%- for turn in messages -%}{%- if turn['role'] == 'user' -%}{{ "
+        f"{json.dumps(before)} + turn['content'] + {json.dumps(after)}"
+        " }}{%- elif turn['role'] == 'assistant' -%}{{ turn['content'] + eos_token }}"
+        "{%- endif -%}{%- endfor -%}"
+    )
 
 
 def messages(question: str) -> list[dict[str, str]]:
