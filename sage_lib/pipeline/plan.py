@@ -47,9 +47,18 @@ _ENDS = ["value", "fast", "slow"]
 
 
 def settings_table(profile: Profile) -> pd.DataFrame:
-    """List every resolved setting: columns setting, value, source (the nearest comment)."""
+    """List every resolved setting, without methods that the profile does not train: columns
+    setting, value, source (the nearest comment)."""
+    trained = profile.methods
+    others = tuple(
+        f"methods.{name}."
+        for name in profile.raw.get("methods") or {}
+        if name not in trained and not any(key.startswith(f"{name}_") for key in trained)
+    )
     rows = []
     for key, value in profile.flat().items():
+        if key.startswith(others):
+            continue
         place = key
         while place and place not in profile.sources:
             place = place.rpartition(".")[0]
