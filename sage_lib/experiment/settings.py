@@ -51,14 +51,15 @@ class Model:
     architecture: dict[str, Any] | None = None
     largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
     load_in_4bit: bool = False
-    #: The chat template: of Appendix E.4, or the model's own. With its own, an answer also counts
-    #: in \boxed{...}: such models write it so.
-    prompt: Literal["paper", "model"] = "paper"
+    #: How a question is asked. "paper": by system prompt and chat template of Appendix E.4.
+    #: "system": by that system prompt in the model's own chat template. "model": by the question
+    #: alone in the model's own. Or a text with {question}.
+    prompt: str = "paper"
 
     @property
     def boxed(self) -> bool:
-        """Whether an answer in a box counts where no solution markers are."""
-        return self.prompt == "model"
+        r"""Whether an answer in \boxed{...} counts where no solution markers are."""
+        return self.prompt != "paper"
 
 
 @dataclass(frozen=True, config=STRICT)

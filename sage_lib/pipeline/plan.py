@@ -49,9 +49,18 @@ _ENDS = ["value", "fast", "slow"]
 
 
 def settings_table(profile: Profile) -> pd.DataFrame:
-    """List every resolved setting: columns setting, value, source (the nearest comment)."""
+    """List every resolved setting, without methods that the profile does not train: columns
+    setting, value, source (the nearest comment)."""
+    trained = profile.methods
+    others = tuple(
+        f"methods.{name}."
+        for name in profile.raw.get("methods") or {}
+        if name not in trained and not any(key.startswith(f"{name}_") for key in trained)
+    )
     rows = []
     for key, value in profile.flat().items():
+        if key.startswith(others):
+            continue
         place = key
         while place and place not in profile.sources:
             place = place.rpartition(".")[0]
@@ -238,12 +247,13 @@ def asked_and_graded(profile: Profile) -> pd.DataFrame:
     """List what a model is asked, how its answer is read and how evaluation samples: columns what,
     and how."""
     evaluation, turns = profile.evaluation, prompts.messages("QUESTION")
-    if profile.model.prompt == "paper":
-        prompt = prompts.rendered(turns, end="<END>")
-        prompt += ", where <END> is the tokenizer's end of text (Appendix E.4)"
-    else:
-        said = "; ".join(f"{turn['role']}: {turn['content']}" for turn in turns)
-        prompt = f"the chat template of {profile.model.name} around the turns {said}"
+    own_template = f"the chat template of {profile.model.name} around"
+    system = f"{own_template} system: {turns[0]['content']}; user: QUESTION"
+    prompt = {
+        "paper": prompts.rendered(turns, end="<END>") + " (<END>: the tokenizer's end of text)",
+        "system": system,
+        "model": f"{own_template} user: QUESTION",
+    }.get(profile.model.prompt, profile.model.prompt)
     answer = f"in the last {prompts.SOLUTION_START}...{prompts.SOLUTION_END}"
     answer += r"; where there is none, in the last \boxed{...}" if profile.model.boxed else ""
     names = ("temperature", "top_p", "min_p", "top_k", "max_new_tokens", "engine")
