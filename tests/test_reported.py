@@ -7,6 +7,7 @@ import shutil
 from fractions import Fraction
 from pathlib import Path
 
+import nbformat
 import pytest
 from test_profile import stated_values
 
@@ -94,6 +95,18 @@ def test_every_item_names_the_notebooks_that_show_it_or_says_why_none_does():
     assert (shown.map(len) > 0).eq(items["state"].isin(told)).all()
     assert set(items["state"]) == {*told, "reported only", "set in the profiles"}
     assert items.loc[~items["state"].eq("measured here"), "why"].ne("").all()
+
+
+def test_every_notebook_of_an_item_has_a_place_for_it():
+    """Its text names the figure or the table: "Figure 3", "Figures 3b, 3c and 4a"."""
+    for item in reported.items().itertuples():
+        kind, number = item.item.split(" ", 1)
+        for start in item.notebooks.split():
+            [path] = (paths.ROOT / "notebooks").glob(f"{start}_*.ipynb")
+            cells = nbformat.read(path, as_version=4).cells
+            text = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
+            place = rf"\b{kind.removesuffix('s')}s?\b[\w\s,]*\b{re.escape(number)}\b"
+            assert re.search(place, text), f"{path.name} says nothing of {item.item}"
 
 
 def test_rounding_explains_every_average():
