@@ -23,7 +23,6 @@ from sage_lib.files import read_json, write_json
 from sage_lib.pipeline import cli, guide_gain
 from sage_lib.policy import loading
 from sage_lib.tasks import prompts
-from sage_lib.tasks.verifier import Verifier
 from sage_lib.theory import optimum
 from sage_lib.theory.tree import random_tree
 
@@ -60,7 +59,7 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
     kept = [f"{p.dataset}/{p.id}" for p in asked if p.dataset not in shifted]
     assert shifted and kept and len(kept) < len(asked)
 
-    def count_correct(sampled, rows, verifier):
+    def count_correct(sampled, rows, verifier, boxed):
         for row in rows:
             row["correct"] = [True]
 
@@ -359,14 +358,8 @@ def test_a_template_takes_the_place_of_the_papers_prompt(tiny_model):
         turns = prompts.messages("3 + 4")
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
-    assert prompt(None).startswith(prompts.SYSTEM_PROMPT)
-    assert prompt("model") == "[user]3 + 4"
+    assert prompt("paper").startswith(prompts.SYSTEM_PROMPT)
+    assert prompt("model") == f"[system]{prompts.SYSTEM_PROMPT}[user]3 + 4"
     assert prompt('Say "x"\n{question}\nA: ') == 'Say "x"\n3 + 4\nA: '
     with pytest.raises(SageError, match=r"has no \{question\}"):
         prompt("nothing")
-
-
-def test_with_a_template_an_answer_may_be_boxed():
-    texts = [r"\boxed{7}", "<SOLUTION>7</SOLUTION>", r"\boxed{8}", "7"]
-    verdicts = sampled_gain._verdicts("7", texts, None, Verifier())
-    assert verdicts == [True, True, False, False]

@@ -29,7 +29,7 @@ from sage_lib.experiment.runs import Run
 from sage_lib.policy import loading
 from sage_lib.policy.sampling import collect
 from sage_lib.policy.scoring import signals
-from sage_lib.tasks.verifier import Verifier, last_answer
+from sage_lib.tasks.verifier import Verifier
 from sage_lib.theory.optimum import guide_gain, success
 
 #: Two more branch guides: quantiles of the entropies at which q exceeds 1, and reaches 1.4.
@@ -53,8 +53,7 @@ def scored_samples(profile: Profile, run: Run, judge: Judge | None = None) -> pd
     Args:
         profile: of the evaluation.
         run: the evaluation.
-        judge: called with gold answer and completion. None asks the tasks; with a template of
-            prompts the answer may also stand in a box.
+        judge: called with gold answer and completion. None asks the tasks.
 
     Returns:
         A row for each sample: its problem, right (0 or 1), prompt, gold, completion, and arrays of
@@ -64,11 +63,11 @@ def scored_samples(profile: Profile, run: Run, judge: Judge | None = None) -> pd
     sampled = problems.sampled_problems(profile)
     rows = collect(sorted(run.build.glob("samples*.jsonl")), sampled, profile.evaluation.samples)
     verifier = Verifier(workers=profile.compute.threads)
-    if judge is None and profile.model.template is None:
-        count_correct(sampled, rows, verifier)
+    if judge is None:
+        count_correct(sampled, rows, verifier, profile.model.boxed)
     else:
         for problem, row in zip(sampled, rows, strict=True):
-            row["correct"] = _verdicts(problem.gold, row["completions"], judge, verifier)
+            row["correct"] = [judge(problem.gold, text) for text in row["completions"]]
     model, tokenizer = loading.load(profile.model, run.policy.model)
     table = []
     in_average = {problem.dataset for problem in problems.sampled_problems(profile, ood=False)}
@@ -96,12 +95,12 @@ def score_texts(name: str, samples: Sequence[Sample], template: str | None = Non
     Args:
         name: folder or hub name of the model that scores.
         samples: with their verdicts.
-        template: of prompts, as in the section ``model``. None takes texts as they are, and puts
+        template: as ``prompt`` in the section ``model``. None takes texts as they are, and puts
             conversations into the model's own chat template.
     """
     has_turns = any(not isinstance(sample.prompt, str) for sample in samples)
     prompt_template = template or ("model" if has_turns else "{question}")
-    section = Model(name=name, max_seq_length=1, seed=0, template=prompt_template)
+    section = Model(name=name, max_seq_length=1, seed=0, prompt=prompt_template)
     model, tokenizer = loading.load(section, name)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     room = getattr(model.config, "max_position_embeddings", None)
@@ -149,16 +148,6 @@ def _scored(
         )
         for s, ids, x in zip(samples, bodies, scored, strict=True)
     ]
-
-
-def _verdicts(
-    gold: str, texts: Sequence[str], judge: Judge | None, verifier: Verifier
-) -> list[bool]:
-    if judge is not None:
-        return [judge(gold, text) for text in texts]
-    answers = [last_answer(text) or last_answer(text, boxed=True) for text in texts]
-    verdicts = verifier.verify_answers([gold] * len(texts), answers)
-    return [verdict.correct for verdict in verdicts]
 
 
 def candidate_guides(samples: pd.DataFrame) -> dict[str, Guide]:

@@ -51,9 +51,14 @@ class Model:
     architecture: dict[str, Any] | None = None
     largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
     load_in_4bit: bool = False
-    #: Of prompts: null is the paper's (Appendix E.4), "model" the model's own chat template; or a
-    #: text with {question}.
-    template: str | None = None
+    #: The prompt: "paper" (Appendix E.4), "model" (the model's own chat template), or a text with
+    #: {question}. But for the paper's an answer also counts in \boxed{...}: models write it so.
+    prompt: str = "paper"
+
+    @property
+    def boxed(self) -> bool:
+        """Whether an answer in a box counts where no solution markers are."""
+        return self.prompt != "paper"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -264,6 +269,8 @@ class Profile:
     exploration: Exploration = Exploration()
     #: Profiles of the same methods from other bases: load_results reads them together.
     beside: Names = ()
+    #: The paper's table that has these methods with this model: a file of data/reported.
+    reported: str | None = None
     compute: Compute = Compute()
     #: Dotted key ("rl.beta") -> the comment beside its value.
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)

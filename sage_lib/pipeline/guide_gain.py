@@ -67,7 +67,8 @@ def of_model(options: argparse.Namespace) -> Path:
         "rows": options.problems or 100,
     }
     data |= {"question": options.question, "gold": options.gold}
-    model = {"name": model_name(options.model), "seed": 0, "template": template(options.template)}
+    prompt = template(options.template) or "paper"
+    model = {"name": model_name(options.model), "seed": 0, "prompt": prompt}
     model["max_seq_length"] = PROMPT + options.tokens
     sampling = {"samples": 32, "ks": [1], "temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
     settings: dict[str, Any] = {

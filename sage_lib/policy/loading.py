@@ -55,9 +55,9 @@ def load_tokenizer(
         revision: of a hub name.
     """
     if model.name == tiny_qwen.NAME:
-        return with_prompt(tiny_qwen.load_tokenizer(folder), model.template)
+        return with_prompt(tiny_qwen.load_tokenizer(folder), model.prompt)
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
-    return with_prompt(tokenizer, model.template)
+    return with_prompt(tokenizer, model.prompt)
 
 
 def base_of(folder: str | Path) -> Path | None:
@@ -162,19 +162,26 @@ def quick(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def with_prompt(
-    tokenizer: PreTrainedTokenizerBase, template: str | None = None
+    tokenizer: PreTrainedTokenizerBase, prompt: str = "paper"
 ) -> PreTrainedTokenizerBase:
     """Set the chat template, and padding on the left, and return the tokenizer.
 
     Args:
-        tokenizer: changed in place.
-        template: ``template`` of the section ``model``. SageError for "model" where the tokenizer
-            has no chat template, and for a text without {question}.
+        tokenizer: of any model.
+        prompt: "paper", the template of Appendix E.4, "model", the tokenizer's own, or a text with
+            {question}.
+
+    Returns:
+        The same tokenizer. SageError where it has no template of its own, or the text no question.
     """
     tokenizer.padding_side = "left"
-    if template == "model" and not tokenizer.chat_template:
-        raise SageError("the model's tokenizer has no chat template: give one with {question}")
-    tokenizer.chat_template = prompts.chat_template(template, tokenizer.chat_template)
+    if prompt != "model":
+        tokenizer.chat_template = prompts.chat_template(prompt)
+    elif not tokenizer.chat_template:
+        raise SageError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template: leave out "
+            "model.prompt, or set it to paper"
+        )
     return tokenizer
 
 

@@ -34,24 +34,13 @@ CHAT_TEMPLATE = (
 )
 
 
-def chat_template(template: str | None, of_model: str | None) -> str:
-    """Return a chat template for :func:`messages`.
-
-    Args:
-        template: None is the paper's; "model" is ``of_model`` without the paper's system prompt;
-            all else is a text with {question}.
-        of_model: the chat template that comes with the model.
-    """
-    if template is None:
+def chat_template(prompt: str) -> str:
+    """Return the chat template of "paper", or of a text with {question}; SageError without it."""
+    if prompt == "paper":
         return CHAT_TEMPLATE
-    if template == "model":
-        is_paper = f"messages[0]['content'] == {json.dumps(SYSTEM_PROMPT)}"
-        return (
-            f"{{%- if {is_paper} -%}}{{%- set messages = messages[1:] -%}}{{%- endif -%}}{of_model}"
-        )
-    before, marker, after = template.partition("{question}")
+    before, marker, after = prompt.partition("{question}")
     if not marker:
-        raise SageError(f"the template {template!r:.60} has no {{question}}")
+        raise SageError(f"the prompt {prompt!r:.60} has no {{question}}")
     return (
         "{%- for turn in messages -%}{%- if turn['role'] == 'user' -%}{{ "
         f"{json.dumps(before)} + turn['content'] + {json.dumps(after)}"
@@ -63,6 +52,19 @@ def chat_template(template: str | None, of_model: str | None) -> str:
 def messages(question: str) -> list[dict[str, str]]:
     """Return the prompt of a question: system prompt (Appendix E.4) and one user turn."""
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+
+
+def rendered(turns: list[dict[str, str]], end: str) -> str:
+    """Return turns as the paper's template writes them, up to the marker that opens the work.
+
+    Args:
+        turns: as :func:`messages` returns them.
+        end: the tokenizer's end of text.
+    """
+    import jinja2  # a package of training; this module is read without it
+
+    template = jinja2.Template(CHAT_TEMPLATE)
+    return template.render(messages=turns, eos_token=end, add_generation_prompt=True)
 
 
 def split_completion(text: str) -> tuple[list[str], list[str] | None]:
