@@ -26,7 +26,7 @@ from sage_lib.policy.vllm_engine import vllm_engine
 from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
-from sage_lib.tasks.verifier import Verifier
+from sage_lib.tasks.verifier import AnswerForm, Verifier
 
 #: One row of counts.csv per problem: n samples, c of them correct, and how many the length limit
 #: cut off. After these come the numbers that the problem's task counts (``COUNTED``), empty for
@@ -54,7 +54,7 @@ def evaluate_policy(profile: Profile, run: Run) -> dict:
     if model is None:
         model, _ = loading.load(profile, policy.model)
     rows = collect(sorted(run.build.glob("samples*.jsonl")), sampled, evaluation.samples)
-    counts = count_correct(sampled, rows, verifier)
+    counts = count_correct(sampled, rows, verifier, profile.model.answer)
     write_text(run.measured / "counts.csv", counts.to_csv(index=False))
     lines = "".join(json.dumps(first(row, evaluation.texts)) + "\n" for row in rows)
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
@@ -133,7 +133,10 @@ def first(row: dict, number: int | None) -> dict:
 
 
 def count_correct(
-    sampled: Sequence[Problem], rows: Sequence[dict], verifier: Verifier
+    sampled: Sequence[Problem],
+    rows: Sequence[dict],
+    verifier: Verifier,
+    form: AnswerForm = "markers",
 ) -> pd.DataFrame:
     """Count the correct samples of each problem, and put a list "correct" into each row.
 
@@ -141,6 +144,7 @@ def count_correct(
         sampled: the problems.
         rows: of ``sampling.collect``, one for each problem.
         verifier: compares answers with golds.
+        form: where answers stand.
 
     Returns:
         The table counts.csv: COLUMNS, and the numbers that the tasks count.
@@ -149,7 +153,7 @@ def count_correct(
     lines = []
     for problem, row in zip(sampled, rows, strict=True):
         texts, task = row["completions"], task_of(problem.task)
-        row["correct"] = judge([problem] * len(texts), texts, verifier)
+        row["correct"] = judge([problem] * len(texts), texts, verifier, form)
         line = [problem.dataset, problem.id, len(texts), sum(row["correct"])]
         line.append(row["finished"].count(False))
         pairs = zip(texts, row["correct"], strict=True)

@@ -17,6 +17,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.checked import flatten
 from sage_lib.tasks.filters import REDUNDANCY_LIMIT
 from sage_lib.tasks.task import ExactTask, Task
+from sage_lib.tasks.verifier import AnswerForm
 from sage_lib.validation import make
 
 #: The method key of the SFT model in every table, and its name in the paper.
@@ -51,6 +52,9 @@ class Model:
     architecture: dict[str, Any] | None = None
     largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
     load_in_4bit: bool = False
+    #: The chat template: of Appendix E.4, or the one that comes with the model's tokenizer.
+    template: Literal["paper", "own"] = "paper"
+    answer: AnswerForm = "markers"  # where an answer is read, in rewards and in evaluation
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -55,9 +55,9 @@ def load_tokenizer(
         revision: of a hub name.
     """
     if model.name == tiny_qwen.NAME:
-        return with_prompt(tiny_qwen.load_tokenizer(folder))
+        return with_prompt(tiny_qwen.load_tokenizer(folder))  # its own template is the paper's
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
-    return with_prompt(tokenizer)
+    return with_prompt(tokenizer, model)
 
 
 def base_of(folder: str | Path) -> Path | None:
@@ -158,10 +158,23 @@ def quick(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def with_prompt(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Set the chat template, and padding on the left, and return the tokenizer."""
+def with_prompt(
+    tokenizer: PreTrainedTokenizerBase, model: Model | None = None
+) -> PreTrainedTokenizerBase:
+    """Set the chat template that the model's section chooses, and padding on the left.
+
+    Args:
+        tokenizer: which is changed.
+        model: the section; None for the template of Appendix E.4.
+
+    Returns:
+        The tokenizer. SageError where it is to keep its own template, and has none.
+    """
     tokenizer.padding_side = "left"
-    tokenizer.chat_template = prompts.CHAT_TEMPLATE
+    if model is None or model.template == "paper":
+        tokenizer.chat_template = prompts.CHAT_TEMPLATE
+    elif tokenizer.chat_template is None:
+        raise SageError(f"{model.name} has no chat template: set model.template to paper")
     return tokenizer
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from sage_lib.evaluation import metrics, text_patterns
 from sage_lib.experiment.results import Results
 from sage_lib.report.passk import of_sets
-from sage_lib.tasks.verifier import last_answer
+from sage_lib.tasks.verifier import answer_in
 
 #: Kinds of `text_patterns.defects`.
 DEFECTS = ("format", "repetition", "language", "truncated")
@@ -72,13 +72,14 @@ def votes(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     samples, and at least 3: a vote of all samples would not vary. Equal answers are equal texts.
     """
     n, seed = results.profile.evaluation.samples, results.profile.evaluation.seed
+    form = results.profile.model.answer
     k = max(min(3, n), n // 4)
     rows = []
     groups = saved_samples(results, methods).groupby(
         ["method", "seed", *PROBLEM], sort=False, dropna=False
     )
     for names, group in groups:
-        answers = [last_answer(text) or None for text in group["completion"]]
+        answers = [answer_in(text, form) or None for text in group["completion"]]
         correct = list(group["correct"])
         maj = metrics.majority_at_k(answers, correct, k, DRAWS, seed)
         distinct = metrics.distinct_answers(answers)

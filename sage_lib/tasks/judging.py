@@ -10,11 +10,14 @@ from sage_lib.errors import SageError
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.task import ExactTask
-from sage_lib.tasks.verifier import Verifier
+from sage_lib.tasks.verifier import AnswerForm, Verifier
 
 
 def judge(
-    problems: Sequence[Problem], completions: Sequence[str], verifier: Verifier
+    problems: Sequence[Problem],
+    completions: Sequence[str],
+    verifier: Verifier,
+    form: AnswerForm = "markers",
 ) -> list[bool]:
     """Return whether the last answer of each completion is correct.
 
@@ -22,6 +25,7 @@ def judge(
         problems: of any tasks, one for each completion.
         completions: texts, with or without an answer.
         verifier: runs Math-Verify.
+        form: where their answers stand.
 
     Returns:
         One truth value for each completion.
@@ -31,7 +35,7 @@ def judge(
     for name in dict.fromkeys(problem.task for problem in problems):
         task = task_of(name)
         numbers = [number for number, problem in enumerate(problems) if problem.task == name]
-        answers = [task.last_answer(pairs[number][1]) for number in numbers]
+        answers = [task.last_answer(pairs[number][1], form) for number in numbers]
         verdicts = task.are_correct([problems[n] for n in numbers], answers, verifier)
         correct.update(zip(numbers, verdicts, strict=True))
     return [correct[number] for number in range(len(pairs))]

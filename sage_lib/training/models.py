@@ -48,7 +48,7 @@ def load_model(
     )
     if section.name == tiny_qwen.NAME:
         tokenizer = tiny_qwen.load_tokenizer(folder)
-    return model, loading.with_prompt(tokenizer)
+    return model, loading.with_prompt(tokenizer, section)
 
 
 def add_lora(

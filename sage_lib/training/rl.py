@@ -29,7 +29,7 @@ from sage_lib.tasks import prompts
 from sage_lib.tasks.judging import digest, judge, require_golds, require_steps
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
-from sage_lib.tasks.verifier import Verifier
+from sage_lib.tasks.verifier import AnswerForm, Verifier
 from sage_lib.training import rft
 from sage_lib.training.callbacks import Collapse, StepLog, arguments, exact_log, train_on
 from sage_lib.training.models import add_lora, load_model, merged
@@ -124,7 +124,7 @@ def make_trainer(
     trainer = kind(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=reward(rl_problems, verifier, method.reward),
+        reward_funcs=reward(rl_problems, verifier, method.reward, profile.model.answer),
         guide=None if method.guide is None else runs.guide_of(profile, method.guide),
         kl_form=method.kl_form if rl["beta"] else None,
         advantage=method.advantage,
@@ -196,7 +196,12 @@ def rows(rl_problems: Sequence[Problem]) -> list[dict[str, Any]]:
     ]
 
 
-def reward(rl_problems: Sequence[Problem], verifier: Verifier, kind: str = "accuracy") -> Callable:
+def reward(
+    rl_problems: Sequence[Problem],
+    verifier: Verifier,
+    kind: str = "accuracy",
+    form: AnswerForm = "markers",
+) -> Callable:
     """Make TRL's reward function over the rows of :func:`rows`.
 
     It logs the measures of the problems' tasks (``LOGGED``) as ``task/NAME``, shares of all
@@ -209,6 +214,7 @@ def reward(rl_problems: Sequence[Problem], verifier: Verifier, kind: str = "accu
         kind: "accuracy": 1 where the last answer is right. "valid": 1 where the task's step checker
             accepts the work as well. "random": a fair coin from torch's global stream, which
             checkpoints keep.
+        form: where answers stand.
     """
     tasks = [task_of(task) for task in {p.task for p in rl_problems}]
     logged = sorted({name for task in tasks for name in task.LOGGED})
@@ -224,7 +230,7 @@ def reward(rl_problems: Sequence[Problem], verifier: Verifier, kind: str = "accu
         posed = [rl_problems[n] for n in number]
         texts = [turns[-1]["content"] for turns in completions]
         cut_before = verifier.cut()
-        right = judge(posed, texts, verifier)
+        right = judge(posed, texts, verifier, form)
         cut = verifier.cut() - cut_before
         rows = list(zip(posed, texts, right, strict=True))
         measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
