@@ -263,6 +263,8 @@ class Profile:
     task_defaults: Sections = field(default_factory=dict)
     methods: dict[str, Method] = field(default_factory=dict)  # those that are trained
     exploration: Exploration = Exploration()
+    #: The table of data/reported that is shown beside its results; None where none is of its model.
+    reported: str | None = None
     #: Profiles of the same methods from other bases: load_results reads them together.
     beside: Names = ()
     compute: Compute = Compute()

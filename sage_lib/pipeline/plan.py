@@ -26,7 +26,9 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.checked import check_section
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
+from sage_lib.experiment.settings import Model
 from sage_lib.pipeline import arguments
+from sage_lib.tasks import prompts
 
 #: Bytes of a sampled token in samples.jsonl and its copy: its id, its text, and their punctuation.
 OF_TOKEN = 15
@@ -250,6 +252,7 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         planned.loc[len(planned)] = ["all", "", planned["runs"].sum(), "", *planned[_ENDS].sum()]
         parts["RUNS"] = planned.rename(columns={"value": "GPU hours (not timed)"})
         parts["WHERE"] = assumptions.reset_index(names="assumption")
+    parts["ASKED AND GRADED"] = asked(profile)
     if profile.methods and profile.model.architecture:
         parts["MEMORY OF RL AND DISK, estimated"] = needs(profile)
     if wishes := dict(consent.requests(profile.raw)):
@@ -259,6 +262,53 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         parts["MISSING"] = pd.DataFrame({"there is no data file": missing})
     sections = [f"{title}\n{text(table)}" for title, table in parts.items()]
     return "\n\n".join([f"profile {profile.name}: {profile.description}", *sections])
+
+
+#: Where an answer is read, by ``model.answer``.
+_ANSWERS = {
+    "markers": f"between the last {prompts.SOLUTION_START} and {prompts.SOLUTION_END}",
+    "boxed": r"in the last \boxed{...}",
+    "any": rf"in the last \boxed{{...}} or {prompts.SOLUTION_START}...{prompts.SOLUTION_END}",
+}
+
+
+def asked(profile: Profile) -> pd.DataFrame:
+    """Return the prompt's ends, how answers are read, and how evaluation samples, a row each."""
+    model, evaluation = profile.model, profile.evaluation
+    template, prompt = _rendered(model)
+    top_k = evaluation.top_k or "off"
+    sampler = f"temperature {evaluation.temperature}, top-p {evaluation.top_p}, min-p "
+    sampler += f"{evaluation.min_p}, top-k {top_k}, at most {evaluation.max_new_tokens:,} tokens"
+    rows = {
+        "chat template": template,
+        "prompt, first line": prompt[0],
+        "prompt, last line": prompt[-1],
+        "an answer is read": _ANSWERS[model.answer],
+        "evaluation samples": sampler,
+    }
+    return pd.DataFrame(rows.items(), columns=["what", "here"])
+
+
+def _rendered(model: Model) -> tuple[str, list[str]]:
+    """Return the name of a model's chat template, and the lines of a prompt in it."""
+    turns = prompts.messages("QUESTION")
+    if model.template == "paper":
+        import jinja2  # late, as transformers below
+
+        options = {"add_generation_prompt": True, "eos_token": "<end of text>"}
+        rendered = jinja2.Template(prompts.CHAT_TEMPLATE).render(messages=turns, **options)
+        return "of the paper (Appendix E.4)", rendered.splitlines()
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.name, revision=model.revision, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError):
+        lines = "\n".join(turn["content"] for turn in turns).splitlines()
+        return f"of {model.name}, not in the hub's cache: the turns without it", lines
+    rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return f"of {model.name}", rendered.splitlines()
 
 
 def _missing(profile: Profile) -> list[str]:
