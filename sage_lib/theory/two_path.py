@@ -21,11 +21,12 @@ from sage_lib.theory.tree import Edge, Tree
 class Example:
     """Eq. 33-34 with chosen numbers: two correct completions, and everything wrong as a third.
 
-    The wrong completion, which is not in the paper's prose, is absent where common + rare is 1.
+    The wrong completion, which is not in the paper's prose, is absent where common + rare is 1. All
+    conditions hold in both cases.
     """
 
     common: float = 0.9  # pi_ref of the common and of the rare completion
-    rare: float = 0.0083
+    rare: float = 0.0086
     common_entropies: tuple[float, ...] = (0.2, 0.3)  # nats, of their tokens
     rare_entropies: tuple[float, ...] = (1.8, 0.2)
     beta: float = 0.5
