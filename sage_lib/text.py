@@ -11,7 +11,9 @@ def count(number: int, word: str) -> str:
 def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table as left-aligned text, columns two spaces apart, numbers with 3 digits."""
     cells = [list(names)]
-    cells += [[f"{one:.3g}" if isinstance(one, float) else str(one) for one in row] for row in rows]
+    cells += [
+        [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 

@@ -111,7 +111,7 @@ def test_rl_is_refused_in_a_process_with_the_other_backend(monkeypatch, tmp_path
 
     monkeypatch.setattr(rl, "REPLACED", True)
     profile = load_profile("smoke")
-    with pytest.raises(SageError, match=r"train RL in a process of its own"):
+    with pytest.raises(SageError, match=r"train RL in a separate process"):
         rl.make_trainer(profile.training("grpo", 3407), profile, tmp_path)
 
 

@@ -95,7 +95,7 @@ def test_the_crossing_lies_in_its_interval(seeds):
         of_seeds = rng.normal(0, 0.01, (seeds, 1, 1)) if seeds > 1 else 0
         drawn = rising + of_seeds + rng.normal(0, 0.1, (1, 60, 1))
         drawn = drawn + rng.normal(0, 0.02, (seeds, 60, len(ks)))
-        found = metrics.crossing_interval(np.zeros_like(drawn), drawn, ks)
+        found = bands.crossing_interval(np.zeros_like(drawn), drawn, ks)
         hits += not (found["low"] > 8 or found["high"] < 8)
     assert 0.90 <= hits / trials <= 1.0
 

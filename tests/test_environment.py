@@ -131,7 +131,8 @@ def test_every_module_and_profile_is_packaged():
 def test_the_set_up_of_colab_installs_what_make_installs():
     setup, makefile = ((ROOT / name).read_text() for name in ("tools/setup.sh", "Makefile"))
     for words in (
-        "--no-deps --require-hashes --requirement requirements.lock",
+        r"sed -nE '/^(setuptools|wheel)==/,/[^\\]$",
+        "--no-deps --no-build-isolation --require-hashes --requirement requirements.lock",
         "--no-warn-conflicts --requirement requirements-torch.lock",
         "--no-deps --no-build-isolation --editable .",
     ):

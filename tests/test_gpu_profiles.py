@@ -192,3 +192,69 @@ def test_prompts_over_the_limit_are_left_out_and_counted(folder, capsys):
     _, tokenizer = rl.loading.load(mine, run.model)
     with pytest.raises(SageError, match=r"no prompt of .* has at most 4 tokens"):
         rl.within_limit(short, short.rl, tokenizer)
+
+
+#: The chat templates that stand for those of Qwen and of DeepSeek's distilled models.
+CHATML = "{% for t in messages %}<|im_start|>{{ t.role }}\n{{ t.content }}<|im_end|>\n{% endfor %}"
+CHATML += "<|im_start|>assistant\n"
+DISTILLED = "{{ messages[0].content }}<|User|>{{ messages[1].content }}<|Assistant|><think>\n"
+#: Profile -> the printed table of its rows, and the template of its model, if it keeps that.
+SHOWN = {
+    "paper": ("sage_table1", None),
+    "paper_all": ("sage_table1", None),
+    "paper_distilled": ("sage_table4", DISTILLED),
+    "paper_full": (None, CHATML),
+    "paper_full_3b": (None, CHATML),
+    "paper_grid": ("sage_table6", None),
+    "paper_losses": ("sage_table3", None),
+    "paper_ood": ("sage_table9", None),
+    "paper_patterns": ("sage_table2", None),
+    "paper_perplexity": (None, None),
+}
+
+
+def test_every_profile_of_the_paper_is_listed():
+    assert {name for name in profile_names() if name.startswith("paper")} == set(SHOWN)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_is_asked_and_graded_and_shown_beside(name, tiny_model, verifier):
+    """One prompt, one right answer in each form that the model writes, and the printed table."""
+    from sage_lib.pipeline import plan
+    from sage_lib.policy import loading, tiny_qwen
+    from sage_lib.tasks import prompts
+    from sage_lib.tasks.judging import judge
+
+    profile, (table, template) = load_profile(name), SHOWN[name]
+    assert profile.reported == table
+    tokenizer = tiny_qwen.load_tokenizer(tiny_model)
+    tokenizer.chat_template = template or "another template"
+    turns = prompts.messages("1 + 1?")
+    tokenizer = loading.with_prompt(tokenizer, profile.model.prompt)
+    options = {"tokenize": False, "add_generation_prompt": True}
+    prompt = tokenizer.apply_chat_template(turns, **options)
+    listed = plan.asked_and_graded(profile).set_index("what")["how"]
+    if template is None:
+        end = tokenizer.eos_token
+        assert prompt == f"{prompts.SYSTEM_PROMPT}{end}1 + 1?{prompts.WORK_START}"
+        assert listed["prompt"].startswith(
+            prompt.replace(end, "<END>").replace("1 + 1?", "QUESTION")
+        )
+    else:
+        assert prompt.endswith(("<|im_start|>assistant", "<|Assistant|><think>"))
+        assert prompts.SYSTEM_PROMPT in prompt and profile.model.name in listed["prompt"]
+    assert "top_p 1.0, min_p 0.01" in listed["evaluation draws by"], "as in training: Appendix F"
+    problem = Problem("1", "some", "1 + 1?", "2", "aime")
+    forms = ["so <SOLUTION>2</SOLUTION>", r"</think> It is \boxed{2}.", "The answer is 2."]
+    forms.append(r"<SOLUTION>3</SOLUTION> \boxed{2}")
+    right = judge([problem] * len(forms), forms, verifier, profile.model.boxed)
+    assert right == [True, template is not None, False, False]
+
+
+def test_a_tokenizer_without_a_template_is_refused(tiny_model):
+    from sage_lib.policy import loading, tiny_qwen
+
+    tokenizer = tiny_qwen.load_tokenizer(tiny_model)
+    tokenizer.chat_template = None
+    with pytest.raises(SageError, match="has no chat template"):
+        loading.with_prompt(tokenizer, "model")

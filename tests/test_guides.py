@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from sage_lib import consent
 from sage_lib.algorithm.advantages import PassAtK
 from sage_lib.algorithm.guide_choices import (
     build_guide,
@@ -365,8 +366,17 @@ def nothing():
 def own_guides(tmp_path, monkeypatch):
     (tmp_path / "my_guides.py").write_text(OWN_GUIDES)
     monkeypatch.syspath_prepend(tmp_path)
+    names = [f"my_guides:{name}" for name in ("Unsure", "half", "Rewarded", "Certain", "nothing")]
+    monkeypatch.setenv(consent.VARIABLE, ",".join([*names, "other_guides:Unsure"]))
     yield
     sys.modules.pop("my_guides", None)
+
+
+def test_code_of_a_guide_is_not_imported_without_consent(own_guides, monkeypatch):
+    monkeypatch.delenv(consent.VARIABLE)
+    with pytest.raises(SageError, match="my_guides:half, which is code that it runs"):
+        check_choice({"name": "my_guides:half"})
+    assert "my_guides" not in sys.modules
 
 
 def test_a_profile_takes_a_guide_of_the_users(own_guides):

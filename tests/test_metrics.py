@@ -10,7 +10,7 @@ from scipy.stats import binomtest, ttest_1samp
 from scipy.stats import t as student
 
 from sage_lib.errors import SageError
-from sage_lib.evaluation import metrics
+from sage_lib.evaluation import bands, metrics
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -183,22 +183,22 @@ def test_minimum_detectable_effect_is_found_with_its_power():
 def test_crossing_of_two_curves_and_its_certainty():
     ks, noise = (1, 4, 16), np.random.default_rng(0).normal(0, 1e-3, (40, 1))
     a, b = np.tile([0.5, 0.6, 0.7], (40, 1)), np.tile([0.3, 0.6 + 1e-9, 0.9], (40, 1)) + noise
-    found = metrics.crossing_interval(a, b - noise.mean(), ks)
+    found = bands.crossing_interval(a, b - noise.mean(), ks)
     assert found["k"] == pytest.approx(4, rel=1e-3) and found["crosses"]
     assert 3.5 < found["low"] < 4 < found["high"] < 4.5
-    never = metrics.crossing_interval(b, a, ks)
+    never = bands.crossing_interval(b, a, ks)
     assert np.isnan([never["k"], never["low"], never["high"]]).all() and not never["crosses"]
     wide = np.random.default_rng(0).normal(0, 1, (40, 1))
-    unsure = metrics.crossing_interval(a, b + wide - wide.mean(), ks)
+    unsure = bands.crossing_interval(a, b + wide - wide.mean(), ks)
     assert unsure["k"] == pytest.approx(4, rel=0.1) and not unsure["crosses"]
     assert np.isnan(unsure["low"]) and np.isnan(unsure["high"])
     flat, rising = np.tile([0.5, 0.5, 0.5], (2, 1)), np.tile([0.4, 0.4, 0.6], (2, 1))
-    halfway = metrics.crossing_interval(flat, rising, ks)
+    halfway = bands.crossing_interval(flat, rising, ks)
     assert halfway["k"] == pytest.approx(8), "halfway between 4 and 16 on a log axis"
     with pytest.raises(SageError, match="same problems"):
-        metrics.crossing_interval(a, b[:3], ks)
+        bands.crossing_interval(a, b[:3], ks)
     with pytest.raises(SageError, match="over 2 values of k, not over 3"):
-        metrics.crossing_interval(a, b, ks[:2])
+        bands.crossing_interval(a, b, ks[:2])
 
 
 def test_majority_vote_against_every_subset():

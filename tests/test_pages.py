@@ -115,7 +115,7 @@ def test_the_metrics_of_the_page_are_right():
 
 def test_the_results_of_the_pages_are_frames(tmp_path):
     names = {}
-    exec(python_block("results"), names)
+    exec(python_block("levels"), names)
     assert len(names["exact"])
     kept = []
     names["page"] = type("Page", (), {"table": lambda self, frame: kept.append(frame)})()

@@ -13,7 +13,7 @@ import pytest
 
 from sage_lib import files, paths
 from sage_lib.errors import SageError
-from sage_lib.experiment import runs
+from sage_lib.experiment import results, runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.experiment.records import Record
 from sage_lib.experiment.results import load_results

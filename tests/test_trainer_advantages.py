@@ -115,7 +115,7 @@ def require_composition(make, advantage, guide, kl_form, settings):
     loss = ours._compute_loss(ours.model, batch)
     loss.backward()
     assert torch.equal(before, batch["advantages"]), "the buffered batch is as it was"
-    plain, same = one_batch(make(guide, **settings))
+    plain, same = one_batch(make(guide, kl_form=kl_form, lora=False, **settings))
     assert torch.equal(same["completion_ids"], batch["completion_ids"])
     score = plain._get_per_token_logps_and_entropies
     logps, *_ = score(plain.model, *both(same))

@@ -107,7 +107,7 @@ def test_the_canary_sees_distributions_that_are_not_those_of_the_loss(
     else:  # the states after each token instead of those before it
         before = HiddenStates.before
         monkeypatch.setattr(HiddenStates, "before", lambda s, time: before(s, time).roll(1, 1))
-    with pytest.raises(SageError, match="are not those of the policy in TRL's loss"):
+    with pytest.raises(SageError, match="are not the policy's in TRL's loss"):
         made.train()
 
 

@@ -35,10 +35,10 @@ def test_each_number_matters(change):
 
 
 def test_the_printed_example_by_hand():
-    e = Example(common=0.9, rare=0.0083, beta=0.5)
-    z = (0.9 + 0.0083) * math.e**2 + 0.0917
+    e = Example(common=0.9, rare=0.0087, beta=0.5)
+    z = (0.9 + 0.0087) * math.e**2 + 0.0913
     q = 1 + 0.3 * (1.8 - 1.2)
-    rlvr = 0.0083 * math.e**2 / z
+    rlvr = 0.0087 * math.e**2 / z
     mean_q = 1 + rlvr * (q - 1)
     table = two_path.conditions(e).set_index("equation")
     assert table.loc["35", "value"] == pytest.approx(mean_q)

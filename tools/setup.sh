@@ -4,7 +4,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 pip="python3 -m pip install --quiet --disable-pip-version-check"
-$pip --no-deps --require-hashes --requirement requirements.lock
+build=$(mktemp)
+sed -nE '/^(setuptools|wheel)==/,/[^\\]$/p' requirements.lock > "$build"
+$pip --no-deps --require-hashes --requirement "$build"
+$pip --no-deps --no-build-isolation --require-hashes --requirement requirements.lock
 $pip --no-warn-conflicts --requirement requirements-torch.lock
 $pip --no-deps --no-build-isolation --editable .
 if [ "${1:-}" = gpu ]; then

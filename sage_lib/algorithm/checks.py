@@ -90,11 +90,11 @@ def warn_if_idle(guide: Guide, q: torch.Tensor, seen: GuideInputs) -> None:
         return
     shares = torch.tensor([0.5, 0.9, 0.99], device=q.device)
     quantiles = seen.entropies[counted].float().quantile(shares)
-    told = ", ".join(f"{number:.2g}" for number in quantiles.tolist())
+    listed = ", ".join(f"{number:.2g}" for number in quantiles.tolist())
     logging.getLogger(__name__).warning(
         "the guide is 1 at every token of the first batch, so it changes nothing there: entropies "
         "have the quantiles %s nats (50 %%, 90 %%, 99 %%); choose a threshold among them",
-        told,
+        listed,
     )
 
 

@@ -8,10 +8,10 @@ torch.
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sage_lib import consent
 from sage_lib.algorithm.guides import GUIDES, HIGH, BranchGuide, Guide, check_guide
 from sage_lib.errors import SageError
 from sage_lib.validation import make, pick, unknown
@@ -28,24 +28,23 @@ def split_choice(choice: object) -> tuple[Any, dict[str, Any]]:
 def guide_class(name: object, where: str = "guide") -> Callable[..., Any]:
     """Return the class of a name, one of :data:`GUIDES` or ``module:Class``.
 
-    A profile imports code of the user's for a guide here and nowhere else.
+    A profile imports code of the user's for a guide here and nowhere else, after consent
+    (:func:`sage_lib.consent.imported`).
 
     Args:
         name: of a choice.
         where: the place of the choice. An error begins with it.
 
     Returns:
-        A class, or a function that makes a guide. SageError where there is none.
+        A class, or a function that makes a guide. SageError where there is none,
+        and without consent.
     """
     if not isinstance(name, str) or ":" not in name:
         return pick(name, GUIDES, where, "guide")
     try:
-        cls: Callable[..., Any] = pkgutil.resolve_name(name)
-    except Exception as error:
-        raise SageError(
-            f"{where}: the guide {name} cannot be imported ({error!r}): correct its name, or add "
-            "its folder to PYTHONPATH"
-        ) from error
+        cls: Callable[..., Any] = consent.imported(name, "guide")
+    except SageError as error:
+        raise SageError(f"{where}: {error}") from error
     return cls
 
 

@@ -1,9 +1,12 @@
-"""A confidence band of a difference over all values of k at once."""
+"""Differences of two curves over k: a confidence band at all k at once, and where curves cross."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, stdtr
 
+from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.evaluation.metrics import Array
 
@@ -49,10 +52,10 @@ def _normal_level(difference: Array, level: float, draws: int, rng: np.random.Ge
     ]
     errors = np.concatenate(parts)  # errors' transpose times errors: covariances of the mean
     spread = np.sqrt((errors**2).sum(axis=0))
-    kept = spread > 0
-    if not kept.any():
+    varies = spread > 0
+    if not varies.any():
         return level
-    root = np.linalg.qr(errors[:, kept] / spread[kept], mode="r")  # the same in fewer rows
+    root = np.linalg.qr(errors[:, varies] / spread[varies], mode="r")  # the same in fewer rows
     sizes = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
     largest = [np.abs(rng.standard_normal((size, len(root))) @ root).max(axis=1) for size in sizes]
     return float(2 * ndtr(np.quantile(np.concatenate(largest), level)) - 1)
@@ -75,22 +78,76 @@ def _bootstrap_level(
     rest = difference - of_seeds[:, None] - of_problems + of_problems.mean(axis=0)
     freedom = (seeds - 1) * (problems - 1)
     noise = (rest**2).sum(axis=(0, 1)) / freedom / (seeds * problems)
-    own = np.maximum(variance - noise, 0)
+    of_sampling = np.maximum(variance - noise, 0)
     spread = np.sqrt((centred**2).sum(axis=0))
     scaled = np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 0)
-    root = np.linalg.qr(scaled * np.sqrt(own), mode="r")  # the same covariances in fewer rows
-    doubt = own**2 / (problems - 1)
+    root = np.linalg.qr(
+        scaled * np.sqrt(of_sampling), mode="r"
+    )  # the same covariances in fewer rows
+    doubt = of_sampling**2 / (problems - 1)
     spreads = (of_seeds - of_seeds.mean(axis=0)) / np.sqrt(seeds - 1)
-    found = []
+    smallest = []
     for start in range(0, draws, BATCH):
         size = min(BATCH, draws - start)
         drawn = rng.standard_normal((size, seeds, seeds)) @ spreads
         error = rng.standard_normal((size, len(root))) @ root + drawn.mean(axis=1)
         between = drawn.var(axis=1, ddof=1) / seeds
-        total = own + np.maximum(between, noise)
+        total = of_sampling + np.maximum(between, noise)
         of_between = np.where(between < noise, noise**2 / freedom, between**2 / (seeds - 1))
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.abs(error) / np.sqrt(total)
             p = 2 * stdtr(total**2 / (doubt + of_between), -t)
-        found.append(np.nanmin(np.where(total > 0, p, 1.0), axis=1))
-    return float(1 - np.quantile(np.concatenate(found), 1 - level))
+        smallest.append(np.nanmin(np.where(total > 0, p, 1.0), axis=1))
+    return float(1 - np.quantile(np.concatenate(smallest), 1 - level))
+
+
+def crossing_interval(
+    a: ArrayLike, b: ArrayLike, ks: Sequence[int], sets: metrics.Sets = None, level: float = 0.95
+) -> dict[str, float]:
+    """Return the k at which curve b passes curve a for the first time, on a log2 axis of k.
+
+    Args:
+        a: pass@k, shape (seeds, problems, len(ks)) or (problems, len(ks)).
+        b: shaped as ``a``.
+        ks: rising. Between two of them the curves are straight lines.
+        sets: the data set of each problem.
+        level: of the intervals.
+
+    Returns:
+        ``k`` of the mean curves (NaN where b does not go from at most a to above a); ``low``, the
+        last k before it at which b is below a by more than chance; ``high``, the first k after it
+        at which b is above a by more than chance (NaN for none); and ``crosses``, whether there
+        are both.
+    """
+    difference = metrics.differences(b, a)
+    if difference.shape[-1] != len(ks):
+        raise SageError(f"a crossing over {len(ks)} values of k, not over {difference.shape[-1]}")
+    k = _first_crossing(metrics.mean_over_sets(difference.mean(axis=0), sets), ks)
+    # Where it is looked for: at each k, and 16 times for each doubling of k.
+    steps = np.ceil(16 * np.diff(np.log2(ks))).astype(int)
+    inner = [place + np.arange(step) / step for place, step in enumerate(steps)]
+    places = np.concatenate([*inner, [len(ks) - 1.0]])
+    before = np.minimum(places.astype(int), max(len(ks) - 2, 0))
+    share = places - before
+    after = np.minimum(before + 1, len(ks) - 1)
+    finer = difference[..., before] * (1 - share) + difference[..., after] * share
+    finer_ks = 2 ** np.interp(places, np.arange(len(ks)), np.log2(ks))
+    _, lows, highs = metrics.paired_difference(finer, np.zeros_like(finer), sets, level)
+    is_below = finer_ks[(highs < 0) & (finer_ks <= k)]  # none where k is NaN
+    is_above = finer_ks[(lows > 0) & (finer_ks >= k)]
+    return {
+        "k": k,
+        "low": float(is_below[-1]) if len(is_below) else float("nan"),
+        "high": float(is_above[0]) if len(is_above) else float("nan"),
+        "crosses": len(is_below) > 0 and len(is_above) > 0,
+    }
+
+
+def _first_crossing(difference: Array, ks: Sequence[int]) -> float:
+    """Return the first k at which ``difference`` goes from at most 0 to above 0, or NaN."""
+    for i in range(1, len(ks)):
+        before, after = difference[i - 1], difference[i]
+        if before <= 0 < after:
+            share = -before / (after - before)
+            return float(2 ** (np.log2(ks[i - 1]) + share * np.log2(ks[i] / ks[i - 1])))
+    return float("nan")

@@ -54,7 +54,7 @@ def evaluate_policy(profile: Profile, run: Run) -> dict:
     if model is None:
         model, _ = loading.load(profile, policy.model)
     rows = collect(sorted(run.build.glob("samples*.jsonl")), sampled, evaluation.samples)
-    counts = count_correct(sampled, rows, verifier, profile.model.answer)
+    counts = count_correct(sampled, rows, verifier, profile.model.boxed)
     write_text(run.measured / "counts.csv", counts.to_csv(index=False))
     lines = "".join(json.dumps(first(row, evaluation.texts)) + "\n" for row in rows)
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
@@ -133,10 +133,7 @@ def first(row: dict, number: int | None) -> dict:
 
 
 def count_correct(
-    sampled: Sequence[Problem],
-    rows: Sequence[dict],
-    verifier: Verifier,
-    form: AnswerForm = "markers",
+    sampled: Sequence[Problem], rows: Sequence[dict], verifier: Verifier, boxed: bool = False
 ) -> pd.DataFrame:
     """Count the correct samples of each problem, and put a list "correct" into each row.
 
@@ -144,7 +141,7 @@ def count_correct(
         sampled: the problems.
         rows: of ``sampling.collect``, one for each problem.
         verifier: compares answers with golds.
-        form: where answers stand.
+        boxed: as in :func:`judge`.
 
     Returns:
         The table counts.csv: COLUMNS, and the numbers that the tasks count.
@@ -153,7 +150,7 @@ def count_correct(
     lines = []
     for problem, row in zip(sampled, rows, strict=True):
         texts, task = row["completions"], task_of(problem.task)
-        row["correct"] = judge([problem] * len(texts), texts, verifier, form)
+        row["correct"] = judge([problem] * len(texts), texts, verifier, boxed)
         line = [problem.dataset, problem.id, len(texts), sum(row["correct"])]
         line.append(row["finished"].count(False))
         pairs = zip(texts, row["correct"], strict=True)

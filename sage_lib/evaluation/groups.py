@@ -62,7 +62,7 @@ class Drawer:
 
     def are_correct(self, problem: Problem, texts: list[str]) -> list[bool]:
         """Return whether the last answer of each completion is correct."""
-        return judge([problem] * len(texts), texts, self.verifier, self.profile.model.answer)
+        return judge([problem] * len(texts), texts, self.verifier, self.profile.model.boxed)
 
 
 def signals(

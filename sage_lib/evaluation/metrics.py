@@ -295,58 +295,6 @@ def times_as_much(
     return data, np.where(np.isnan(data) | np.isnan(drawing), np.nan, samples)
 
 
-def crossing_interval(
-    a: ArrayLike, b: ArrayLike, ks: Sequence[int], sets: Sets = None, level: float = 0.95
-) -> dict[str, float]:
-    """Return the k at which curve b passes curve a for the first time, on a log2 axis of k.
-
-    Args:
-        a: pass@k, shape (seeds, problems, len(ks)) or (problems, len(ks)).
-        b: shaped as ``a``.
-        ks: rising. Between two of them the curves are straight lines.
-        sets: the data set of each problem.
-        level: of the intervals.
-
-    Returns:
-        ``k`` of the mean curves (NaN where b does not go from at most a to above a); ``low``, the
-        last k before it at which b is below a by more than chance; ``high``, the first k after it
-        at which b is above a by more than chance (NaN for none); and ``crosses``, whether there
-        are both.
-    """
-    difference = differences(b, a)
-    if difference.shape[-1] != len(ks):
-        raise SageError(f"a crossing over {len(ks)} values of k, not over {difference.shape[-1]}")
-    k = _first_crossing(mean_over_sets(difference.mean(axis=0), sets), ks)
-    # Where it is looked for: at each k, and 16 times for each doubling of k.
-    steps = np.ceil(16 * np.diff(np.log2(ks))).astype(int)
-    inner = [place + np.arange(step) / step for place, step in enumerate(steps)]
-    places = np.concatenate([*inner, [len(ks) - 1.0]])
-    before = np.minimum(places.astype(int), max(len(ks) - 2, 0))
-    share = places - before
-    after = np.minimum(before + 1, len(ks) - 1)
-    finer = difference[..., before] * (1 - share) + difference[..., after] * share
-    finer_ks = 2 ** np.interp(places, np.arange(len(ks)), np.log2(ks))
-    _, lows, highs = paired_difference(finer, np.zeros_like(finer), sets, level)
-    is_below = finer_ks[(highs < 0) & (finer_ks <= k)]  # none where k is NaN
-    is_above = finer_ks[(lows > 0) & (finer_ks >= k)]
-    return {
-        "k": k,
-        "low": float(is_below[-1]) if len(is_below) else float("nan"),
-        "high": float(is_above[0]) if len(is_above) else float("nan"),
-        "crosses": len(is_below) > 0 and len(is_above) > 0,
-    }
-
-
-def _first_crossing(difference: Array, ks: Sequence[int]) -> float:
-    """Return the first k at which ``difference`` goes from at most 0 to above 0, or NaN."""
-    for i in range(1, len(ks)):
-        before, after = difference[i - 1], difference[i]
-        if before <= 0 < after:
-            share = -before / (after - before)
-            return float(2 ** (np.log2(ks[i - 1]) + share * np.log2(ks[i] / ks[i - 1])))
-    return float("nan")
-
-
 def _with_seeds(values: ArrayLike) -> Array:
     """Return ``values`` as (seeds, problems, columns); without an axis of seeds there is one."""
     numbers = np.asarray(values, dtype=np.float64)
@@ -422,4 +370,4 @@ def _by_set(values: ArrayLike, sets: Sets) -> list[Array]:
     places: dict[Hashable, list[int]] = {}
     for place, name in enumerate(sets):
         places.setdefault(name, []).append(place)
-    return [numbers[chosen] for chosen in places.values()]
+    return [numbers[members] for members in places.values()]

@@ -51,7 +51,11 @@ def pass_at_k(
     fewer than two problems.
     """
     named = zip(("policy", "against"), (policy, against), strict=True)
-    sides = [_side(name, one, metric, filter, threshold) for name, one in named if one is not None]
+    sides = [
+        _side(name, source, metric, filter, threshold)
+        for name, source in named
+        if source is not None
+    ]
     return report(sides, ks, compared=against is not None)
 
 
@@ -74,13 +78,13 @@ def report(
         twice = next(label for label in labels if labels.count(label) > 1)
         raise SageError(f"two policies are called {twice}: write LABEL=FILE for one of them")
     fewest = min(side.fewest for side in policies)
-    chosen = sorted(set(ks)) if ks else list(range(1, fewest + 1))
-    described = [_described(side, chosen) for side in policies]
+    sizes = sorted(set(ks)) if ks else list(range(1, fewest + 1))
+    described = [_described(side, sizes) for side in policies]
     pairs = [(ours, policies[-1]) for ours in policies[:-1]] if compared else []
     return {
-        **{"format": FORMAT, "level": 0.95, "ks": chosen},
+        **{"format": FORMAT, "level": 0.95, "ks": sizes},
         "policies": described,
-        "differences": [compare(*pair, chosen) for pair in pairs],
+        "differences": [compare(*pair, sizes) for pair in pairs],
         "notes": [note for side in policies for note in _notes(side)],
     }
 
@@ -96,8 +100,8 @@ def _described(side: PolicyCounts, ks: Sequence[int]) -> dict[str, Any]:
 
 def _plain(numbers: NDArray[np.float64]) -> list[Any]:
     """Numbers as JSON has them. What is not known is None; no number is enough: "never"."""
-    found = [None if np.isnan(number) else float(number) for number in numbers]
-    return ["never" if number == np.inf else number for number in found]
+    plain = [None if np.isnan(number) else float(number) for number in numbers]
+    return ["never" if number == np.inf else number for number in plain]
 
 
 def _notes(side: PolicyCounts) -> list[str]:
@@ -142,7 +146,7 @@ def compare(ours: PolicyCounts, theirs: PolicyCounts, ks: Sequence[int]) -> dict
         ``loss``: each k at which the band is above, or below, 0. ``first_loss``: a 95 % confidence
         set for the first k at which `ours` is worse, [from, to], ``to`` None where no end is known;
         None unless `ks` are 1, 2, 3, ... ``crossing``: where the curves cross, of the mean, and its
-        interval (:func:`metrics.crossing_interval`). ``only_ours``, ``only_theirs``: problems left
+        interval (:func:`bands.crossing_interval`). ``only_ours``, ``only_theirs``: problems left
         out.
 
     SageError for fewer than two common problems, and for no common seed.
@@ -216,8 +220,10 @@ def _crossing(
 ) -> dict[str, Any]:
     """Which curve comes from below first, and at which k."""
     options = [(ours, theirs, a, b), (theirs, ours, b, a)]
-    found = [(metrics.crossing_interval(y, x, ks), up, down) for up, down, x, y in options]
-    crossing, up, down = min(found, key=lambda one: (np.isnan(one[0]["k"]), one[0]["k"]))
+    crossings = [(bands.crossing_interval(y, x, ks), up, down) for up, down, x, y in options]
+    crossing, up, down = min(
+        crossings, key=lambda candidate: (np.isnan(candidate[0]["k"]), candidate[0]["k"])
+    )
     if np.isnan(crossing["k"]):
         return {"up": None, "down": None, "k": None, "low": None, "high": None, "crosses": False}
     k, low, high = _plain(np.array([crossing[name] for name in ("k", "low", "high")]))
@@ -225,21 +231,21 @@ def _crossing(
     return {"up": up, "down": down, **ends, "crosses": bool(crossing["crosses"])}
 
 
-def differing(found: Any, expected: Any, place: str = "") -> list[str]:
+def differing(result: Any, expected: Any, place: str = "") -> list[str]:
     """Return where two results differ, each as "place: found, not expected". Names and hashes of
     files may differ, and numbers by a rounding."""
     if place.split(".")[-1] in ("file", "sha256", "sage_companion"):
         return []
-    if isinstance(found, Mapping) and isinstance(expected, Mapping):
-        names = list(dict.fromkeys([*found, *expected]))
-        nested = [(str(name), found.get(name), expected.get(name)) for name in names]
-    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        pairs = zip(found, expected, strict=True)
+    if isinstance(result, Mapping) and isinstance(expected, Mapping):
+        names = list(dict.fromkeys([*result, *expected]))
+        nested = [(str(name), result.get(name), expected.get(name)) for name in names]
+    elif isinstance(result, list) and isinstance(expected, list) and len(result) == len(expected):
+        pairs = zip(result, expected, strict=True)
         nested = [(str(number), a, b) for number, (a, b) in enumerate(pairs)]
     else:
-        numbers = all(type(one) in (int, float) for one in (found, expected))
-        if found == expected or (numbers and abs(found - expected) <= SAME):
+        numbers = all(type(value) in (int, float) for value in (result, expected))
+        if result == expected or (numbers and abs(result - expected) <= SAME):
             return []
-        return [f"{place}: {found!r:.60}, not {expected!r:.60}"]
+        return [f"{place}: {result!r:.60}, not {expected!r:.60}"]
     before = f"{place}." if place else ""
-    return [one for name, a, b in nested for one in differing(a, b, f"{before}{name}")]
+    return [value for name, a, b in nested for value in differing(a, b, f"{before}{name}")]

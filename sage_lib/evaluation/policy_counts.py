@@ -41,27 +41,27 @@ class PolicyCounts:
         places = {problem: place for place, problem in enumerate(self.problems)}
         columns = [places[problem] for problem in problems]
         rows = [0] if self.seeds == [None] else [self.seeds.index(seed) for seed in seeds]
-        chosen = np.ix_(rows, columns)
-        kept = [self.seeds[row] for row in rows]
-        return PolicyCounts(self.label, list(problems), kept, self.n[chosen], self.c[chosen])
+        cells = np.ix_(rows, columns)
+        its_seeds = [self.seeds[row] for row in rows]
+        return PolicyCounts(self.label, list(problems), its_seeds, self.n[cells], self.c[cells])
 
     def curves(self, ks: Sequence[int]) -> NDArray[np.float64]:
         """Return pass@k, shape (seeds, problems, ks)."""
-        found = metrics.pass_at_k_curve(self.n.ravel(), self.c.ravel(), ks)
-        return found.reshape(*self.n.shape, len(ks))
+        values = metrics.pass_at_k_curve(self.n.ravel(), self.c.ravel(), ks)
+        return values.reshape(*self.n.shape, len(ks))
 
     def sampling_variance(self, ks: Sequence[int]) -> NDArray[np.float64]:
         """Return the variance, shape (ks,), that drawing samples gives the mean pass@k: NaN where
         a problem has fewer than 2 k samples. See :func:`metrics.variance_of_pass_at_k`."""
         twice = [2 * k for k in ks if 2 * k <= self.fewest]
         n, c = self.n.ravel(), self.c.ravel()
-        found = np.full(len(ks), np.nan)
+        variance = np.full(len(ks), np.nan)
         if twice:
             known = [k for k in ks if 2 * k <= self.fewest]
             wrong = (1 - metrics.pass_at_k_curve(n, c, known)) ** 2
             wrong -= 1 - metrics.pass_at_k_curve(n, c, twice)
-            found[[2 * k <= self.fewest for k in ks]] = wrong.sum(axis=0) / n.size**2
-        return found
+            variance[[2 * k <= self.fewest for k in ks]] = wrong.sum(axis=0) / n.size**2
+        return variance
 
 
 def read_policy(
@@ -84,7 +84,7 @@ def read_policy(
     unreadable, notes, steps, names = [], [], set(), []
     of_seeds = _split(rest, ",")
     for place, of_seed in enumerate(of_seeds, 1):
-        for part in [found for one in _split(of_seed, "+") for found in _matches(one)]:
+        for part in [file for pattern in _split(of_seed, "+") for file in _matches(pattern)]:
             path, method = _method(part)
             if part in names:
                 raise SageError(f"{part} is given twice: its samples would count twice")
@@ -114,20 +114,22 @@ def read_policy(
     if -1 in place_of and len(place_of) > 1:
         raise SageError(f"{label}: only some of the files joined by + name seeds: join others")
     if len(steps) > 1:
-        told = ranges(sorted(steps)) if len(steps) < 9 else f"{min(steps)} to {max(steps)}"
-        notes.append(f"{label}: samples of training steps {told}, so of several policies")
+        listed = ranges(sorted(steps)) if len(steps) < 9 else f"{min(steps)} to {max(steps)}"
+        notes.append(f"{label}: samples of training steps {listed}, so of several policies")
     seeds = sorted(place_of)
     problems = list(dict.fromkeys(problem for _, problem in counts))
     # The samples of a problem that some seed lacks are no pair.
-    whole = [one for one in problems if all((seed, one) in counts for seed in seeds)]
+    whole = [name for name in problems if all((seed, name) in counts for seed in seeds)]
     if not whole:
         raise SageError(f"{label}: no problem is in the files of all seeds")
     if len(whole) < len(problems):
         lost = count(len(problems) - len(whole), "problem")
         notes.append(f"{label}: {lost} not in the files of all seeds, left out")
     table = np.array([[counts[seed, problem] for problem in whole] for seed in seeds])
-    given: list[int | None] = [None if seed < 0 else seed for seed in seeds]
-    return PolicyCounts(label, whole, given, table[..., 0], table[..., 1], files, unreadable, notes)
+    training_seeds: list[int | None] = [None if seed < 0 else seed for seed in seeds]
+    return PolicyCounts(
+        label, whole, training_seeds, table[..., 0], table[..., 1], files, unreadable, notes
+    )
 
 
 def counted(label: str, counts: Counts | Sequence[Counts]) -> PolicyCounts:
@@ -139,10 +141,12 @@ def counted(label: str, counts: Counts | Sequence[Counts]) -> PolicyCounts:
     if not by_seed or not by_seed[0]:
         raise SageError(f"{label}: give counts of at least one problem")
     problems = list(by_seed[0])
-    if any(set(one) != set(problems) for one in by_seed):
+    if any(set(counts_of_seed) != set(problems) for counts_of_seed in by_seed):
         raise SageError(f"{label}: every seed needs counts of the same problems")
     try:
-        table = np.array([[one[problem] for problem in problems] for one in by_seed])
+        table = np.array(
+            [[counts_of_seed[problem] for problem in problems] for counts_of_seed in by_seed]
+        )
         right, samples = table[..., 0], table[..., 1]
     except (ValueError, IndexError):
         raise SageError(f"{label}: counts are pairs (right, samples) by problem") from None
@@ -161,10 +165,10 @@ def _matches(text: str) -> list[str]:
     """The files of a pattern; a name without a pattern is itself."""
     if Path(text).exists() or not glob.has_magic(text):
         return [text]
-    found = sorted(glob.glob(text))
-    if not found:
+    files = sorted(glob.glob(text))
+    if not files:
         raise SageError(f"{text} fits no file: check the pattern")
-    return found
+    return files
 
 
 def _method(text: str) -> tuple[Path, str | None]:

@@ -86,29 +86,29 @@ def read_sample_file(
     if known is None:
         first = "it is empty" if not unreadable else "line {} {}".format(*unreadable[0])
         raise SageError(f"{name} is in no known format ({first}): {KNOWN}")
-    chosen = _choice(name, "filter", (line.filter for _, line in lines), filter)
-    kept = [(place, line) for place, line in lines if line.filter == chosen]
-    judge = _choice(name, "metric", _metrics([line for _, line in kept], metric), metric)
+    name_of_filter = _choice(name, "filter", (line.filter for _, line in lines), filter)
+    filtered = [(place, line) for place, line in lines if line.filter == name_of_filter]
+    judge = _choice(name, "metric", _metrics([line for _, line in filtered], metric), metric)
     counts: dict[tuple[int, str], tuple[int, int]] = {}
     seen: dict[tuple[int, str, int | None], int] = {}
-    for place, line in kept:
-        found = line.found.get(judge, f"has no {judge}")
+    for place, line in filtered:
+        verdict = line.verdicts.get(judge, f"has no {judge}")
         before = place
         if not line.is_sample or line.number is not None:
             before = seen.setdefault((line.seed, line.problem, line.number), place)
-        if isinstance(found, str):
-            unreadable.append((place, found))
+        if isinstance(verdict, str):
+            unreadable.append((place, verdict))
         elif before != place:
             unreadable.append((place, f"repeats what line {before} has of {line.problem}"))
         else:
             key = (line.seed, line.problem)
             n, c = counts.get(key, (0, 0))
-            counts[key] = (n + found[1], c + found[0])
+            counts[key] = (n + verdict[1], c + verdict[0])
     unreadable.sort()
     if not counts:
         first = "line {} {}".format(*unreadable[0])
         raise SageError(f"{name} has no line that can be read: {first}")
-    steps = sorted({line.step for _, line in kept if line.step is not None})
+    steps = sorted({line.step for _, line in filtered if line.step is not None})
     sha256 = hashlib.sha256(data).hexdigest()
     return SampleFile(FORMATS[known][0], judge, counts, unreadable, steps, sha256)
 
@@ -174,15 +174,17 @@ def _table(data: bytes, name: str, method: str | None) -> list[dict[str, Any]]:
         table = file.read(columns=wanted)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(name, error) from None
-    own = pc.cast(table["method"], pa.string()) if "method" in table.column_names else pa.array([])
-    methods = [str(name) for name in own.unique().to_pylist()]
+    methods_of_rows = (
+        pc.cast(table["method"], pa.string()) if "method" in table.column_names else pa.array([])
+    )
+    methods = [str(name) for name in methods_of_rows.unique().to_pylist()]
     if method is not None and method not in methods:
         listed = f"it has {_some(methods)}" if methods else "it has no methods"
         raise SageError(f"{name} has no method {method}: {listed}")
     if method is None and len(methods) > 1:
         raise SageError(f"choose a method, as in {name}:{methods[0]}, of {_some(methods)}")
-    chosen = table if method is None else table.filter(pc.equal(own, method))
-    rows: list[dict[str, Any]] = chosen.to_pylist()
+    rows_of_method = table if method is None else table.filter(pc.equal(methods_of_rows, method))
+    rows: list[dict[str, Any]] = rows_of_method.to_pylist()
     return rows
 
 
@@ -205,12 +207,14 @@ def _inspect_archive(data: bytes, name: str) -> list[Any]:
     """The samples of an Inspect ``.eval``: its summaries, or each sample of a run that was cut."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     names = archive.namelist()
-    if not any(one in names for one in ("header.json", "_journal/start.json")):
+    if not any(member in names for member in ("header.json", "_journal/start.json")):
         raise SageError(f"{name} is in no known format (a ZIP archive without a header): {KNOWN}")
     if "summaries.json" in names:
         return list(json.loads(_member(data, archive, "summaries.json")))
-    chosen = [one for one in names if one.startswith("samples/") and one.endswith(".json")]
-    return [json.loads(_member(data, archive, one)) for one in chosen]
+    members = [
+        member for member in names if member.startswith("samples/") and member.endswith(".json")
+    ]
+    return [json.loads(_member(data, archive, member)) for member in members]
 
 
 def _member(data: bytes, archive: zipfile.ZipFile, name: str) -> bytes:
@@ -235,12 +239,12 @@ def _format(name: str, row: Any, known: int | None) -> int:
         raise ValueError(f"is a {type(row).__name__}, not an object with fields")
     if known is not None and FORMATS[known][1] <= row.keys():
         return known
-    found = next((i for i, (_, fields, _) in enumerate(FORMATS) if fields <= row.keys()), None)
-    if found is not None and known is not None and FORMATS[found][0] != FORMATS[known][0]:
-        both = sorted({FORMATS[found][0], FORMATS[known][0]})
+    place = next((i for i, (_, fields, _) in enumerate(FORMATS) if fields <= row.keys()), None)
+    if place is not None and known is not None and FORMATS[place][0] != FORMATS[known][0]:
+        both = sorted({FORMATS[place][0], FORMATS[known][0]})
         raise SageError(f"{name} has the fields of {' and '.join(both)}: split it in two")
-    if found is not None:
-        return found
+    if place is not None:
+        return place
     if known is None:
         raise ValueError(f"has the fields of no format: {_some(sorted(map(str, row)))}")
     lacking = sorted(FORMATS[known][1] - row.keys())
@@ -250,15 +254,15 @@ def _format(name: str, row: Any, known: int | None) -> int:
 def _metrics(lines: list[Line], wanted: str | None) -> list[str]:
     """The metrics to choose from: where none is wanted, those alone that say something, and one of
     those that say the same of every line."""
-    names = list(dict.fromkeys(name for line in lines for name in line.found))
+    names = list(dict.fromkeys(name for line in lines for name in line.verdicts))
     if wanted is not None or len(names) < 2:
         return names
-    told: dict[tuple[Any, ...], str] = {}
+    distinct: dict[tuple[Any, ...], str] = {}
     for name in names:
-        said = tuple(line.found.get(name, "") for line in lines)
-        if not all(isinstance(one, str) for one in said):
-            told.setdefault(said, name)
-    return list(told.values()) or names
+        said = tuple(line.verdicts.get(name, "") for line in lines)
+        if not all(isinstance(verdict, str) for verdict in said):
+            distinct.setdefault(said, name)
+    return list(distinct.values()) or names
 
 
 def _choice(name: str, kind: str, names: Iterable[str], wanted: str | None) -> str:

@@ -37,7 +37,7 @@ class Line:
     lines of the same problem are other samples, and no repetition. step: of training."""
 
     problem: str
-    found: dict[str, Found]
+    verdicts: dict[str, Found]
     filter: str = ""
     seed: int = -1
     number: int | None = None
@@ -77,17 +77,17 @@ def _one(value: Any, name: str, threshold: float | None) -> Found:
 
 
 def _each(values: list[Any], name: str, threshold: float | None) -> Found:
-    return sum(is_right(one, name, threshold) for one in values), len(values)
+    return sum(is_right(value, name, threshold) for value in values), len(values)
 
 
 def _by_metric(names: Iterable[str], find: Callable[[str], Found]) -> dict[str, Found]:
-    found: dict[str, Found] = {}
+    verdicts: dict[str, Found] = {}
     for name in names:
         try:
-            found[name] = find(name)
+            verdicts[name] = find(name)
         except ValueError as error:  # it matters only if this metric is chosen
-            found[name] = str(error)
-    return found
+            verdicts[name] = str(error)
+    return verdicts
 
 
 def _shared(share: Any, name: str, n: int) -> Found:
@@ -123,8 +123,8 @@ def _own_row(row: Row, threshold: float | None) -> Line:
         raise ValueError(f"has a {key} that is a {type(problem).__name__}: give a text or a number")
     set_of = f"{field(row, 'dataset', str)}/" if "dataset" in row else ""
     number = field(row, "number", int) if row.get("number") is not None else None
-    found = {"": _one(row["correct"], "correct", threshold)}
-    return Line(f"{set_of}{problem}", found, "", _seed(row), number, is_sample=True)
+    verdicts = {"": _one(row["correct"], "correct", threshold)}
+    return Line(f"{set_of}{problem}", verdicts, "", _seed(row), number, is_sample=True)
 
 
 def _counts(row: Row, threshold: float | None) -> Line:
@@ -143,8 +143,8 @@ def _trl(row: Row, threshold: float | None) -> Line:
     names = [name for name, value in row.items() if name not in others and _is_number(value)]
     if not names:
         raise ValueError("has no reward")
-    found = _by_metric(names, lambda name: _one(row[name], name, threshold))
-    return Line(digest(row["prompt"]), found, is_sample=True, step=field(row, "step", int))
+    verdicts = _by_metric(names, lambda name: _one(row[name], name, threshold))
+    return Line(digest(row["prompt"]), verdicts, is_sample=True, step=field(row, "step", int))
 
 
 def _verl(row: Row, threshold: float | None) -> Line:
@@ -152,11 +152,11 @@ def _verl(row: Row, threshold: float | None) -> Line:
     others = {"input", "output", "gts", "step"}
     others |= {"reward"} if row.get("reward") == row["score"] else set()  # a copy
     names = [name for name, value in row.items() if name not in others and _is_number(value)]
-    found = _by_metric(names, lambda name: _one(row[name], name, threshold))
-    found = {"score": "has no score that is a number", **found}
+    verdicts = _by_metric(names, lambda name: _one(row[name], name, threshold))
+    verdicts = {"score": "has no score that is a number", **verdicts}
     step = row.get("step")
     problem = digest(field(row, "input", str))
-    return Line(problem, found, is_sample=True, step=step if isinstance(step, int) else None)
+    return Line(problem, verdicts, is_sample=True, step=step if isinstance(step, int) else None)
 
 
 def _is_number(value: Any) -> bool:
@@ -181,7 +181,7 @@ def _inspect(row: Row, threshold: float | None) -> Line:
     for scorer, score in scores.items():
         value = score.get("value") if isinstance(score, dict) else None
         if isinstance(value, dict):
-            values |= {f"{scorer}/{name}": one for name, one in value.items()}
+            values |= {f"{scorer}/{name}": part for name, part in value.items()}
         else:
             values[scorer] = value
 
@@ -208,19 +208,21 @@ def _verifiers(row: Row, threshold: float | None) -> Line:
     for trace in traces:
         before = f"{_agent(trace)}/" if several else ""
         rewards = trace.get("rewards")
-        given = rewards.items() if isinstance(rewards, dict) else ()
-        parts = {name: _score_and_weight(one) for name, one in given if one is not None}
+        rewards_by_name = rewards.items() if isinstance(rewards, dict) else ()
+        parts = {
+            name: _score_and_weight(item) for name, item in rewards_by_name if item is not None
+        }
         for name, (score, _) in parts.items():
             values.setdefault(f"{before}{name}", []).append(score)
-        if len(parts) > 1 and all(_is_number(one) for pair in parts.values() for one in pair):
+        if len(parts) > 1 and all(_is_number(item) for pair in parts.values() for item in pair):
             total = sum(score * weight for score, weight in parts.values())
             values.setdefault(f"{before}sum of rewards", []).append(total)
     if not values:
-        errors = [error for one in (row, *traces) for error in one.get("errors") or []]
-        told = errors[0].get("type") if errors and isinstance(errors[0], dict) else None
-        raise ValueError("has no rewards" + (f": it ended in {told}" if told else ""))
-    found = _by_metric(values, lambda name: _each(values[name], name, threshold))
-    return Line(str(key), found, is_sample=True)
+        errors = [error for item in (row, *traces) for error in item.get("errors") or []]
+        kind = errors[0].get("type") if errors and isinstance(errors[0], dict) else None
+        raise ValueError("has no rewards" + (f": it ended in {kind}" if kind else ""))
+    verdicts = _by_metric(values, lambda name: _each(values[name], name, threshold))
+    return Line(str(key), verdicts, is_sample=True)
 
 
 def _score_and_weight(reward: Any) -> tuple[Any, Any]:
@@ -241,8 +243,8 @@ def _verifiers_row(row: Row, threshold: float | None) -> Line:
         raise ValueError("ended in an error")
     metrics = row["metrics"] if isinstance(row.get("metrics"), dict) else {}
     values = {"reward": row["reward"], **metrics}
-    found = _by_metric(values, lambda name: _one(values[name], name, threshold))
-    return Line(problem, found, is_sample=True)
+    verdicts = _by_metric(values, lambda name: _one(values[name], name, threshold))
+    return Line(problem, verdicts, is_sample=True)
 
 
 def _rlvr(row: Row, threshold: float | None) -> Line:
@@ -268,8 +270,8 @@ _PRINTED = {"True": True, "False": False, "1.0": True, "0.0": False}
 def _harness(row: Row, threshold: float | None) -> Line:
     """A problem under one filter. With repeats, a metric is one number for all responses; only the
     share of right ones, pass@1, says how many are right (tasks/humaneval/utils.py, mbpp)."""
-    responses, kept = field(row, "resps", list), field(row, "filtered_resps", list)
-    if not (responses and kept and isinstance(responses[0], list)):
+    responses, filtered = field(row, "resps", list), field(row, "filtered_resps", list)
+    if not (responses and filtered and isinstance(responses[0], list)):
         raise ValueError("has no responses")
     repeats = len(responses[0])
 
@@ -278,15 +280,17 @@ def _harness(row: Row, threshold: float | None) -> Line:
         value = _PRINTED.get(value, value) if isinstance(value, str) else value
         if repeats == 1:
             return _one(value, name, threshold)
-        if name in ("pass@1", "pass_at_1") and isinstance(kept[0], list):
-            return _shared(value, name, len(kept[0]))
+        if name in ("pass@1", "pass_at_1") and isinstance(filtered[0], list):
+            return _shared(value, name, len(filtered[0]))
         raise ValueError(
             f"has one {name} for {repeats} responses: evaluate with the metric pass@1, or "
             "with repeats: 1 several times, and join the files by +"
         )
 
-    own = [name for name in row if name not in _HARNESS]
-    names = [str(name) for name in field(row, "metrics", list)] if "metrics" in row else own
+    other_fields = [name for name in row if name not in _HARNESS]
+    names = (
+        [str(name) for name in field(row, "metrics", list)] if "metrics" in row else other_fields
+    )
     problem = f"{field(row, 'doc_id', int)}:{str(row.get('doc_hash', ''))[:8]}"
     return Line(problem, _by_metric(names, find), str(row.get("filter", "")))
 
@@ -298,12 +302,12 @@ def _lighteval(row: Row, threshold: float | None) -> Line:
     texts = field(field(row, "model_response", dict), "text", list)
 
     def find(name: str) -> Found:
-        kind, _, told = name.partition(":")
-        given = {key: int(number) for key, number in re.findall(r"(\w+)=(\d+)", told)}
-        n = given.get("n", len(texts))
+        kind, _, arguments = name.partition(":")
+        numbers = {key: int(number) for key, number in re.findall(r"(\w+)=(\d+)", arguments)}
+        n = numbers.get("n", len(texts))
         if n > len(texts):
             raise ValueError(f"has {len(texts)} texts, fewer than {name} tells of")
-        if kind == "avg@n" or (kind.endswith("pass@k") and given.get("k") == 1):
+        if kind == "avg@n" or (kind.endswith("pass@k") and numbers.get("k") == 1):
             return _shared(metrics[name], name, n)
         if len(texts) <= 1:  # none where a choice was scored
             return _one(metrics[name], name, threshold)

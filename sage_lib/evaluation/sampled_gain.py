@@ -43,7 +43,8 @@ def scored_samples(profile: Profile, run: Run) -> pd.DataFrame:
     assert run.policy is not None
     sampled = problems.sampled_problems(profile)
     rows = collect(sorted(run.build.glob("samples*.jsonl")), sampled, profile.evaluation.samples)
-    count_correct(sampled, rows, Verifier(workers=profile.compute.threads))
+    verifier = Verifier(workers=profile.compute.threads)
+    count_correct(sampled, rows, verifier, profile.model.boxed)
     model, tokenizer = loading.load(profile, run.policy.model)
     table = []
     in_average = {problem.dataset for problem in problems.sampled_problems(profile, ood=False)}

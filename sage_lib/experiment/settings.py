@@ -52,9 +52,14 @@ class Model:
     architecture: dict[str, Any] | None = None
     largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
     load_in_4bit: bool = False
-    #: The chat template: of Appendix E.4, or the one that comes with the model's tokenizer.
-    template: Literal["paper", "own"] = "paper"
-    answer: AnswerForm = "markers"  # where an answer is read, in rewards and in evaluation
+    #: The chat template: of Appendix E.4, or the model's own. With its own, an answer also counts
+    #: in \boxed{...}: such models write it so.
+    prompt: Literal["paper", "model"] = "paper"
+
+    @property
+    def boxed(self) -> bool:
+        """Whether an answer in a box counts where no solution markers are."""
+        return self.prompt == "model"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -267,6 +272,8 @@ class Profile:
     reported: str | None = None
     #: Profiles of the same methods from other bases: load_results reads them together.
     beside: Names = ()
+    #: The paper's table that has these methods with this model: a file of data/reported.
+    reported: str | None = None
     compute: Compute = Compute()
     #: Dotted key ("rl.beta") -> the comment beside its value.
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -52,8 +52,8 @@ def run_pass_at_k(options: argparse.Namespace) -> None:
         raise SageError(f"--out {options.out} is a file: name a folder")
     if sum(sample_files.STDIN in word.split("=")[-1:] for word in words) > 1:
         raise SageError("the standard input is read once: give the other policy as a file")
-    chosen = options.metric, options.filter, options.threshold
-    sides = [read_policy(word, *chosen) for word in words]
+    choices = options.metric, options.filter, options.threshold
+    sides = [read_policy(word, *choices) for word in words]
     compared = bool(options.against) or len(sides) == 2
     result = passk_comparison.report(sides, options.ks, compared)
     stored = {**result, "sage_companion": sage_lib.__version__}
@@ -79,8 +79,8 @@ def _expect(result: dict[str, Any], path: Path) -> None:
     apart = passk_comparison.differing(json.loads(json.dumps(result)), expected)
     if apart:
         more = f"; and {len(apart) - DIFFERENT} more" if len(apart) > DIFFERENT else ""
-        told = "; ".join(apart[:DIFFERENT])
-        raise SageError(f"the result is not the one in {path.name}: {told}{more}")
+        first = "; ".join(apart[:DIFFERENT])
+        raise SageError(f"the result is not the one in {path.name}: {first}{more}")
 
 
 def described(result: dict[str, Any], all_ks: bool) -> str:
@@ -105,7 +105,7 @@ def described(result: dict[str, Any], all_ks: bool) -> str:
             rows.append([side["policy"], ks[i], *bounds, *size])
     title = "pass@k, the mean over problems, and its 95 % interval"
     parts.append(f"{title}\n{table(names, rows)}")
-    parts += [_difference(found, ks, places) for found in result["differences"]]
+    parts += [_difference(pair, ks, places) for pair in result["differences"]]
     return "\n\n".join(parts)
 
 
@@ -117,28 +117,28 @@ def _file(file: dict[str, Any]) -> str:
     )
 
 
-def _difference(found: dict[str, Any], ks: Sequence[int], places: Sequence[int]) -> str:
-    ours, theirs = found["policy"], found["against"]
-    size = f"{count(found['problems'], 'problem')}, {count(found['seeds'], 'seed')}"
-    lines = [f"{ours} less {theirs}, paired by problem: {size}"]
-    for label, alone in ((ours, found["only_ours"]), (theirs, found["only_theirs"])):
+def _difference(pair: dict[str, Any], ks: Sequence[int], places: Sequence[int]) -> str:
+    ours, theirs = pair["policy"], pair["against"]
+    size = f"{count(pair['problems'], 'problem')}, {count(pair['seeds'], 'seed')}"
+    lines = [f"{ours} minus {theirs}, paired by problem: {size}"]
+    for label, alone in ((ours, pair["only_ours"]), (theirs, pair["only_theirs"])):
         if alone:
             lines.append(f"{count(alone, 'problem')} only in {label}, left out")
     names = ["difference", *BOUNDS, *TO_TELL]
-    rows = [[ks[i], *(_shown(found[name][i], name) for name in names)] for i in places]
+    rows = [[ks[i], *(_shown(pair[name][i], name) for name in names)] for i in places]
     lines.append(table(["k", *names], rows))
     lines.append("Each interval (low, high) holds with 95 %; the band holds at all k at once.")
-    told = [f"better at k = {ranges(found['gain'])}" if found["gain"] else ""]
-    told.append(f"worse at k = {ranges(found['loss'])}" if found["loss"] else "")
+    verdicts = [f"better at k = {ranges(pair['gain'])}" if pair["gain"] else ""]
+    verdicts.append(f"worse at k = {ranges(pair['loss'])}" if pair["loss"] else "")
     no_k = "neither better nor worse at any k: these data cannot tell"
-    lines.append(f"By the band, {ours} is {'; '.join(filter(None, told)) or no_k}.")
-    if found["first_loss"]:
-        start, end = found["first_loss"]
+    lines.append(f"By the band, {ours} is {'; '.join(filter(None, verdicts)) or no_k}.")
+    if pair["first_loss"]:
+        start, end = pair["first_loss"]
         bound = "with no upper end" if end is None else f"at most {end}"
         lines.append(
             f"95 % set of the first k at which {ours} is worse: at least {start}, {bound}."
         )
-    lines.append(_crossing(found["crossing"], ks))
+    lines.append(_crossing(pair["crossing"], ks))
     return "\n".join(lines)
 
 
@@ -167,19 +167,25 @@ def _write(result: dict[str, Any], folder: Path) -> list[Path]:
         size = {name: side[name] for name in ("seeds", "problems", "samples")}
         columns = (result["ks"], side["pass_at_k"], side["low"], side["high"])
         for k, value, low, high in zip(*columns, strict=True):
-            own = {"policy": side["policy"], "k": k, "value": value, "low": low, "high": high}
-            rows.append({"what": "pass@k", **own, **size})
-    for found in result["differences"]:
-        pair = {name: found[name] for name in ("policy", "against", "seeds", "problems", "samples")}
+            numbers_of_k = {
+                "policy": side["policy"],
+                "k": k,
+                "value": value,
+                "low": low,
+                "high": high,
+            }
+            rows.append({"what": "pass@k", **numbers_of_k, **size})
+    for pair in result["differences"]:
+        size = {name: pair[name] for name in ("policy", "against", "seeds", "problems", "samples")}
         for i, k in enumerate(result["ks"]):
-            numbers = {name: found[name][i] for name in (*BOUNDS, *TO_TELL)}
-            own = {"what": "difference", "k": k, "value": found["difference"][i]}
-            rows.append({**own, **pair, **numbers})
-        crossing = found["crossing"]
+            numbers = {name: pair[name][i] for name in (*BOUNDS, *TO_TELL)}
+            numbers_of_k = {"what": "difference", "k": k, "value": pair["difference"][i]}
+            rows.append({**numbers_of_k, **size, **numbers})
+        crossing = pair["crossing"]
         if crossing["k"] is not None:
-            pair |= {"policy": crossing["up"], "against": crossing["down"]}
+            size |= {"policy": crossing["up"], "against": crossing["down"]}
         ends = {"value": crossing["k"], "low": crossing["low"], "high": crossing["high"]}
-        rows.append({"what": "crossing", **pair, **ends})
+        rows.append({"what": "crossing", **size, **ends})
     made = [write_text(folder / "pass_at_k.csv", _csv([*COLUMNS, *TO_TELL], rows))]
     made.append(write_text(folder / "pass_at_k.json", json.dumps(result, indent=1) + "\n"))
     (folder / "unreadable.csv").unlink(missing_ok=True)  # of an earlier call

@@ -29,6 +29,7 @@ from sage_lib.experiment.runs import Run
 from sage_lib.experiment.settings import Model
 from sage_lib.pipeline import arguments
 from sage_lib.tasks import prompts
+from sage_lib.text import table
 
 #: Bytes of a sampled token in samples.jsonl and its copy: its id, its text, and their punctuation.
 OF_TOKEN = 15
@@ -234,19 +235,35 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
     return drawn + _passes(completions * whole, each, size, numbers)
 
 
+def asked_and_graded(profile: Profile) -> pd.DataFrame:
+    """List what a model is asked, how its answer is read and how evaluation samples: columns what,
+    and how."""
+    evaluation, turns = profile.evaluation, prompts.messages("QUESTION")
+    if profile.model.prompt == "paper":
+        prompt = prompts.rendered(turns, end="<END>")
+        prompt += ", where <END> is the tokenizer's end of text (Appendix E.4)"
+    else:
+        said = "; ".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+        prompt = f"the chat template of {profile.model.name} around the turns {said}"
+    answer = f"in the last {prompts.SOLUTION_START}...{prompts.SOLUTION_END}"
+    answer += r"; where there is none, in the last \boxed{...}" if profile.model.boxed else ""
+    names = ("temperature", "top_p", "min_p", "top_k", "max_new_tokens", "engine")
+    sampler = ", ".join(f"{name} {getattr(evaluation, name)}" for name in names)
+    lines = [("prompt", prompt), ("answer", answer), ("evaluation draws by", sampler)]
+    return pd.DataFrame(lines, columns=["what", "how"])
+
+
 def text(frame: pd.DataFrame) -> str:
-    """Write a table as left-aligned text, columns two spaces apart."""
-    shown = frame.map(lambda value: f"{value:.3g}" if isinstance(value, float) else str(value))
-    cells = [list(map(str, frame)), *shown.to_numpy().tolist()]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+    """Write a data frame as left-aligned text."""
+    return table(list(map(str, frame)), frame.to_numpy(dtype=object).tolist())
 
 
 def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
     """Write the dry run. ``changes`` (KEY=VALUE) replace assumptions behind the GPU hours."""
     assumptions = assumed(profile, changes)
     check_settings(profile)
-    parts = {"SETTINGS": settings_table(profile), "RUNS": planned_runs(profile)}
+    parts = {"SETTINGS": settings_table(profile), "ASKED AND GRADED": asked_and_graded(profile)}
+    parts["RUNS"] = planned_runs(profile)
     if profile.compute.requires_gpu and profile.model.architecture:
         planned = planned_runs(profile, assumptions=assumptions)
         planned.loc[len(planned)] = ["all", "", planned["runs"].sum(), "", *planned[_ENDS].sum()]

@@ -55,9 +55,9 @@ def load_tokenizer(
         revision: of a hub name.
     """
     if model.name == tiny_qwen.NAME:
-        return with_prompt(tiny_qwen.load_tokenizer(folder))  # its own template is the paper's
+        return with_prompt(tiny_qwen.load_tokenizer(folder), model.prompt)
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
-    return with_prompt(tokenizer, model)
+    return with_prompt(tokenizer, model.prompt)
 
 
 def base_of(folder: str | Path) -> Path | None:
@@ -159,22 +159,25 @@ def quick(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def with_prompt(
-    tokenizer: PreTrainedTokenizerBase, model: Model | None = None
+    tokenizer: PreTrainedTokenizerBase, prompt: str = "paper"
 ) -> PreTrainedTokenizerBase:
-    """Set the chat template that the model's section chooses, and padding on the left.
+    """Set the chat template, and padding on the left, and return the tokenizer.
 
     Args:
-        tokenizer: which is changed.
-        model: the section; None for the template of Appendix E.4.
+        tokenizer: of any model.
+        prompt: "paper", the template of Appendix E.4, or "model", the tokenizer's own.
 
     Returns:
-        The tokenizer. SageError where it is to keep its own template, and has none.
+        The same tokenizer. SageError where it has no template of its own.
     """
     tokenizer.padding_side = "left"
-    if model is None or model.template == "paper":
+    if prompt == "paper":
         tokenizer.chat_template = prompts.CHAT_TEMPLATE
-    elif tokenizer.chat_template is None:
-        raise SageError(f"{model.name} has no chat template: set model.template to paper")
+    elif not tokenizer.chat_template:
+        raise SageError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template: leave out "
+            "model.prompt, or set it to paper"
+        )
     return tokenizer
 
 

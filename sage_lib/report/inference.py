@@ -92,6 +92,13 @@ class Values:
             by_method[BASE] = replace(by_method[BASE], base_by_seed=bases)
         return by_method
 
+    def of_set(self, dataset: str) -> "Values":
+        """Return the values on the problems of one data set."""
+        here = np.asarray(self.sets) == dataset
+        bases = {seed: values[here] for seed, values in self.base_by_seed.items()}
+        sets = [dataset] * int(here.sum())
+        return replace(self, values=self.values[:, here], sets=sets, base_by_seed=bases)
+
     def at_seeds(self, seeds: Iterable[int]) -> "Values":
         """Return the values at some of the seeds; the base, which has no seed, does not change."""
         if None in self.seeds:

@@ -47,8 +47,8 @@ def fixed_points(beta: float = BETA, threshold: float = THRESHOLD) -> pd.DataFra
                 row += [1.0, np.nan]
                 continue
             at_rest = estimators.fixed_point(tree, estimator, reward, log_reference, beta, log_q)
-            found = tree.completion_probabilities(at_rest)
-            row += [float(found @ reward), float(found[1])]
+            probabilities = tree.completion_probabilities(at_rest)
+            row += [float(probabilities @ reward), float(probabilities[1])]
         rows.append(row)
     columns = ["form", "success", "rare", "success with the guide", "rare with the guide"]
     return pd.DataFrame(rows, columns=columns)
@@ -57,8 +57,8 @@ def fixed_points(beta: float = BETA, threshold: float = THRESHOLD) -> pd.DataFra
 def reference() -> tuple[float, float]:
     """Return success and the rare completion's probability under the reference of that tree."""
     tree, log_reference, reward = two_path.branch_tree()
-    found: torch.Tensor = tree.completion_probabilities(log_reference)
-    return float(found @ reward), float(found[1])
+    probabilities: torch.Tensor = tree.completion_probabilities(log_reference)
+    return float(probabilities @ reward), float(probabilities[1])
 
 
 def draw(table: pd.DataFrame) -> Figure:

@@ -31,13 +31,13 @@ def draw(result: dict[str, Any]) -> Figure:
         style.band(axes[0], ks, _numbers(side["low"]), _numbers(side["high"]), **look)
     axes[0].set_ylabel("pass@k")
     axes[0].legend()
-    for found in differences:
-        look = style.series(order.index(found["policy"]))
+    for pair in differences:
+        look = style.series(order.index(pair["policy"]))
         look = style.line(look) if dense else look
-        axes[1].plot(ks, _numbers(found["difference"]), label=found["policy"], **look)
-        bounds = _numbers(found["band_low"]), _numbers(found["band_high"])
+        axes[1].plot(ks, _numbers(pair["difference"]), label=pair["policy"], **look)
+        bounds = _numbers(pair["band_low"]), _numbers(pair["band_high"])
         style.band(axes[1], ks, *bounds, **look)
-        crossing = found["crossing"]
+        crossing = pair["crossing"]
         if crossing["k"] is not None:  # on the line of no difference
             look = style.points({**style.series(order.index(crossing["up"])), "marker": "|"})
             low = ks[0] if crossing["low"] is None else crossing["low"]  # an open end

@@ -74,15 +74,21 @@ def votes(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     n, seed = results.profile.evaluation.samples, results.profile.evaluation.seed
     form = results.profile.model.answer
     k = max(min(3, n), n // 4)
-    rows = []
+    rows, boxed = [], results.profile.model.boxed
     groups = saved_samples(results, methods).groupby(
         ["method", "seed", *PROBLEM], sort=False, dropna=False
     )
     for names, group in groups:
-        answers = [answer_in(text, form) or None for text in group["completion"]]
+        answers = [_answer(text, boxed) for text in group["completion"]]
         correct = list(group["correct"])
         maj = metrics.majority_at_k(answers, correct, k, DRAWS, seed)
         distinct = metrics.distinct_answers(answers)
         rows.append((*names, group["correct"].mean(), maj, distinct, n, k))
     columns = ["method", "seed", *PROBLEM, "avg", "maj", "distinct", "n", "k"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _answer(text: str, boxed: bool) -> str | None:
+    """Return the answer as :func:`judging.judge` reads it."""
+    answer = last_answer(text)
+    return (last_answer(text, boxed=True) if answer is None and boxed else answer) or None

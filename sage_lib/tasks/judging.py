@@ -10,22 +10,22 @@ from sage_lib.errors import SageError
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.tasks.task import ExactTask
-from sage_lib.tasks.verifier import AnswerForm, Verifier
+from sage_lib.tasks.verifier import Verifier, last_answer
 
 
 def judge(
     problems: Sequence[Problem],
     completions: Sequence[str],
     verifier: Verifier,
-    form: AnswerForm = "markers",
+    boxed: bool = False,
 ) -> list[bool]:
-    """Return whether the last answer of each completion is correct.
+    r"""Return whether the last answer of each completion is correct.
 
     Args:
         problems: of any tasks, one for each completion.
         completions: texts, with or without an answer.
         verifier: runs Math-Verify.
-        form: where their answers stand.
+        boxed: whether the last box, \boxed{...}, is the answer where no solution markers are.
 
     Returns:
         One truth value for each completion.
@@ -35,7 +35,12 @@ def judge(
     for name in dict.fromkeys(problem.task for problem in problems):
         task = task_of(name)
         numbers = [number for number, problem in enumerate(problems) if problem.task == name]
-        answers = [task.last_answer(pairs[number][1], form) for number in numbers]
+        answers = [task.last_answer(pairs[number][1]) for number in numbers]
+        if boxed:
+            answers = [
+                last_answer(pairs[number][1], boxed=True) if answer is None else answer
+                for number, answer in zip(numbers, answers, strict=True)
+            ]
         verdicts = task.are_correct([problems[n] for n in numbers], answers, verifier)
         correct.update(zip(numbers, verdicts, strict=True))
     return [correct[number] for number in range(len(pairs))]

@@ -122,8 +122,8 @@ def weights(
         reward: shape (L,), 0 or 1 where the loss has groups; None: 0.
 
     Returns:
-        The weights of KL terms and of advantages, both of shape (L,): for the plain loss pi(y) and
-        pi(y) R(y).
+        The weights of KL terms and of advantages, both of shape (L,). For the plain loss they
+        are pi(y) and pi(y) R(y).
     """
     log_policy = log_policy.detach()
     drawn = tree.completion_probabilities(sampled_policy(tree, log_policy, loss.min_p))

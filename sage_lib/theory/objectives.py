@@ -216,8 +216,8 @@ def fixed_points(
         log_q: of each edge, shape (E,).
 
     Returns:
-        Columns completion, correct, and one for each policy: the reference, eq. 2, 4 and 27, and
-        the fixed point of each estimator that SageTrainer offers.
+        Columns completion, correct, and one for each policy. Policies are the reference, eq. 2, 4
+        and 27, and the fixed point of each estimator that SageTrainer offers.
     """
     reference = tree.completion_probabilities(log_reference)
     guide = solutions.product_guide(tree, log_q)

@@ -1,7 +1,7 @@
 """Appendix C: the two-path example, and the smallest tree that can produce its entropies.
 
 The paper's text copy lost the numbers of eq. 33-37. The numbers here were chosen so that all
-conditions of its prose hold; each is an argument.
+conditions of its prose hold, with a wrong completion and without; each is an argument.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Example:
     """
 
     common: float = 0.9  # pi_ref of the common and of the rare completion
-    rare: float = 0.0086
+    rare: float = 0.0087
     common_entropies: tuple[float, ...] = (0.2, 0.3)  # nats, of their tokens
     rare_entropies: tuple[float, ...] = (1.8, 0.2)
     beta: float = 0.5

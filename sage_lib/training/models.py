@@ -48,7 +48,7 @@ def load_model(
     )
     if section.name == tiny_qwen.NAME:
         tokenizer = tiny_qwen.load_tokenizer(folder)
-    return model, loading.with_prompt(tokenizer, section)
+    return model, loading.with_prompt(tokenizer, section.prompt)
 
 
 def add_lora(

@@ -313,7 +313,7 @@ class Rounds:
         right = 0
         for place, (problem, row) in enumerate(zip(posed, samples, strict=True)):
             texts = [filters.up_to_first_answer(text) or text for text in row["completions"]]
-            correct = judge([problem] * len(texts), texts, self.verifier)
+            correct = judge([problem] * len(texts), texts, self.verifier, self.profile.model.boxed)
             if self.profile.methods[self.run.method].reward == "valid":
                 measures, pairs = task_of(problem.task).measures, zip(texts, correct, strict=True)
                 correct = [bool(measures(problem, *pair)["valid"]) for pair in pairs]

@@ -124,7 +124,7 @@ def make_trainer(
     trainer = kind(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=reward(rl_problems, verifier, method.reward, profile.model.answer),
+        reward_funcs=reward(rl_problems, verifier, method.reward, profile.model.boxed),
         guide=None if method.guide is None else runs.guide_of(profile, method.guide),
         kl_form=method.kl_form if rl["beta"] else None,
         advantage=method.advantage,
@@ -200,7 +200,7 @@ def reward(
     rl_problems: Sequence[Problem],
     verifier: Verifier,
     kind: str = "accuracy",
-    form: AnswerForm = "markers",
+    boxed: bool = False,
 ) -> Callable:
     """Make TRL's reward function over the rows of :func:`rows`.
 
@@ -214,7 +214,7 @@ def reward(
         kind: "accuracy": 1 where the last answer is right. "valid": 1 where the task's step checker
             accepts the work as well. "random": a fair coin from torch's global stream, which
             checkpoints keep.
-        form: where answers stand.
+        boxed: as in :func:`judge`.
     """
     tasks = [task_of(task) for task in {p.task for p in rl_problems}]
     logged = sorted({name for task in tasks for name in task.LOGGED})
@@ -230,7 +230,7 @@ def reward(
         posed = [rl_problems[n] for n in number]
         texts = [turns[-1]["content"] for turns in completions]
         cut_before = verifier.cut()
-        right = judge(posed, texts, verifier, form)
+        right = judge(posed, texts, verifier, boxed)
         cut = verifier.cut() - cut_before
         rows = list(zip(posed, texts, right, strict=True))
         measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
