@@ -13,6 +13,7 @@ from test_profile import stated_values
 
 from sage_lib import paths
 from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile
 from sage_lib.report import reported
 
 CELLS = {
@@ -94,7 +95,45 @@ def test_every_item_names_the_notebooks_that_show_it_or_says_why_none_does():
     told = ("measured here", "measured in part", "not testable here")
     assert (shown.map(len) > 0).eq(items["state"].isin(told)).all()
     assert set(items["state"]) == {*told, "reported only", "set in the profiles"}
-    assert items.loc[~items["state"].eq("measured here"), "why"].ne("").all()
+    assert items["why"].ne("").all(), "also of what is measured: on which task, by which model"
+
+
+def places():
+    """Every place in items.csv: (paper, item, the kind or the notebook's number, what is there)."""
+    for row in reported.items().itertuples():
+        for place in filter(None, row.place.split("; ")):
+            yield row.paper, row.item, *place.split(" ", 1)
+
+
+@pytest.mark.parametrize(("paper", "item", "kind", "rest"), places())
+def test_each_place_of_an_item_shows_the_item(paper, item, kind, rest):
+    """The text stands in a code cell of the notebook that shows something, or in the file."""
+    if kind == "profile":
+        name, text = rest.split(" ", 1)
+        profile = load_profile(name)
+        found = [(paths.PROFILES / f"{name}.yaml").read_text(), *profile.methods]
+        assert any(text in part for part in found)
+    elif kind == "file":
+        name, text = rest.split(" ", 1)
+        assert text in (paths.ROOT / name).read_text()
+    else:
+        [path] = paths.NOTEBOOKS.glob(f"{kind}_*.ipynb")
+        cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+        assert any(rest in cell.source for cell in cells), f"{paper}, {item}: {rest}"
+        assert any(cell.outputs for cell in cells)
+
+
+def test_the_notebooks_of_an_item_are_those_of_its_places():
+    for row in reported.items().itertuples():
+        numbers = {place[:2] for place in row.place.split("; ") if place[:2].isdecimal()}
+        assert numbers == set(row.notebooks.split()), row.item
+
+
+def test_the_rows_of_a_printed_table_that_is_measured_have_a_method_here():
+    """Table 5's three rows, and Table 3's but for what items.csv says is not trained."""
+    labels = {"Base Model", *(m.label for m in load_profile("study").methods.values())}
+    for table in ("sage_table1", "sage_table3", "sage_table5"):
+        assert set(reported.read_table(table)["row"]) <= labels, table
 
 
 def test_every_notebook_of_an_item_has_a_place_for_it():
