@@ -4,7 +4,7 @@ The first rungs of a ladder: the optimum, the fixed point of the loss that is tr
 table trained with groups of samples. Rewards are 0 or 1. Losses are summed over tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def k3_rest(
     group: int,
     log_q: Tensor | None = None,
 ) -> Tensor:
-    """Return log pi, shape (E,), at the fixed point of k3 with the largest success p = V(beta/kappa(p)).
+    """Return log pi, shape (E,), at the fixed point of k3 at beta/kappa(p) with the largest success p.
 
     Args:
         tree: its completions.
@@ -106,7 +106,7 @@ def trained_table(
     return policies
 
 
-def _largest(following, points: int = POINTS) -> float:
+def _largest(following: Callable[[float], float], points: int = POINTS) -> float:
     """Return the largest p with p = following(p), by a scan from 1 down and bisection."""
     grid = 1 - np.geomspace(EDGE, 1 - EDGE, points)
     high = grid[0]
