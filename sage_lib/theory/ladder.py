@@ -1,4 +1,4 @@
-"""From the optimum of eq. 2 to a policy trained on samples, for a table of its own for each problem.
+"""From the optimum of eq. 2 to a policy trained on samples, for a table of each problem.
 
 The first rungs of a ladder: the optimum, the fixed point of the loss that is trained, and the same
 table trained with groups of samples. Rewards are 0 or 1. Losses are summed over tokens.
@@ -42,7 +42,7 @@ def k3_rest(
     group: int,
     log_q: Tensor | None = None,
 ) -> Tensor:
-    """Return log pi, shape (E,), at the fixed point of k3 at beta/kappa(p) with the largest success p.
+    """Return log pi, shape (E,), at the fixed point of k3 at beta/kappa(p) with the largest p.
 
     Args:
         tree: its completions.
