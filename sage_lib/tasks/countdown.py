@@ -25,6 +25,7 @@ from sage_lib.errors import SageError
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.puzzles import (
     OPERATORS,
+    SPELLINGS,
     WAYS,
     Operator,
     Puzzle,
@@ -64,6 +65,9 @@ class Countdown(ExactTask):
     rare_share: Share | None = None  # of demonstrations that take the rare way
     #: The same of the first half of the demonstrations, which SFT must then read in order.
     early_rare_share: Share | None = None
+    #: Of aimless demonstrations in the rare way: the probability that an operator is spelled as a
+    #: word, as in 3 plus 5. The common way has signs alone. None: both are drawn as any operator.
+    spelled: Share | None = None
     usual_fewest: int | None = None
     usual_most: int | None = None
 
@@ -135,7 +139,7 @@ class Countdown(ExactTask):
         if share is None:
             raise SageError("demonstrations of countdown need the setting rare_share, such as 0.03")
         if aimless:
-            return aimless_work(puzzle, rng)
+            return aimless_work(puzzle, rng, self.spelled)
         if early and self.early_rare_share is not None:
             share = self.early_rare_share
         return aimed_work(puzzle, share, rng)
@@ -207,11 +211,27 @@ def read(puzzle: Puzzle, answer: str) -> tuple[str | None, int | None]:
     return (None if tuple(numbers) == puzzle.digits else OTHER_ORDER), value
 
 
-def aimless_work(puzzle: Puzzle, rng: random.Random) -> tuple[str, str]:
-    """Draw work and answer of true steps within the limit of running values, to any target."""
+def aimless_work(
+    puzzle: Puzzle, rng: random.Random, spelled: float | None = None
+) -> tuple[str, str]:
+    """Draw true steps within the limit of running values, to any target.
+
+    Args:
+        puzzle: whose digits are used.
+        rng: source of the draws.
+        spelled: as in :class:`Countdown`.
+
+    Returns:
+        Work and answer.
+    """
     way = rng.choice(WAYS)
-    operators = sequences(len(puzzle.digits) - 1, puzzle.operators)
-    return solution(puzzle, way, operators[rng.choice(allowed(puzzle, way))])
+    drawn = sequences(len(puzzle.digits) - 1, puzzle.operators)[rng.choice(allowed(puzzle, way))]
+    if spelled is not None:
+        signs = {word: sign for sign, word in SPELLINGS.items()}
+        share = spelled if way == "R" else 0.0
+        plain = [signs.get(operator, operator) for operator in drawn]
+        drawn = tuple(SPELLINGS.get(o, o) if rng.random() < share else o for o in plain)
+    return solution(puzzle, way, drawn)
 
 
 def aimed_work(puzzle: Puzzle, rare_share: float, rng: random.Random) -> tuple[str, str]:

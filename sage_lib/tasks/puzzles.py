@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sage_lib.tasks.prompts import split_completion
 
-Operator = Literal["+", "-", "*", "max", "dist"]
+Operator = Literal["+", "-", "*", "max", "dist", "plus", "gap", "top"]
 OPERATORS: tuple[Operator, ...] = ("+", "-", "*")  # of a puzzle that names no others
 WAYS = ("L", "R")
 #: On two numbers, or on arrays of them. `dist` is |a - b|.
@@ -26,6 +26,9 @@ _APPLY: dict[str, Callable[[Any, Any], Any]] = {
     "max": lambda a, b: (a + b + abs(a - b)) // 2,
     "dist": lambda a, b: abs(a - b),
 }
+#: Operators that can be spelled in two ways.
+SPELLINGS = {"+": "plus", "max": "top", "dist": "gap"}
+_APPLY |= {word: _APPLY[operator] for operator, word in SPELLINGS.items()}
 
 
 @dataclass(frozen=True)
@@ -205,9 +208,9 @@ def check(puzzle: Puzzle, text: str) -> Check:
 def parse(answer: str, operators: tuple[str, ...] = OPERATORS) -> tuple[list[int], int] | None:
     """Return the numbers of an expression from left to right, and its value; None for other texts.
 
-    max and dist stand between their numbers and bind as `*` does: from left to right, before + -.
+    Words stand between their numbers and bind as `*` does: from left to right, before + -.
     """
-    tokens = re.findall(r"[0-9]+|[-+*()]|max|dist", answer)
+    tokens = re.findall(r"[0-9]+|[-+*()]|max|dist|plus|gap|top", answer)
     if "".join(tokens) != "".join(answer.split()):
         return None
     rest: list[str] = tokens[::-1]  # the next token is the last

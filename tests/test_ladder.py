@@ -1,0 +1,54 @@
+"""The rungs of the ladder against independent solutions."""
+
+import numpy as np
+import pytest
+import torch
+
+from sage_lib.theory import estimators, ladder, losses, objectives, solutions
+
+
+def instance(seed):
+    """A full tree, log pi_ref (E,) and a reward (L,) with right and wrong completions."""
+    return objectives.full_tree_instance(seed, 2, 3, 1.0)
+
+
+@pytest.mark.parametrize("beta", [0.3, 1.0])
+def test_the_optimum_is_where_a_gradient_of_the_sequence_loss_rests(beta):
+    tree, log_reference, right = instance(0)
+    loss = losses.Loss(group=8, batch=8)
+    rest = estimators.fixed_point(tree, "sequence", right, log_reference, beta, loss=loss)
+    p = float(tree.completion_probabilities(log_reference) @ right)
+    expected = float(tree.completion_probabilities(rest) @ right)
+    assert np.isclose(ladder.optimum_success(p, beta, 8), expected, atol=1e-6)
+
+
+def test_the_fixed_point_of_k3_is_where_the_expected_gradient_rests():
+    tree, log_reference, right = instance(1)
+    loss = losses.Loss(group=8, batch=8)
+    rest = estimators.fixed_point(tree, "k3", right, log_reference, 1.0, loss=loss)
+    ours = ladder.k3_rest(tree, right, log_reference, 1.0, 8)
+    assert torch.allclose(ours.exp(), rest.exp(), atol=1e-5)
+
+
+def test_a_table_trained_with_samples_ends_near_the_fixed_point():
+    tree, log_reference, right = instance(2)
+    rest = ladder.k3_rest(tree, right, log_reference, 1.0, 8)
+    start, end = ladder.trained_table(tree, right, log_reference, 1.0, 8, [0, 6000], 0.02, 0)
+    assert torch.allclose(start, log_reference)
+    p, expected = (float(tree.completion_probabilities(x) @ right) for x in (end, rest))
+    before = float(tree.completion_probabilities(log_reference) @ right)
+    assert abs(p - expected) < 0.15 * abs(expected - before)
+
+
+def test_without_kl_a_table_is_right_in_the_end():
+    tree, log_reference, right = instance(2)
+    [end] = ladder.trained_table(tree, right, log_reference, 0.0, 8, [3000], 0.2, 0)
+    assert float(tree.completion_probabilities(end) @ right) > 0.95
+
+
+def test_nothing_to_learn_where_no_completion_is_right():
+    assert ladder.optimum_success(0.0, 0.2, 8) == 0.0
+    tree, log_reference, right = instance(2)
+    [end] = ladder.trained_table(tree, 0 * right, log_reference, 0.2, 8, [50], 0.1, 0)
+    same = solutions.k3_fixed_point(tree, 0 * right, log_reference, 0.2)[0]
+    assert torch.allclose(end.exp(), same.exp(), atol=1e-9)
