@@ -26,7 +26,7 @@ from sage_lib.policy.vllm_engine import vllm_engine
 from sage_lib.tasks.judging import digest, judge, require_golds
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
-from sage_lib.tasks.verifier import AnswerForm, Verifier
+from sage_lib.tasks.verifier import Verifier
 
 #: One row of counts.csv per problem: n samples, c of them correct, and how many the length limit
 #: cut off. After these come the numbers that the problem's task counts (``COUNTED``), empty for
@@ -45,14 +45,14 @@ def evaluate_policy(profile: Profile, run: Run) -> dict:
     record = Record("evaluation", profile.name, run.fingerprint, evaluation.seed, flat)
     tokenizer = loading.load_tokenizer(profile.model, policy.model)
     # vLLM loads the model itself, and needs a GPU's memory for it: ours comes after.
-    model = None if evaluation.engine == "vllm" else loading.load(profile, policy.model)[0]
+    model = None if evaluation.engine == "vllm" else loading.load(profile.model, policy.model)[0]
     sampled = problems.sampled_problems(profile)
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(sampled, verifier)
     if not draw_samples(profile, run, model, tokenizer, sampled):
         return {}
     if model is None:
-        model, _ = loading.load(profile, policy.model)
+        model, _ = loading.load(profile.model, policy.model)
     rows = collect(sorted(run.build.glob("samples*.jsonl")), sampled, evaluation.samples)
     counts = count_correct(sampled, rows, verifier, profile.model.boxed)
     write_text(run.measured / "counts.csv", counts.to_csv(index=False))
@@ -60,7 +60,7 @@ def evaluate_policy(profile: Profile, run: Run) -> dict:
     write_bytes(run.measured / "samples.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
     base = model
     if policy.stage != "sft":
-        base, _ = loading.load(profile, runs.sft_run(profile).model)
+        base, _ = loading.load(profile.model, runs.sft_run(profile).model)
     scores = score(model, base, tokenizer, sampled, rows, evaluation.scored)
     write_text(run.measured / "scores.csv", scores.to_csv(index=False, float_format="%.6g"))
     listed, started = problems.listed_problems(profile), time.perf_counter()

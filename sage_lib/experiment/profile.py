@@ -252,8 +252,6 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
             yield "demonstrations are changes of sft_data, such as {seed: 9}, and none is wrong"
         if method != Method(**{name: getattr(method, name) for name in shown}):
             yield "trained by rft, it takes no rl, guide, kl_form or sampling of RL"
-        if profile.model.answer != "markers":
-            yield "rft cuts completions at the solution markers: set model.answer to markers"
         if method.reward == "random":
             yield "rft learns from right completions: reward is accuracy or valid"
 

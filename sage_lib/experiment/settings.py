@@ -17,7 +17,6 @@ from sage_lib.errors import SageError
 from sage_lib.experiment.checked import flatten
 from sage_lib.tasks.filters import REDUNDANCY_LIMIT
 from sage_lib.tasks.task import ExactTask, Task
-from sage_lib.tasks.verifier import AnswerForm
 from sage_lib.validation import make
 
 #: The method key of the SFT model in every table, and its name in the paper.
@@ -52,14 +51,15 @@ class Model:
     architecture: dict[str, Any] | None = None
     largest_number: PositiveInt | None = None  # tiny_qwen: its vocabulary has 0 to this
     load_in_4bit: bool = False
-    #: The chat template: of Appendix E.4, or the model's own. With its own, an answer also counts
-    #: in \boxed{...}: such models write it so.
-    prompt: Literal["paper", "model"] = "paper"
+    #: How a question is asked. "paper": by system prompt and chat template of Appendix E.4.
+    #: "system": by that system prompt in the model's own chat template. "model": by the question
+    #: alone in the model's own. Or a text with {question}.
+    prompt: str = "paper"
 
     @property
     def boxed(self) -> bool:
-        """Whether an answer in a box counts where no solution markers are."""
-        return self.prompt == "model"
+        r"""Whether an answer in \boxed{...} counts where no solution markers are."""
+        return self.prompt != "paper"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -268,8 +268,6 @@ class Profile:
     task_defaults: Sections = field(default_factory=dict)
     methods: dict[str, Method] = field(default_factory=dict)  # those that are trained
     exploration: Exploration = Exploration()
-    #: The table of data/reported that is shown beside its results; None where none is of its model.
-    reported: str | None = None
     #: Profiles of the same methods from other bases: load_results reads them together.
     beside: Names = ()
     #: The paper's table that has these methods with this model: a file of data/reported.

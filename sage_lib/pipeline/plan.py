@@ -26,7 +26,6 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.checked import check_section
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
-from sage_lib.experiment.settings import Model
 from sage_lib.pipeline import arguments
 from sage_lib.tasks import prompts
 from sage_lib.text import table
@@ -50,9 +49,18 @@ _ENDS = ["value", "fast", "slow"]
 
 
 def settings_table(profile: Profile) -> pd.DataFrame:
-    """List every resolved setting: columns setting, value, source (the nearest comment)."""
+    """List every resolved setting, without methods that the profile does not train: columns
+    setting, value, source (the nearest comment)."""
+    trained = profile.methods
+    others = tuple(
+        f"methods.{name}."
+        for name in profile.raw.get("methods") or {}
+        if name not in trained and not any(key.startswith(f"{name}_") for key in trained)
+    )
     rows = []
     for key, value in profile.flat().items():
+        if key.startswith(others):
+            continue
         place = key
         while place and place not in profile.sources:
             place = place.rpartition(".")[0]
@@ -239,12 +247,13 @@ def asked_and_graded(profile: Profile) -> pd.DataFrame:
     """List what a model is asked, how its answer is read and how evaluation samples: columns what,
     and how."""
     evaluation, turns = profile.evaluation, prompts.messages("QUESTION")
-    if profile.model.prompt == "paper":
-        prompt = prompts.rendered(turns, end="<END>")
-        prompt += ", where <END> is the tokenizer's end of text (Appendix E.4)"
-    else:
-        said = "; ".join(f"{turn['role']}: {turn['content']}" for turn in turns)
-        prompt = f"the chat template of {profile.model.name} around the turns {said}"
+    own_template = f"the chat template of {profile.model.name} around"
+    system = f"{own_template} system: {turns[0]['content']}; user: QUESTION"
+    prompt = {
+        "paper": prompts.rendered(turns, end="<END>") + " (<END>: the tokenizer's end of text)",
+        "system": system,
+        "model": f"{own_template} user: QUESTION",
+    }.get(profile.model.prompt, profile.model.prompt)
     answer = f"in the last {prompts.SOLUTION_START}...{prompts.SOLUTION_END}"
     answer += r"; where there is none, in the last \boxed{...}" if profile.model.boxed else ""
     names = ("temperature", "top_p", "min_p", "top_k", "max_new_tokens", "engine")
@@ -269,7 +278,6 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         planned.loc[len(planned)] = ["all", "", planned["runs"].sum(), "", *planned[_ENDS].sum()]
         parts["RUNS"] = planned.rename(columns={"value": "GPU hours (not timed)"})
         parts["WHERE"] = assumptions.reset_index(names="assumption")
-    parts["ASKED AND GRADED"] = asked(profile)
     if profile.methods and profile.model.architecture:
         parts["MEMORY OF RL AND DISK, estimated"] = needs(profile)
     if wishes := dict(consent.requests(profile.raw)):
@@ -279,53 +287,6 @@ def describe(profile: Profile, changes: Sequence[str] = ()) -> str:
         parts["MISSING"] = pd.DataFrame({"there is no data file": missing})
     sections = [f"{title}\n{text(table)}" for title, table in parts.items()]
     return "\n\n".join([f"profile {profile.name}: {profile.description}", *sections])
-
-
-#: Where an answer is read, by ``model.answer``.
-_ANSWERS = {
-    "markers": f"between the last {prompts.SOLUTION_START} and {prompts.SOLUTION_END}",
-    "boxed": r"in the last \boxed{...}",
-    "any": rf"in the last \boxed{{...}} or {prompts.SOLUTION_START}...{prompts.SOLUTION_END}",
-}
-
-
-def asked(profile: Profile) -> pd.DataFrame:
-    """Return the prompt's ends, how answers are read, and how evaluation samples, a row each."""
-    model, evaluation = profile.model, profile.evaluation
-    template, prompt = _rendered(model)
-    top_k = evaluation.top_k or "off"
-    sampler = f"temperature {evaluation.temperature}, top-p {evaluation.top_p}, min-p "
-    sampler += f"{evaluation.min_p}, top-k {top_k}, at most {evaluation.max_new_tokens:,} tokens"
-    rows = {
-        "chat template": template,
-        "prompt, first line": prompt[0],
-        "prompt, last line": prompt[-1],
-        "an answer is read": _ANSWERS[model.answer],
-        "evaluation samples": sampler,
-    }
-    return pd.DataFrame(rows.items(), columns=["what", "here"])
-
-
-def _rendered(model: Model) -> tuple[str, list[str]]:
-    """Return the name of a model's chat template, and the lines of a prompt in it."""
-    turns = prompts.messages("QUESTION")
-    if model.template == "paper":
-        import jinja2  # late, as transformers below
-
-        options = {"add_generation_prompt": True, "eos_token": "<end of text>"}
-        rendered = jinja2.Template(prompts.CHAT_TEMPLATE).render(messages=turns, **options)
-        return "of the paper (Appendix E.4)", rendered.splitlines()
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            model.name, revision=model.revision, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError):
-        lines = "\n".join(turn["content"] for turn in turns).splitlines()
-        return f"of {model.name}, not in the hub's cache: the turns without it", lines
-    rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return f"of {model.name}", rendered.splitlines()
 
 
 def _missing(profile: Profile) -> list[str]:

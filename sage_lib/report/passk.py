@@ -5,7 +5,6 @@ answers, as the reward does.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -133,20 +132,6 @@ def exact_or_sampled(
     """
     ks = axes(results.profile) if ks is None else ks
     return exact(results, ks, ood) if results.profile.exact else sampled(results, ks, ood)
-
-
-def by_data_set(values: dict[str, Values]) -> dict[str, dict[str, Values]]:
-    """Return the values of each method apart by data set: its label -> method -> values."""
-    apart: dict[str, dict[str, Values]] = {}
-    for method, of in values.items():
-        for label in dict.fromkeys(of.sets):
-            places = [place for place, name in enumerate(of.sets) if name == label]
-            bases = {seed: base[places] for seed, base in of.base_by_seed.items()}
-            part = replace(
-                of, values=of.values[:, places], sets=[label] * len(places), base_by_seed=bases
-            )
-            apart.setdefault(label, {})[method] = part
-    return apart
 
 
 def levels(values: dict[str, Values]) -> pd.DataFrame:

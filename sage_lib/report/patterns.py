@@ -8,7 +8,7 @@ import pandas as pd
 from sage_lib.evaluation import metrics, text_patterns
 from sage_lib.experiment.results import Results
 from sage_lib.report.passk import of_sets
-from sage_lib.tasks.verifier import answer_in
+from sage_lib.tasks.verifier import last_answer
 
 #: Kinds of `text_patterns.defects`.
 DEFECTS = ("format", "repetition", "language", "truncated")
@@ -72,7 +72,6 @@ def votes(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     samples, and at least 3: a vote of all samples would not vary. Equal answers are equal texts.
     """
     n, seed = results.profile.evaluation.samples, results.profile.evaluation.seed
-    form = results.profile.model.answer
     k = max(min(3, n), n // 4)
     rows, boxed = [], results.profile.model.boxed
     groups = saved_samples(results, methods).groupby(

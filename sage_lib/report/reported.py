@@ -37,33 +37,6 @@ def as_printed(table: str) -> pd.DataFrame:
     return _read(table)
 
 
-def means(table: str | None, dataset: str = "Avg") -> pd.DataFrame:
-    """Return the printed means of one data set: a row each, a column "paper's METRIC" each.
-
-    Args:
-        table: as in :func:`read_table`; None gives no rows.
-        dataset: of the table; where it prints no such row, its only data set.
-    """
-    if table is None:
-        return pd.DataFrame(index=pd.Index([], name="row"))
-    printed = read_table(table)
-    if dataset not in set(printed["dataset"]):
-        [dataset] = set(printed["dataset"])
-    printed = printed[printed["dataset"] == dataset]
-    return printed.pivot(index="row", columns="metric", values="mean").add_prefix("paper's ")
-
-
-def by_data_set(table: str | None) -> pd.DataFrame:
-    """Return a printed table as "mean ± std": a row each, columns (metric, data set)."""
-    if table is None:
-        return pd.DataFrame()
-    printed = as_printed(table)
-    spread = (" ± " + printed["std"]).where(printed["std"] != "", "")
-    cells = printed.assign(cell=printed["mean"] + spread)
-    shown = cells.pivot(index="row", columns=["metric", "dataset"], values="cell")
-    return shown.reindex(dict.fromkeys(printed["row"]))
-
-
 def fidelity() -> pd.DataFrame:
     """Return each setting in the paper, in the authors' code and here, as text.
 

@@ -1,5 +1,9 @@
 """The only prompt definition, for training and evaluation alike: system prompt, markers and chat
-template of Appendix E.4."""
+template of Appendix E.4, and templates that take their place."""
+
+import json
+
+from sage_lib.errors import SageError
 
 WORK_START, WORK_END = "<start_working_out>", "<end_working_out>"
 SOLUTION_START, SOLUTION_END = "<SOLUTION>", "</SOLUTION>"
@@ -28,6 +32,41 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '" + WORK_START + "' }}{%- endif -%}"
 )
+
+
+def chat_template(prompt: str, of_model: str | None) -> str:
+    """Return a chat template for :func:`messages`.
+
+    Args:
+        prompt: "paper" is the paper's. "system" is ``of_model``. "model" is ``of_model`` without
+            the paper's system prompt. All else is a text with {question}.
+        of_model: the chat template that comes with the model.
+
+    Returns:
+        A template in Jinja. SageError where the model has none, and for another text.
+    """
+    if prompt == "paper":
+        return CHAT_TEMPLATE
+    if prompt in ("system", "model") and not of_model:
+        raise SageError("the model's tokenizer has no chat template: give a text with {question}")
+    if prompt == "system":
+        return str(of_model)
+    if prompt == "model":
+        is_paper = f"messages[0]['content'] == {json.dumps(SYSTEM_PROMPT)}"
+        return (
+            f"{{%- if {is_paper} -%}}{{%- set messages = messages[1:] -%}}{{%- endif -%}}{of_model}"
+        )
+    before, marker, after = prompt.partition("{question}")
+    if not marker:
+        raise SageError(
+            f"the prompt {prompt!r:.60} is none of paper, system and model, and has no {{question}}"
+        )
+    return (
+        "{%- for turn in messages -%}{%- if turn['role'] == 'user' -%}{{ "
+        f"{json.dumps(before)} + turn['content'] + {json.dumps(after)}"
+        " }}{%- elif turn['role'] == 'assistant' -%}{{ turn['content'] + eos_token }}"
+        "{%- endif -%}{%- endfor -%}"
+    )
 
 
 def messages(question: str) -> list[dict[str, str]]:

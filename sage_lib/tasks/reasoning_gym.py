@@ -127,9 +127,9 @@ class ReasoningGym(Task):
             yield example
 
     @staticmethod
-    def last_answer(text: str, form: verifiers.AnswerForm = "markers") -> str | None:
+    def last_answer(text: str) -> str | None:
         """Return the last answer with its lines: many of these data sets ask for a grid."""
-        return verifiers.answer_in(text, form, lines=True)
+        return verifiers.last_answer(text, lines=True)
 
     @classmethod
     def is_correct(cls, problem: Problem, answer: str | None) -> bool:

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from sage_lib.errors import SageError
 from sage_lib.tasks import verifier as verifiers
 from sage_lib.tasks.problem import Demonstration, Problem
-from sage_lib.tasks.verifier import AnswerForm, Verifier
+from sage_lib.tasks.verifier import Verifier
 
 #: How pydantic checks settings: it converts nothing, and takes nothing unknown.
 STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -158,9 +158,9 @@ class Task(ABC):
     # -- completions of problems -------------------------------------------------------------------
 
     @staticmethod
-    def last_answer(text: str, form: AnswerForm = "markers") -> str | None:
-        """Return the answer in a completion, None where it has none; ``form``: where it stands."""
-        return verifiers.answer_in(text, form)
+    def last_answer(text: str) -> str | None:
+        """Return the answer in a completion, None where it has none."""
+        return verifiers.last_answer(text)
 
     @classmethod
     def is_correct(cls, problem: Problem, answer: str | None) -> bool | None:

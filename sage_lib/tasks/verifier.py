@@ -20,7 +20,7 @@ from concurrent.futures import TimeoutError as PairTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -44,8 +44,6 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _FIRST_SEEN: set[bool] = set()
 
 Pair = tuple[str, str]  # a gold answer and an answer
-#: Where an answer stands: between the solution markers, in \boxed{...}, or in the later of both.
-AnswerForm = Literal["markers", "boxed", "any"]
 
 
 @dataclass(frozen=True)
@@ -75,20 +73,6 @@ def last_answer(text: str, boxed: bool = False, lines: bool = False) -> str | No
         return None
     answer = text[opening + len(SOLUTION_START) :].partition(SOLUTION_END)[0]
     return answer.strip() if lines else " ".join(answer.split()).removesuffix(".").rstrip()
-
-
-def answer_in(text: str, form: AnswerForm, lines: bool = False) -> str | None:
-    r"""Return the last answer of a completion, None where there is none.
-
-    Args:
-        text: the completion.
-        form: "markers" or "boxed". "any": whichever stands last, as some models write both.
-        lines: as in :func:`last_answer`.
-    """
-    boxed_last = text.rfind(r"\boxed{") > text.rfind(SOLUTION_END)
-    boxes = (boxed_last, not boxed_last) if form == "any" else (form == "boxed",)
-    answers = (last_answer(text, boxed, lines) for boxed in boxes)
-    return next((answer for answer in answers if answer is not None), None)
 
 
 def last_boxed(text: str) -> str | None:

@@ -21,8 +21,7 @@ from sage_lib.theory.tree import Edge, Tree
 class Example:
     """Eq. 33-34 with chosen numbers: two correct completions, and everything wrong as a third.
 
-    The wrong completion, which is not in the paper's prose, is absent where common + rare is 1. All
-    conditions hold in both cases.
+    The wrong completion, which is not in the paper's prose, is absent where common + rare is 1.
     """
 
     common: float = 0.9  # pi_ref of the common and of the rare completion

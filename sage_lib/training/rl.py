@@ -29,7 +29,7 @@ from sage_lib.tasks import prompts
 from sage_lib.tasks.judging import digest, judge, require_golds, require_steps
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
-from sage_lib.tasks.verifier import AnswerForm, Verifier
+from sage_lib.tasks.verifier import Verifier
 from sage_lib.training import rft
 from sage_lib.training.callbacks import Collapse, StepLog, arguments, exact_log, train_on
 from sage_lib.training.models import add_lora, load_model, merged
