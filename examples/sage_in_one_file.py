@@ -1,12 +1,14 @@
-"""SAGE in one file: GRPO whose KL is taken to q times the reference, with torch and transformers.
+"""SAGE in one file: GRPO with a guided KL, with torch and transformers alone.
+
+GRPO draws several completions of a prompt, rewards them, and makes those above their group's mean
+more likely. A KL term, weighted by beta, keeps the policy near the reference: the model at the
+start. SAGE multiplies the probabilities of the reference by a guide q, one number for each token.
 
     python examples/sage_in_one_file.py                      a random model learns to copy a digit
     python examples/sage_in_one_file.py FOLDER PROBLEMS      a model, and lines {"prompt", "answer"}
 
-Equations are those of the paper, arXiv 2605.18864. A test of this project holds that losses and
-weights of three steps are those of SageTrainer (docs/own_code.md), which has the rest: LoRA,
-several GPUs, vLLM, resuming, checks. Here each batch is used for one update. So the importance
-ratio is 1, and GRPO's clip never acts.
+Equations are of the paper, arXiv 2605.18864. A test holds that losses and weights of three steps
+are those of SageTrainer (docs/own_code.md). Each batch has one update: the importance ratio is 1.
 """
 
 import copy
@@ -26,7 +28,7 @@ class Settings:
     steps: int = 200
     prompts: int = 8  # of a step
     completions: int = 8  # of a prompt: a group
-    longest: int = 2  # completion, tokens
+    longest: int = 2  # tokens of a completion, at most
     learning_rate: float = 3e-3  # at the first step; it falls to 0 in a line
     temperature: float = 1.0
     beta: float = 0.05  # weight of the KL
@@ -48,9 +50,8 @@ class Batch:
 
 
 def _text(tokenizer, prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    options = {"add_generation_prompt": True, "tokenize": False}
+    return prompt if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt, **options)
 
 
 @torch.no_grad()
@@ -70,8 +71,8 @@ def sample(model, tokenizer, prompts: Sequence, settings: Settings) -> Batch:
         eos_token_id=tokenizer.eos_token_id,
     )
     drawn = ids[:, read["input_ids"].shape[1] :]
-    ended = (drawn == tokenizer.eos_token_id).cumsum(1)
-    mask = (ended - (drawn == tokenizer.eos_token_id).long() == 0).long()
+    is_end = (drawn == tokenizer.eos_token_id).long()
+    mask = (is_end.cumsum(1) - is_end == 0).long()  # no end before: the first end itself counts
     attention = torch.cat([read["attention_mask"], mask], 1)
     return Batch(ids, attention, mask, tokenizer.batch_decode(drawn, skip_special_tokens=True))
 
@@ -80,6 +81,7 @@ def sample(model, tokenizer, prompts: Sequence, settings: Settings) -> Batch:
 
 
 def exact_match(text: str, answer: str) -> float:
+    """1 if the whole completion is the answer. For a model that explains, write another."""
     return float(text.strip() == answer)
 
 
@@ -87,7 +89,7 @@ def advantages(rewards: torch.Tensor, size: int) -> torch.Tensor:
     """Rewards of groups of ``size``, standardised within their group: shape (batch,)."""
     groups = rewards.view(-1, size)
     centred = groups - groups.mean(1, keepdim=True)
-    return (centred / (groups.std(1, keepdim=True) + 1e-4)).flatten()
+    return (centred / (groups.std(1, keepdim=True) + 1e-4)).flatten()  # 0 where all are equal
 
 
 # -- 3. the guide and the loss ---------------------------------------------------------------------
@@ -99,13 +101,13 @@ def log_probabilities(model, batch: Batch, temperature: float) -> tuple[torch.Te
     positions = (batch.attention.cumsum(1) - 1).clamp(min=0)
     read = {"attention_mask": batch.attention, "position_ids": positions}
     logits = model(batch.ids, **read, logits_to_keep=time + 1).logits[:, :-1]
-    every = (logits / temperature).log_softmax(-1)
-    drawn = every.gather(-1, batch.ids[:, -time:].unsqueeze(-1)).squeeze(-1)
-    return drawn, -(every.exp() * every).sum(-1)
+    log_pi = (logits / temperature).log_softmax(-1)  # of all tokens of the vocabulary
+    drawn = log_pi.gather(-1, batch.ids[:, -time:].unsqueeze(-1)).squeeze(-1)
+    return drawn, -(log_pi.exp() * log_pi).sum(-1)
 
 
 def branch(entropies: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Eq. 11: q is above 1 where the policy is unsure."""
+    """Eq. 11: q is above 1 where the policy is unsure, at ratio 0.3 from 1.2 nats on."""
     q = 1 + settings.ratio * (entropies - settings.threshold).clamp(min=0)
     return q.clamp(settings.low, settings.high)
 
@@ -120,11 +122,10 @@ def sage_loss(
 ) -> torch.Tensor:
     """GRPO's loss with the KL to q times the reference (eq. 3 and 38), a mean over completions.
 
-    ``logps`` alone has a gradient. All are of shape (batch, time), ``advantage`` is (batch,).
-    """
+    ``logps`` alone has a gradient. Shapes: (batch, time), and (batch,) of ``advantage``."""
     importance = (logps - logps.detach()).exp()  # 1, with the gradient of log pi
     difference = reference + q.log() - logps
-    k3 = difference.exp() - difference - 1
+    k3 = difference.exp() - difference - 1  # at least 0: an estimate of the KL from one token
     per_token = -importance * advantage.unsqueeze(1) + beta * k3
     return ((per_token * mask).sum(1) / mask.sum(1)).mean()
 
@@ -145,8 +146,8 @@ def train(
     falling = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / settings.steps)
     log = []
     for _, problems in zip(range(settings.steps), batches, strict=False):
-        batch = sample(model, tokenizer, [one["prompt"] for one in problems], settings)
-        answers = [one["answer"] for one in problems for _ in range(settings.completions)]
+        batch = sample(model, tokenizer, [problem["prompt"] for problem in problems], settings)
+        answers = [problem["answer"] for problem in problems for _ in range(settings.completions)]
         scored = [reward(*pair) for pair in zip(batch.texts, answers, strict=True)]
         rewards = torch.tensor(scored, device=model.device)
         logps, entropies = log_probabilities(model, batch, settings.temperature)
@@ -181,15 +182,15 @@ def copying():
 
 def main(words: Sequence[str]) -> None:
     if words:
-        folder, file = words
+        folder, file = words  # of a model, and .jsonl
         model = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
         problems = [json.loads(line) for line in Path(file).read_text().splitlines()]
         settings = Settings(longest=256, learning_rate=1e-6)
     else:
         (model, tokenizer, problems), settings = copying(), Settings()
-    order = (torch.randint(len(problems), (settings.prompts,)).tolist() for _ in iter(int, 1))
-    batches = ([problems[i] for i in chosen] for chosen in order)
+    draws = (torch.randint(len(problems), (settings.prompts,)) for _ in range(settings.steps))
+    batches = ([problems[place] for place in draw.tolist()] for draw in draws)
     for step, row in enumerate(train(model, tokenizer, batches, settings), 1):
         if step % 20 == 0:
             print(step, *(f"{name} {value:.3f}" for name, value in row.items()))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sage_lib.theory.solutions import tilted as tilted
     from sage_lib.theory.tree import Tree as Tree
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: The module of each public name.
 _HOMES = {

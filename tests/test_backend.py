@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from sage_lib.algorithm import unsloth_first
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
 from sage_lib.experiment.profile import load_profile
+from sage_lib.paths import ROOT
 from sage_lib.pipeline import stages
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
@@ -149,3 +151,20 @@ def test_what_make_test_gpu_starts_runs_here_too(backend):
     said = json.loads(done.stdout.strip().splitlines()[-1].removeprefix("SAID "))
     assert said["first"]["found"] == pytest.approx(said["first"]["expected"], abs=1e-4)
     assert said["first"]["padding"] > 0 and len(said["runs"]) == 6
+
+
+def test_an_unsloth_that_cannot_be_imported_is_one_sentence(tmp_path):
+    """What an adopter met: 'NoneType' object has no attribute 'apply', from deep within."""
+    (tmp_path / "unsloth.py").write_text("None.apply\n")
+    code = "from sage_lib.algorithm import unsloth_first as first\n"
+    code += "first.is_needed = lambda: True\nimport sage_lib.algorithm.backend\n"
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("sage_lib.errors.SageError: Unsloth is needed here and cannot be import")
+    assert "no attribute 'apply'" in last and "trl 1.16 or newer" in last

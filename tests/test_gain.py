@@ -1,6 +1,8 @@
 """What guides would do, from samples: against the exact log rho of random trees, and bad input."""
 
 import argparse
+import functools
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -9,14 +11,18 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
 from sage_lib.errors import SageError
-from sage_lib.evaluation import sampled_gain
+from sage_lib.evaluation import sample_files, sampled_gain
+from sage_lib.evaluation.sample_texts import Sample
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_json, write_json
-from sage_lib.pipeline import guide_gain
+from sage_lib.pipeline import cli, guide_gain
+from sage_lib.policy import loading
+from sage_lib.tasks import prompts
 from sage_lib.theory import optimum
 from sage_lib.theory.tree import random_tree
 
@@ -40,10 +46,9 @@ def drawn_from(seed, number):
         states = [tokens[:t] for t in range(len(tokens))]
         pairs = zip(states, tokens, strict=True)
         logps = np.array([of_edge[pair] for pair in pairs])
-        rows.append(
-            (str(seed), float(right[place]), np.array([of_state[s] for s in states]), logps)
-        )
-    return pd.DataFrame(rows, columns=["problem", "right", "entropies", "logps"]), exact
+        entropies = np.array([of_state[s] for s in states])
+        rows.append((str(seed), float(right[place]), entropies, logps, range(len(tokens))))
+    return pd.DataFrame(rows, columns=["problem", "right", "entropies", "logps", "ids"]), exact
 
 
 def test_shifted_data_sets_are_left_out(monkeypatch):
@@ -54,7 +59,7 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
     kept = [f"{p.dataset}/{p.id}" for p in asked if p.dataset not in shifted]
     assert shifted and kept and len(kept) < len(asked)
 
-    def count_correct(sampled, rows, verifier):
+    def count_correct(sampled, rows, verifier, boxed):
         for row in rows:
             row["correct"] = [True]
 
@@ -65,7 +70,7 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
         ]
 
     tokenizer = SimpleNamespace(eos_token_id=0, pad_token_id=0)
-    rows = [{"ids": [[5, 6]], "finished": [True]} for _ in asked]
+    rows = [{"ids": [[5, 6]], "finished": [True], "completions": ["text"]} for _ in asked]
     monkeypatch.setattr(sampled_gain, "collect", lambda *_: rows)
     monkeypatch.setattr(sampled_gain, "count_correct", count_correct)
     monkeypatch.setattr(sampled_gain, "signals", signals)
@@ -129,7 +134,7 @@ def test_guides_take_their_thresholds_from_the_samples():
     for name, shares in sampled_gain.QUANTILES.items():
         if name in found:
             low, high = np.quantile(tokens, shares)
-            q = sampled_gain.q_of(found[name], [low, high], [-1.0, -1.0], torch.Generator())
+            q = sampled_gain.q_of(found[name], [low, high], [-1.0, -1.0], torch.Generator(), [0, 0])
             assert q == pytest.approx([1.0, 1.4])
 
 
@@ -137,6 +142,7 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
     (tmp_path / "asked.csv").write_text("problem,gold\n1+1?,2\n")
     given = {"model": "some/model", "data": str(tmp_path / "asked.csv"), "out": tmp_path / "out"}
     given |= {"question": "problem", "gold": "gold", "problems": None, "tokens": 64}
+    given["template"] = None
     profile = load_profile(guide_gain.of_model(argparse.Namespace(**given)))
     assert profile.model.name == "some/model" and not profile.methods and not profile.rl
     assert [run.name for run in runs.every_run(profile)] == ["sft", "eval-sft"]
@@ -160,6 +166,7 @@ def test_samples_of_other_weights_are_not_kept(tiny_model, tmp_path):
     data = tmp_path / "asked.csv"
     data.write_text("question,answer\n1+1?,2\n")
     given = {"data": str(data), "question": "question", "gold": "answer", "problems": None}
+    given["template"] = None
 
     def fingerprints(folder):
         options = argparse.Namespace(**given, model=str(folder), tokens=64, out=tmp_path / "out")
@@ -189,10 +196,171 @@ def test_samples_of_other_weights_are_not_kept(tiny_model, tmp_path):
     assert not set(before) & set(fingerprints(model))
 
 
-def test_options_that_cannot_work_are_refused_before_anything_is_drawn():
-    for given, words in (
-        ({"beta": 0.0, "data": None, "model": None}, "beta must be positive"),
-        ({"beta": None, "data": "mine.jsonl", "model": None}, "--data goes with --model"),
+def refused(words):
+    """The sentence by which the command refuses its words."""
+    with pytest.raises(SystemExit) as error:
+        cli.main(["guide-gain", *words])
+    return str(error.value)
+
+
+def test_options_that_cannot_work_are_refused_before_anything_is_drawn(tmp_path):
+    (tmp_path / "t.txt").write_text("no place")
+    data = ["--data", str(tmp_path / "t.txt"), "--model", str(tmp_path)]
+    for words, sentence in (
+        (["--beta", "0"], "beta must be positive"),
+        (["--data", "mine.jsonl"], "--data goes with --model"),
+        (["--samples", "mine.jsonl"], "--samples FILE go with --model"),
+        (["--template", "model"], "go with --model"),
+        ([*data, "--template", str(tmp_path / "t.txt")], "a text file with {question}"),
+        (["--judge", "nowhere:judge"], "is code that it runs"),
+        (["--guide", "nowhere:Guide"], "is code that it runs"),
+        (["--guide", "{name: random, hihg: 1}"], "hihg"),
     ):
-        with pytest.raises(SageError, match=words):
-            guide_gain.run_guide_gain(argparse.Namespace(**given))
+        assert sentence in refused(words)
+
+
+# --- samples that exist ---------------------------------------------------------------------------
+
+MODULE = """
+import torch
+
+def judge(gold, text):
+    return gold in text.split()
+
+class Pairs:
+    def __init__(self, share=0.5):
+        self.share = share
+
+    def __call__(self, inputs):
+        return torch.where(inputs.ids % 2 == 0, 1 + self.share, 1.0)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "mine_of_gain.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SAGE_TRUST", "mine_of_gain:judge,mine_of_gain:Pairs")
+
+
+def trl_file(folder, verdicts):
+    """TRL's completions of two prompts, four of each."""
+    prompts = ["3 + 4 =", "5 - 2 ="] * 4
+    table = {"step": [1] * 8, "prompt": prompts, "completion": [f"{n} , 1" for n in range(8)]}
+    table |= {"accuracy": verdicts, "advantage": [0.0] * 8}
+    pd.DataFrame(table).to_parquet(folder / "completions_1.parquet")
+    return str(folder / "completions_1.parquet")
+
+
+def test_samples_of_a_file_are_scored_by_the_model(tiny_model, tmp_path, module, capsys):
+    """log q of a guide of the ids against the ids of a second tokenisation, and log rho by hand."""
+    file = trl_file(tmp_path, [1.0, 0, 0, 1, 0, 1, 1, 0])
+    words = ["--model", str(tiny_model), "--samples", file, "--out", str(tmp_path / "out")]
+    words += ["--guide", "{name: mine_of_gain:Pairs, share: 1.0}"]
+    cli.main(["guide-gain", *words])
+    printed = capsys.readouterr().out
+    assert "TRL's completions, 8 samples, 0 unreadable lines" in printed
+    assert "is not tested" in printed and "predict" not in printed
+    table = pd.read_csv(tmp_path / "out" / "guide_gain.csv").set_index("guide")
+    assert table.loc["Branch, 1.2 nats", ["threshold", "ratio"]].tolist() == [1.2, 0.3]
+    assert table.loc["Random", ["threshold", "ratio"]].isna().all()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    ids = [tokenizer(f"{n} , 1")["input_ids"] for n in range(8)]
+    q = np.array([2.0 ** sum(token % 2 == 0 for token in of) for of in ids])
+    right = np.array([1, 0, 0, 1, 0, 1, 1, 0])
+    rho = [
+        np.log(q[p::2][right[p::2] == 1].mean() / q[p::2][right[p::2] == 0].mean()) for p in (0, 1)
+    ]
+    assert len(set(q)) > 1
+    mine = table.loc["{name: mine_of_gain:Pairs, share: 1.0}"]
+    assert mine["log rho"] == pytest.approx(np.mean(rho), abs=1e-5)
+    assert mine["acted"] == pytest.approx(
+        np.mean([token % 2 == 0 for of in ids for token in of]), abs=1e-5
+    )
+
+
+def test_entropies_of_texts_are_those_of_the_whole_conversation(tiny_model, tmp_path):
+    """One forward pass of transformers over prompt and completion is the second source."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    texts = [Sample("a", "3 + 4 =", text, "", True) for text in ("7", "7 , 1 , 2")]
+    scored = sampled_gain.score_texts(str(tiny_model), texts)
+    turns = [{"role": "user", "content": "3 + 4 ="}]
+    told = sampled_gain.score_texts(str(tiny_model), [texts[0]._replace(prompt=turns)])
+    start = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    for prompt, row in (
+        (tokenizer("3 + 4 =")["input_ids"], scored.iloc[1]),
+        (start, told.iloc[0]),
+    ):
+        ids = tokenizer(row["completion"])["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        log_p = logits.double().log_softmax(-1)
+        assert row["ids"] == ids
+        assert np.allclose(row["entropies"], -(log_p.exp() * log_p).sum(-1), atol=1e-5)
+        assert np.allclose(row["logps"], log_p[range(len(ids)), ids], atol=1e-5)
+    short = short_model(tiny_model, tmp_path)
+    with pytest.raises(SageError, match="the model reads 64: leave this problem out"):
+        sampled_gain.score_texts(short, [texts[0]._replace(completion="1 " * 200)])
+
+
+def short_model(model, folder, room=64):
+    shutil.copytree(model, folder / "short")
+    settings = read_json(folder / "short" / "config.json")
+    write_json(folder / "short" / "config.json", {**settings, "max_position_embeddings": room})
+    return str(folder / "short")
+
+
+def test_where_nothing_is_right_a_sample_is_shown_and_all_are_kept(tiny_model, tmp_path, capsys):
+    file = trl_file(tmp_path, [0.0] * 8)
+    out = tmp_path / "out"
+    words = ["--model", str(tiny_model), "--samples", file, "--out", str(out)]
+    assert "0 problems have right and wrong samples" in refused(words)
+    assert len(pd.read_parquet(out / "samples.parquet")) == 8
+    printed = capsys.readouterr().out
+    assert "No sample is right. The first one:" in printed
+    assert "prompt: 3 + 4 =" in printed and "completion: 0 , 1" in printed
+
+
+def test_a_judge_reads_gold_and_text_in_the_place_of_the_files_verdicts(tmp_path, module):
+    rows = [{"prompt": "q", "completion": text, "answer": 7} for text in ("so 7", "17")]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    with pytest.raises(SageError, match="line 1 has no correct"):
+        sample_files.read_sample_file(path, gold="answer")
+    judge = functools.partial(guide_gain._judged, "mine_of_gain:judge")
+    samples = sample_files.read_sample_file(path, gold="answer", judge=judge).samples
+    assert [sample.is_correct for sample in samples] == [True, False]
+    assert samples[0][1:4] == ("q", "so 7", "7")
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_tokens_that_leave_no_room_are_refused(tiny_model, tmp_path):
+    (tmp_path / "asked.csv").write_text("question,answer\n3 + 4,7\n")
+    (tmp_path / "template.txt").write_text("Q: {question}")
+    words = ["--model", short_model(tiny_model, tmp_path), "--data", str(tmp_path / "asked.csv")]
+    words += ["--tokens", "62", "--out", str(tmp_path / "out")]
+    sentence = refused([*words, "--template", str(tmp_path / "template.txt")])
+    assert "--tokens 62 leaves no room: the longest prompt has" in sentence
+    assert "both have 64" in sentence
+
+
+def test_a_template_takes_the_place_of_the_papers_prompt(tiny_model):
+    def prompt(template):
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        tokenizer.chat_template = (
+            "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+        )
+        loading.with_prompt(tokenizer, template)
+        turns = prompts.messages("3 + 4")
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+    assert prompt("paper").startswith(prompts.SYSTEM_PROMPT)
+    assert prompt("system") == f"[system]{prompts.SYSTEM_PROMPT}[user]3 + 4"
+    assert prompt("model") == "[user]3 + 4"
+    assert prompt('Say "x"\n{question}\nA: ') == 'Say "x"\n3 + 4\nA: '
+    with pytest.raises(SageError, match=r"has no \{question\}"):
+        prompt("nothing")

@@ -124,7 +124,7 @@ def test_a_kept_adapter_is_the_merged_model(folder):
     for place in ("sft", f"rl/{kept.name}"):
         (moved / place).parent.mkdir(parents=True, exist_ok=True)
         (runs.paths.build(profile.name) / place).rename(moved / place)
-    model, _ = loading.load(profile, moved / f"rl/{kept.name}" / "model")
+    model, _ = loading.load(profile.model, moved / f"rl/{kept.name}" / "model")
     for place in ("sft", f"rl/{kept.name}"):
         (moved / place).rename(runs.paths.build(profile.name) / place)
     loaded = {name: value for name, value in model.state_dict().items() if name in saved}
@@ -189,7 +189,7 @@ def test_prompts_over_the_limit_are_left_out_and_counted(folder, capsys):
     short = load_profile(f"{file}+rl.max_completion_length=60")
     from sage_lib.training import rl
 
-    _, tokenizer = rl.loading.load(mine, run.model)
+    _, tokenizer = rl.loading.load(mine.model, run.model)
     with pytest.raises(SageError, match=r"no prompt of .* has at most 4 tokens"):
         rl.within_limit(short, short.rl, tokenizer)
 
@@ -257,4 +257,4 @@ def test_a_tokenizer_without_a_template_is_refused(tiny_model):
     tokenizer = tiny_qwen.load_tokenizer(tiny_model)
     tokenizer.chat_template = None
     with pytest.raises(SageError, match="has no chat template"):
-        loading.with_prompt(tokenizer, "model")
+        loading.with_prompt(tokenizer, "system")

@@ -220,3 +220,17 @@ def test_a_missing_package_is_told_before_sft(package, remedy, monkeypatch):
 def test_replay_under_unsloth_is_refused_before_sft(machine):
     with pytest.raises(SageError, match=r"replay watches every update.*compute.backend=trl"):
         plan.check(load_profile("paper+compute.backend=unsloth"), {"sft", "replay"})
+
+
+def test_a_dry_run_names_the_methods_of_the_profile_alone(tmp_path, monkeypatch):
+    """An adopter who trained two of smoke's methods read all of them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nextends: smoke\ndescription: two methods\ntrain: [grpo, rank]\n"
+        "methods: {rank: {label: Rank, guide: {name: token, weight: rank}}}\n"
+    )
+    table = plan.settings_table(load_profile("mine.yaml"))
+    named = {key.split(".")[1] for key in table["setting"] if key.startswith("methods.")}
+    assert named == {"grpo", "rank"} & named and "rank" in named
+    both = plan.settings_table(load_profile("operating_point"))["setting"]
+    assert any(key.startswith("methods.front.") for key in both), "varied methods have their key"

@@ -136,6 +136,18 @@ def test_the_rows_of_a_printed_table_that_is_measured_have_a_method_here():
         assert set(reported.read_table(table)["row"]) <= labels, table
 
 
+def test_every_notebook_of_an_item_has_a_place_for_it():
+    """Its text names the figure or the table: "Figure 3", "Figures 3b, 3c and 4a"."""
+    for item in reported.items().itertuples():
+        kind, number = item.item.split(" ", 1)
+        for start in item.notebooks.split():
+            [path] = (paths.ROOT / "notebooks").glob(f"{start}_*.ipynb")
+            cells = nbformat.read(path, as_version=4).cells
+            text = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
+            place = rf"\b{kind.removesuffix('s')}s?\b[\w\s,]*\b{re.escape(number)}\b"
+            assert re.search(place, text), f"{path.name} says nothing of {item.item}"
+
+
 def test_rounding_explains_every_average():
     assert all(mismatches(table) == set() for table in CELLS)
     found = {

@@ -251,7 +251,7 @@ def test_a_planted_wrong_completion_is_never_learned_from(
     run = runs.rl_run(profile, "rft_entropy", 3407)
     settings = profile.rft_of("rft_entropy")
     work = rft.Rounds(profile, run, settings, 3407)
-    model, tokenizer = loading.load(profile, base.model)
+    model, tokenizer = loading.load(profile.model, base.model)
     asked = rl_problems(profile)
 
     def planted(paths, posed, samples):

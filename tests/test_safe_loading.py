@@ -62,7 +62,7 @@ def test_no_loader_of_models_reads_pickled_weights(pickled, tmp_path):
         loading.starting_point(Model(str(pickled), 64, seed=0), tmp_path)
     profile = load_profile("smoke")
     with pytest.raises(OSError, match="safetensors"):
-        loading.load(profile, pickled)
+        loading.load(profile.model, pickled)
     for by_unsloth in (False, True):
         with pytest.raises(OSError, match="safetensors"):
             load_model(profile, pickled, True, False, by_unsloth=by_unsloth)
@@ -79,7 +79,7 @@ def test_code_beside_a_model_is_not_run(tiny_model, tmp_path, mark):
     (folder / "own.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
     profile = load_profile("smoke")
     models = [load_model(profile, folder, True, False, one)[0] for one in (False, True)]
-    for model in (loading.load(profile, folder)[0], *models):
+    for model in (loading.load(profile.model, folder)[0], *models):
         assert type(model).__name__ == "Qwen2ForCausalLM"
 
 

@@ -243,3 +243,133 @@ def test_the_standard_input_is_a_file(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     policy = read_policy("-")
     assert policy.label == "stdin" and policy.c.tolist() == [[2, 0]]
+
+
+# --- texts, which guide-gain reads ----------------------------------------------------------------
+
+
+def lines_with_texts():
+    """A wrong and a right sample of "a" in each format: its rows, as its source writes them."""
+    turn = [{"role": "user", "content": "a"}]
+    replies = [[{"role": "assistant", "content": text}] for text in ("no", "yes")]
+    both = list(zip((False, True), ("no", "yes"), replies, strict=True))
+    nodes = [[{"message": turn[0]}, {"message": reply[0]}] for reply in replies]
+    traces = [episode("a", right) for right, *_ in both]
+    for trace, of in zip(traces, nodes, strict=True):
+        trace["traces"][0]["nodes"] = of
+        trace["task"]["data"]["answer"] = "7"
+    harness = {"doc_id": 1, "doc": {}, "target": "7", "metrics": ["exact_match"]}
+    harness["arguments"] = {"gen_args_0": {"arg_0": "a", "arg_1": {}}}
+    doc = {"query": "a", "choices": ["7"], "gold_index": [0], "id": "1", "task_name": "t"}
+    yield (
+        "a sample a line",
+        [
+            {"prompt": "a", "completion": text, "correct": right, "answer": "7"}
+            for right, text, _ in both
+        ],
+    )
+    yield (
+        "limit-of-RLVR",
+        [
+            {
+                **{"idx": 1, "question": "a", "gt": "7", "code": ["no", "yes"]},
+                **{"pred": ["1", "7"], "score": [False, True]},
+            }
+        ],
+    )
+    yield "verifiers' traces", traces
+    yield (
+        "verifiers' results",
+        [
+            {
+                "example_id": 1,
+                "prompt": turn,
+                "completion": reply,
+                "reward": float(right),
+                "answer": 7,
+            }
+            for right, _, reply in both
+        ],
+    )
+    yield (
+        "verl's generations",
+        [
+            {"input": "a", "output": text, "gts": "7", "score": float(right)}
+            for right, text, _ in both
+        ],
+    )
+    yield (
+        "Inspect",
+        [
+            {
+                **{"id": 1, "epoch": epoch, "input": turn, "target": "7"},
+                "output": {"choices": [{"message": {"content": [{"type": "text", "text": text}]}}]},
+                "scores": {"match": {"value": "C" if right else "I"}},
+            }
+            for epoch, (right, text, _) in enumerate(both, 1)
+        ],
+    )
+    yield (
+        "lm-evaluation-harness",
+        [
+            {**harness, "resps": [[text]], "filtered_resps": [text], "exact_match": float(right)}
+            | {"doc_id": 1, "filter": "none", "doc_hash": f"{number}"}
+            for number, (right, text, _) in enumerate(both)
+        ],
+    )
+    yield (
+        "lighteval",
+        [
+            {
+                "doc": {**doc, "id": text},
+                "model_response": {"text": [text]},
+                "metric": {"em": right},
+            }
+            for right, text, _ in both
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "format, rows", list(lines_with_texts()), ids=lambda value: str(value)[:20]
+)
+def test_prompt_text_and_gold_of_each_format(tmp_path, format, rows):
+    path = write(tmp_path / "a.jsonl", rows)
+    read = sample_files.read_sample_file(path, gold="answer")
+    assert read.format == format and not read.unreadable
+    assert [(s.completion, s.gold, s.is_correct) for s in read.samples] == [
+        ("no", "7", False),
+        ("yes", "7", True),
+    ]
+    assert {str(s.prompt) for s in read.samples} <= {"a", "[{'role': 'user', 'content': 'a'}]"}
+    judged = sample_files.read_sample_file(path, gold="answer", judge=lambda g, t: t == "no")
+    assert [s.is_correct for s in judged.samples] == [True, False]
+
+
+def test_texts_that_a_file_lacks_are_named(tmp_path):
+    row = {"doc_id": 1, "arguments": {"gen_args_0": {"arg_0": "a"}}, "metrics": ["pass@1"]}
+    row |= {"resps": [["no", "yes"]], "filtered_resps": [["no", "yes"]], "pass@1": 0.5}
+    path = write(tmp_path / "repeats.jsonl", [row])
+    assert "line 1 has one verdict for 2 samples: name a judge" in failing(path, gold="answer")
+    judged = sample_files.read_sample_file(path, gold="answer", judge=lambda g, t: t == "yes")
+    assert [s.is_correct for s in judged.samples] == [False, True]
+    counts = write(tmp_path / "counts.jsonl", [{"id": 1, "c": 1, "n": 2}])
+    assert "line 1 has counts and no texts" in failing(counts, gold="answer")
+    bare = write(tmp_path / "bare.jsonl", [{"problem": "a", "correct": True}])
+    assert "line 1 has no text of its prompt and completion" in failing(bare, gold="answer")
+    traces = episode("a", 1)
+    reply = {"message": {"role": "assistant", "content": "x"}}
+    traces["traces"][0]["nodes"] = [{"message": {"role": "user", "content": "a"}}, reply, reply]
+    several = write(tmp_path / "several.jsonl", [traces])
+    assert "line 1 has several turns of the model" in failing(several, gold="answer")
+
+
+def test_an_archive_of_inspect_gives_its_texts(tmp_path):
+    """Its summaries have none: the samples beside them are read."""
+    [rows] = [rows for name, rows in lines_with_texts() if name == "Inspect"]
+    summaries = [{**row, "output": {}} for row in rows]
+    members = {"header.json": {"version": 2}, "summaries.json": summaries}
+    members |= {f"samples/1_epoch_{row['epoch']}.json": row for row in rows}
+    path = archive(tmp_path / "log.eval", members)
+    read = sample_files.read_sample_file(path, gold="answer")
+    assert [sample.completion for sample in read.samples] == ["no", "yes"]

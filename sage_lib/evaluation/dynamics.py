@@ -23,7 +23,7 @@ def measure_dynamics(profile: Profile, run: Run) -> dict:
     The run's files are tokens.csv and prompts.csv (docs/data_training.md).
     """
     drawer = groups.Drawer(profile, run)
-    base, _ = loading.load(profile, runs.sft_run(profile).model)
+    base, _ = loading.load(profile.model, runs.sft_run(profile).model)
     exploration = profile.exploration
     seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
     sizes = {"prompts": exploration.prompts, "completions": exploration.completions}

@@ -24,7 +24,7 @@ def measure_entropies(profile: Profile, run: Run) -> dict:
     policy = runs.finished(profile, run.policy)
     sizes = {"prompts": profile.evaluation.traced, "completions": COMPLETIONS}
     record = Record("entropies", profile.name, run.fingerprint, profile.rl["seed"], sizes)
-    model, tokenizer = loading.load(profile, policy.model)
+    model, tokenizer = loading.load(profile.model, policy.model)
     prompts = problems.rl_problems(profile)[: profile.evaluation.traced]
     distribution = summary(token_entropies(model, tokenizer, profile, prompts))
     write_json(run.measured / "entropy.json", distribution)

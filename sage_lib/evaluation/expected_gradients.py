@@ -73,8 +73,8 @@ def measure_effects(profile: Profile, run: Run) -> dict:
     sizes = {"prompts": PROMPTS, "batches": BATCHES, "completions": COMPLETIONS, "moved": MOVED}
     seed = profile.rl["seed"]
     record = Record("effects", profile.name, run.fingerprint, seed, sizes)
-    ref_model, tokenizer = loading.load(profile, base.model)
-    model, _ = loading.load(profile, base.model)
+    ref_model, tokenizer = loading.load(profile.model, base.model)
+    model, _ = loading.load(profile.model, base.model)
     _move(model, seed)
     guide = runs.guide_of(profile, profile.guide_choice("branch"))
     prompts = problems.rl_problems(profile)[:PROMPTS]

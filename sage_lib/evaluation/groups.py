@@ -39,7 +39,7 @@ class Drawer:
 
     def __init__(self, profile: Profile, run: Run):
         self.profile, self.policy = profile, runs.finished(profile, run.policy)
-        self.model, self.tokenizer = loading.load(profile, self.policy.model)
+        self.model, self.tokenizer = loading.load(profile.model, self.policy.model)
         self.verifier = Verifier(workers=profile.compute.threads)
 
     def draw(self, problem: Problem, count: int, seed: int, model: Any = None) -> Group:

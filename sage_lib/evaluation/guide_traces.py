@@ -35,7 +35,7 @@ def trace_guides(profile: Profile, run: Run) -> dict:
     seed, traced = profile.seeds[0] if run.seed is None else run.seed, profile.evaluation.traced
     sizes = {"method": run.method, "problems": traced, "completions": COMPLETIONS}
     record = Record("trace", profile.name, run.fingerprint, seed, sizes)
-    ref_model, _ = loading.load(profile, runs.sft_run(profile).model)
+    ref_model, _ = loading.load(profile.model, runs.sft_run(profile).model)
     guides = {name: runs.guide_of(profile, profile.guide_choice(name)) for name in runs.TRACED}
     run.samples.unlink(missing_ok=True)
     generator = torch.Generator().manual_seed(seed)

@@ -48,7 +48,7 @@ def measure_optimum(profile: Profile, run: Run) -> dict[str, Any]:
     listed = profile.evaluation.listed
     sizes = {"floor": FLOOR, "problems": listed, "draws": DRAWS, "betas": BETAS}
     record = Record("optimum", profile.name, run.fingerprint, profile.seeds[0], sizes)
-    model, tokenizer = loading.load(profile, policy.model)
+    model, tokenizer = loading.load(profile.model, policy.model)
     guides = guides_of(profile)
     in_average = problems.evaluation_problems(profile, ood=False, limit=listed)
     rows: list[tuple[Any, ...]] = []

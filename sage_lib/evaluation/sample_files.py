@@ -13,13 +13,14 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation.sample_lines import FORMATS, KNOWN, Line
+from sage_lib.evaluation.sample_texts import Sample, rows_of_samples, texts
 
 #: The file that stands for the standard input.
 STDIN = "-"
@@ -34,7 +35,8 @@ class SampleFile:
 
     counts: samples and right ones by seed (of training; -1 where the file has none) and problem.
     unreadable: number of the line, from 1, and why. metric: the one that was taken, "" where the
-    format has one alone. steps: of training. sha256: of the file.
+    format has one alone. steps: of training. sha256: of the file. samples: with their texts, where
+    those are asked for.
     """
 
     format: str
@@ -43,6 +45,7 @@ class SampleFile:
     unreadable: list[tuple[int, str]]
     steps: list[int]
     sha256: str
+    samples: list[Sample] = field(default_factory=list, repr=False)
 
 
 def read_sample_file(
@@ -51,6 +54,8 @@ def read_sample_file(
     metric: str | None = None,
     filter: str | None = None,
     threshold: float | None = None,
+    gold: str | None = None,
+    judge: Callable[[str, str], bool] | None = None,
 ) -> SampleFile:
     """The samples of one file, whatever its format.
 
@@ -60,6 +65,8 @@ def read_sample_file(
         metric: The verdict, where a file has several.
         filter: One of the filters of lm-evaluation-harness.
         threshold: A score of at least this is right; without it verdicts must be 0 or 1.
+        gold: Field of the gold answers, where the format has none. With it texts are read, too.
+        judge: Called with gold answer and completion in the place of the file's verdicts.
 
     Returns:
         Counts by seed and problem, and the lines that could not be read.
@@ -72,11 +79,15 @@ def read_sample_file(
     unreadable: list[tuple[int, str]] = []
     known: int | None = None
     try:
-        for place, raw in _rows(data, name, method):
+        for place, raw in _rows(data, name, method, gold is not None):
             try:
                 row = json.loads(raw) if isinstance(raw, bytes) else raw
                 known = _format(name, row, known)
-                lines.append((place, FORMATS[known][2](row, threshold)))
+                if gold is None:
+                    lines.append((place, FORMATS[known][2](row, threshold)))
+                else:
+                    of_row = _samples(known, row, threshold, gold, judge)
+                    lines += [(place, line) for line in of_row]
             except (ValueError, RecursionError) as error:
                 damaged = json.JSONDecodeError | UnicodeDecodeError | RecursionError
                 is_json = not isinstance(error, damaged)
@@ -88,11 +99,13 @@ def read_sample_file(
         raise SageError(f"{name} is in no known format ({first}): {KNOWN}")
     name_of_filter = _choice(name, "filter", (line.filter for _, line in lines), filter)
     filtered = [(place, line) for place, line in lines if line.filter == name_of_filter]
-    judge = _choice(name, "metric", _metrics([line for _, line in filtered], metric), metric)
+    metrics = _metrics([line for _, line in filtered], metric)
+    verdict_name = _choice(name, "metric", metrics, None if judge else metric)
+    samples = list[Sample]()
     counts: dict[tuple[int, str], tuple[int, int]] = {}
     seen: dict[tuple[int, str, int | None], int] = {}
     for place, line in filtered:
-        verdict = line.verdicts.get(judge, f"has no {judge}")
+        verdict = line.verdicts.get(verdict_name, f"has no {verdict_name}")
         before = place
         if not line.is_sample or line.number is not None:
             before = seen.setdefault((line.seed, line.problem, line.number), place)
@@ -104,13 +117,36 @@ def read_sample_file(
             key = (line.seed, line.problem)
             n, c = counts.get(key, (0, 0))
             counts[key] = (n + verdict[1], c + verdict[0])
+            if line.sample:
+                samples.append(line.sample._replace(is_correct=verdict[0] == 1))
     unreadable.sort()
     if not counts:
         first = "line {} {}".format(*unreadable[0])
         raise SageError(f"{name} has no line that can be read: {first}")
     steps = sorted({line.step for _, line in filtered if line.step is not None})
     sha256 = hashlib.sha256(data).hexdigest()
-    return SampleFile(FORMATS[known][0], judge, counts, unreadable, steps, sha256)
+    format = FORMATS[known][0]
+    return SampleFile(format, verdict_name, counts, unreadable, steps, sha256, samples)
+
+
+def _samples(
+    known: int,
+    row: dict[str, Any],
+    threshold: float | None,
+    gold: str,
+    judge: Callable[[str, str], bool] | None,
+) -> Iterator[Line]:
+    """Yield a line for each sample of a row, with its texts and the judge's verdict, if any."""
+    format, _, reader = FORMATS[known]
+    if format == "counts":
+        raise ValueError("has counts and no texts")
+    for part in rows_of_samples(format, row, judge is not None):
+        line = reader(part, threshold)
+        sample = Sample(line.problem, *texts(format, part, gold))
+        if judge is not None:
+            verdict = int(judge(sample.gold, sample.completion)), 1
+            line = replace(line, verdicts={"": verdict})
+        yield replace(line, sample=sample)
 
 
 def _bytes(path: Path) -> bytes:
@@ -132,15 +168,17 @@ def _damaged(name: str, error: Exception) -> SageError:
     return SageError(f"{name} cannot be read ({said}): copy it again")
 
 
-def _rows(data: bytes, name: str, method: str | None) -> Iterator[tuple[int, Any]]:
+def _rows(
+    data: bytes, name: str, method: str | None, with_texts: bool
+) -> Iterator[tuple[int, Any]]:
     """Number and content of each line (bytes), or row of a table or log (a dict)."""
     if data.startswith(_PARQUET):
-        yield from enumerate(_table(data, name, method), 1)
+        yield from enumerate(_table(data, name, method, with_texts), 1)
         return
     if method is not None:
         raise SageError(f"{name} has no methods: leave out :{method}")
     if data.startswith(_ZIP):
-        yield from enumerate(_inspect_archive(data, name), 1)
+        yield from enumerate(_inspect_archive(data, name, with_texts), 1)
         return
     if data.startswith(_GZIP):
         data = gzip.decompress(data)
@@ -152,7 +190,7 @@ def _rows(data: bytes, name: str, method: str | None) -> Iterator[tuple[int, Any
             yield place, line
 
 
-def _table(data: bytes, name: str, method: str | None) -> list[dict[str, Any]]:
+def _table(data: bytes, name: str, method: str | None, with_texts: bool) -> list[dict[str, Any]]:
     """The rows of a Parquet file, of one method where it has several."""
     # Most files are no tables, and this library takes a while to load.
     import pyarrow as pa
@@ -169,7 +207,9 @@ def _table(data: bytes, name: str, method: str | None) -> list[dict[str, Any]]:
             {"completion"} if {"step", "advantage"} <= fields else set()
         )
         wanted = [column for column in file.schema_arrow.names if column not in unused]
-        if {"doc", "metric"} <= fields:
+        if with_texts:
+            wanted = file.schema_arrow.names
+        elif {"doc", "metric"} <= fields:
             wanted = ["doc.id", "doc.task_name", "doc.query", "model_response.text", "metric"]
         table = file.read(columns=wanted)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -203,13 +243,14 @@ def _inspect_log(data: bytes, name: str) -> list[Any] | None:
     return samples if isinstance(samples, list) else None
 
 
-def _inspect_archive(data: bytes, name: str) -> list[Any]:
-    """The samples of an Inspect ``.eval``: its summaries, or each sample of a run that was cut."""
+def _inspect_archive(data: bytes, name: str, with_texts: bool) -> list[Any]:
+    """The samples of an Inspect ``.eval``: its summaries, or each sample of a run that was cut, or
+    whose texts are needed."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     names = archive.namelist()
     if not any(member in names for member in ("header.json", "_journal/start.json")):
         raise SageError(f"{name} is in no known format (a ZIP archive without a header): {KNOWN}")
-    if "summaries.json" in names:
+    if "summaries.json" in names and not with_texts:
         return list(json.loads(_member(data, archive, "summaries.json")))
     members = [
         member for member in names if member.startswith("samples/") and member.endswith(".json")

@@ -33,8 +33,9 @@ Reader = Callable[[Row, float | None], "Line"]
 
 @dataclass(frozen=True)
 class Line:
-    """One line. found: by metric. number: of the sample, where lines are numbered. is_sample: other
-    lines of the same problem are other samples, and no repetition. step: of training."""
+    """One line. verdicts: by metric. number: of the sample, where lines are numbered. is_sample:
+    other lines of the same problem are other samples, and no repetition. step: of training. sample:
+    its texts, a :class:`sample_texts.Sample`, where they are read."""
 
     problem: str
     verdicts: dict[str, Found]
@@ -43,6 +44,7 @@ class Line:
     number: int | None = None
     is_sample: bool = False
     step: int | None = None
+    sample: Any = None
 
 
 def field(row: Row, name: str, kind: type | tuple[type, ...]) -> Any:
@@ -123,7 +125,10 @@ def _own_row(row: Row, threshold: float | None) -> Line:
         raise ValueError(f"has a {key} that is a {type(problem).__name__}: give a text or a number")
     set_of = f"{field(row, 'dataset', str)}/" if "dataset" in row else ""
     number = field(row, "number", int) if row.get("number") is not None else None
-    verdicts = {"": _one(row["correct"], "correct", threshold)}
+    verdict: Found = "has no correct"  # which a judge may say
+    if "correct" in row:
+        verdict = _one(row["correct"], "correct", threshold)
+    verdicts = {"": verdict}
     return Line(f"{set_of}{problem}", verdicts, "", _seed(row), number, is_sample=True)
 
 
@@ -336,6 +341,7 @@ FORMATS: list[tuple[str, set[str], Reader]] = [
     ("a sample a line", {"problem", "correct"}, _own_row),
     ("a sample a line", {"id", "correct"}, _own_row),
     ("a sample a line", {"prompt", "correct"}, _own_row),
+    ("a sample a line", {"prompt", "completion"}, _own_row),
 ]
 #: What a file may be, for a message.
 KNOWN = (

@@ -4,7 +4,7 @@ At the optimum of eq. 4 a guide adds log rho to the log-odds of a right completi
 (theory.optimum).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,19 @@ import pandas as pd
 import torch
 from scipy.stats import t
 
-from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs, RandomGuide, TokenGuide
+from sage_lib.algorithm.guides import (
+    BranchGuide,
+    Guide,
+    GuideInputs,
+    RandomGuide,
+    TokenGuide,
+    check_q,
+)
 from sage_lib.errors import SageError
 from sage_lib.evaluation.evaluate import count_correct
+from sage_lib.evaluation.sample_texts import Sample
 from sage_lib.experiment import problems
-from sage_lib.experiment.profile import Profile
+from sage_lib.experiment.profile import Model, Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.policy import loading
 from sage_lib.policy.sampling import collect
@@ -28,24 +36,39 @@ from sage_lib.theory.optimum import guide_gain, success
 QUANTILES = {"Branch, 90 % to 99.9 %": (0.9, 0.999), "Branch, 80 % to 90 %": (0.8, 0.9)}
 COLUMNS = ["guide", "log rho", "low", "high", "helps", "problems", "acted", "of the reward"]
 COLUMNS += ["pass@1", "needed", "if shuffled"]
+#: Columns of :func:`scored_samples`.
+SCORED = ["problem", "right", "prompt", "gold", "completion", "ids", "entropies", "logps"]
+#: Says of a gold answer and a completion whether the latter is right.
+Judge = Callable[[str, str], bool]
 #: Permutations of the q of each problem's samples, over which "if shuffled" is a mean.
 SHUFFLES = 1000
 NO_OPTIMUM = "beta must be positive, not {}: without a KL term there is no optimum"
 
 
-def scored_samples(profile: Profile, run: Run) -> pd.DataFrame:
+def scored_samples(profile: Profile, run: Run, judge: Judge | None = None) -> pd.DataFrame:
     """Return the samples of a base's evaluation with the entropies of their tokens.
 
-    A row is a sample, with the columns problem, right (0 or 1), entropies and logps. The last two
-    are arrays of shape (tokens,), nats, of the base. Data sets marked ``ood`` are left out, as in
-    all averages.
+    Data sets marked ``ood`` are left out, as in all averages.
+
+    Args:
+        profile: of the evaluation.
+        run: the evaluation.
+        judge: called with gold answer and completion. None asks the tasks.
+
+    Returns:
+        A row for each sample: its problem, right (0 or 1), prompt, gold, completion, and arrays of
+        shape (tokens,): ids, and of the base entropies and logps, both in nats.
     """
     assert run.policy is not None
     sampled = problems.sampled_problems(profile)
     rows = collect(sorted(run.build.glob("samples*.jsonl")), sampled, profile.evaluation.samples)
     verifier = Verifier(workers=profile.compute.threads)
-    count_correct(sampled, rows, verifier, profile.model.boxed)
-    model, tokenizer = loading.load(profile, run.policy.model)
+    if judge is None:
+        count_correct(sampled, rows, verifier, profile.model.boxed)
+    else:
+        for problem, row in zip(sampled, rows, strict=True):
+            row["correct"] = [judge(problem.gold, text) for text in row["completions"]]
+    model, tokenizer = loading.load(profile.model, run.policy.model)
     table = []
     in_average = {problem.dataset for problem in problems.sampled_problems(profile, ood=False)}
     for problem, row in zip(sampled, rows, strict=True):
@@ -54,11 +77,77 @@ def scored_samples(profile: Profile, run: Run) -> pd.DataFrame:
         prompt = loading.encode(tokenizer, problem.question)
         pairs = zip(row["ids"], row["finished"], strict=True)
         bodies = [[*ids, tokenizer.eos_token_id] if done else ids for ids, done in pairs]
-        scored = signals(model, model, prompt, bodies, tokenizer.pad_token_id, branching=False)
-        for right, sample in zip(row["correct"], scored, strict=True):
-            name = f"{problem.dataset}/{problem.id}"
-            table.append((name, float(right), sample.entropy, sample.base_log_pi))
-    return pd.DataFrame(table, columns=["problem", "right", "entropies", "logps"])
+        name = f"{problem.dataset}/{problem.id}"
+        samples = [
+            Sample(name, problem.question, text, problem.gold, right)
+            for text, right in zip(row["completions"], row["correct"], strict=True)
+        ]
+        table += _scored(model, prompt, bodies, tokenizer.pad_token_id, samples)
+    return pd.DataFrame(table, columns=SCORED)
+
+
+def score_texts(name: str, samples: Sequence[Sample], template: str | None = None) -> pd.DataFrame:
+    """Return a frame as :func:`scored_samples` does, of samples that a file has.
+
+    A text says neither its tokens nor whether it ended: the model's tokenizer reads it anew, and no
+    end token is scored.
+
+    Args:
+        name: folder or hub name of the model that scores.
+        samples: with their verdicts.
+        template: ``prompt`` of the section ``model``. None takes texts as they are, and puts
+            conversations into the model's own chat template.
+    """
+    has_turns = any(not isinstance(sample.prompt, str) for sample in samples)
+    chat = template or ("model" if has_turns else "{question}")
+    section = Model(name=name, max_seq_length=1, seed=0, prompt=chat)
+    model, tokenizer = loading.load(section, name)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    room = getattr(model.config, "max_position_embeddings", None)
+    by_prompt: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_prompt.setdefault(repr((sample.problem, sample.prompt)), []).append(sample)
+    table = []
+    for of_prompt in by_prompt.values():
+        first = of_prompt[0].prompt
+        if not isinstance(first, str):
+            turns = tokenizer.apply_chat_template(first, add_generation_prompt=True)
+            prompt = list(turns["input_ids"] if isinstance(turns, Mapping) else turns)
+        elif template is None:
+            prompt = tokenizer(first)["input_ids"]
+        else:
+            prompt = loading.encode(tokenizer, first)
+        bodies = [
+            tokenizer(sample.completion, add_special_tokens=False)["input_ids"]
+            for sample in of_prompt
+        ]
+        longest = len(prompt) + max(map(len, bodies))
+        if room is not None and longest > room:
+            raise SageError(
+                f"{of_prompt[0].problem}: prompt and completion have {longest} tokens, and the "
+                f"model reads {room}: leave this problem out"
+            )
+        table += _scored(model, prompt, bodies, pad, of_prompt)
+    return pd.DataFrame(table, columns=SCORED)
+
+
+def _scored(
+    model: Any, prompt: list[int], bodies: list[list[int]], pad: int, samples: Sequence[Sample]
+) -> list[tuple[Any, ...]]:
+    scored = signals(model, model, prompt, bodies, pad, branching=False)
+    return [
+        (
+            s.problem,
+            float(bool(s.is_correct)),
+            s.prompt,
+            s.gold,
+            s.completion,
+            ids,
+            x.entropy,
+            x.base_log_pi,
+        )
+        for s, ids, x in zip(samples, bodies, scored, strict=True)
+    ]
 
 
 def candidate_guides(samples: pd.DataFrame) -> dict[str, Guide]:
@@ -87,11 +176,12 @@ def apply_guides(samples: pd.DataFrame, guides: Mapping[str, Guide], seed: int =
         tokens with q other than 1.
     """
     table = samples[["problem", "right"]].assign(tokens=samples["logps"].map(len))
+    columns = [samples[name] for name in ("entropies", "logps", "ids")]
     for name, guide in guides.items():
         generator = torch.Generator().manual_seed(seed)
         of_token = [
-            q_of(guide, entropies, logps, generator)
-            for entropies, logps in zip(samples["entropies"], samples["logps"], strict=True)
+            q_of(guide, entropies, logps, generator, ids)
+            for entropies, logps, ids in zip(*columns, strict=True)
         ]
         table[name] = [np.log(q).sum() for q in of_token]
         table[f"{name} acted"] = [(q != 1).sum() for q in of_token]
@@ -149,7 +239,9 @@ def _if_shuffled(q_table: pd.DataFrame, name: str) -> float:
     return float(np.mean(means))
 
 
-def q_of(guide: Guide, entropies: Any, logps: Any, generator: torch.Generator) -> np.ndarray:
+def q_of(
+    guide: Guide, entropies: Any, logps: Any, generator: torch.Generator, ids: Any
+) -> np.ndarray:
     """Return q of each token of a completion at the start of a run, shape (tokens,).
 
     Args:
@@ -157,9 +249,10 @@ def q_of(guide: Guide, entropies: Any, logps: Any, generator: torch.Generator) -
         entropies: before each token, nats, shape (tokens,).
         logps: log-probability of each token, shape (tokens,).
         generator: of a guide that draws.
+        ids: of the tokens, shape (tokens,).
     """
     state, drawn = (torch.as_tensor(x, dtype=torch.float64)[None] for x in (entropies, logps))
-    mask = torch.ones_like(drawn)
-    ids = torch.zeros_like(drawn, dtype=torch.long)
-    q: np.ndarray = guide(GuideInputs(state, drawn, mask, 0.0, generator, ids))[0].numpy()
+    mask, tokens = torch.ones_like(drawn), torch.as_tensor(ids, dtype=torch.long)[None]
+    inputs = GuideInputs(state, drawn, mask, 0.0, generator, tokens)
+    q: np.ndarray = check_q(guide(inputs), inputs)[0].numpy()
     return q

@@ -1,22 +1,35 @@
 """Tell what a guide would do to the optimum of a model. Samples of the model suffice.
 
-Draws completions of the base, judges them, and prints for each guide by how much it moves the
-log-odds of a right completion at the optimum of eq. 4. What was drawn is kept: the same command
-goes on where it was ended.
+Draws completions of the base, or reads those of a file, and prints for each guide by how much it
+moves the log-odds of a right completion at the optimum of eq. 4. What was drawn is kept: the same
+command goes on where it was ended.
 """
 
 import argparse
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from ruamel.yaml import YAML
 
 from sage_lib import consent
+from sage_lib.algorithm import guide_choices
 from sage_lib.errors import SageError
-from sage_lib.evaluation import sampled_gain
-from sage_lib.experiment import runs
-from sage_lib.experiment.profile import BASE
+from sage_lib.evaluation import sample_files, sampled_gain
+from sage_lib.experiment import problems, runs
+from sage_lib.experiment.profile import BASE, Profile
 from sage_lib.pipeline import arguments, jobs, stages
+from sage_lib.policy import loading
+from sage_lib.tasks.local_file import LocalFile
+from sage_lib.tasks.problem import Problem
+from sage_lib.text import count
+
+#: Tokens of a prompt for which a profile of ``--model`` has room.
+PROMPT = 2048
+#: What stands below the table until somebody has tested more.
+NOT_TESTED = "log rho is of the optimum of eq. 4. Whether it forecasts training is not tested."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--question", default="question", help="its column of questions")
     parser.add_argument("--gold", default="answer", help="its column of right answers")
     parser.add_argument("--problems", type=int, help="of each data set")
-    parser.add_argument("--samples", type=int, help="of each problem")
+    about = "how many to draw of each problem; or, with --model, files that pass-at-k reads"
+    parser.add_argument("--samples", nargs="+", metavar="N or FILE", help=about)
+    parser.add_argument("--metric", help="of FILE, where it has several verdicts")
+    parser.add_argument("--filter", help="of FILE, where lm-evaluation-harness has several")
+    parser.add_argument("--threshold", type=float, help="of FILE: a score from here on is right")
+    about = "module:function, called with gold answer and completion; returns True or False"
+    parser.add_argument("--judge", help=about)
+    about = "a text file with {question}, or: model, for the model's own chat template"
+    parser.add_argument("--template", metavar="FILE", help=about)
+    about = "a further guide: module:Guide, or a mapping as in a profile; may be repeated"
+    parser.add_argument("--guide", action="append", default=[], help=about)
     parser.add_argument("--tokens", type=int, default=1024, help="--model: most of a completion")
     parser.add_argument("--engine", choices=("transformers", "vllm"), help="what draws")
     parser.add_argument("--beta", type=float, help="of the objective; the profile's, or 0.05")
@@ -35,25 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def of_model(options: argparse.Namespace) -> Path:
-    """A profile's file for a model and a data file of one's own, in the folder of the result."""
+    """Write a profile for a model and a data file of the user's, and return its path."""
     if not options.data or not Path(options.data).is_file():
         raise SageError(f"--model needs --data FILE with problems; {options.data!r} is no file")
-    folder = Path(options.model).expanduser()
-    if not folder.is_dir() and (
-        options.model.startswith((".", "/", "~")) or "/" not in options.model
-    ):
-        raise SageError(
-            f"there is no folder {options.model!r} with a model: correct --model, or give the "
-            "whole hub name, owner/name"
-        )
     data = {
         "name": "file",
         "path": str(Path(options.data).resolve()),
         "rows": options.problems or 100,
     }
     data |= {"question": options.question, "gold": options.gold}
-    model = {"name": str(folder.resolve()) if folder.is_dir() else options.model, "seed": 0}
-    model["max_seq_length"] = 2 * options.tokens
+    model = {"name": model_name(options.model), "seed": 0}
+    model["prompt"] = template(options.template) or "paper"
+    model["max_seq_length"] = PROMPT + options.tokens
     sampling = {"samples": 32, "ks": [1], "temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
     settings: dict[str, Any] = {
         **{"name": "guide_gain", "extends": "paper_all", "description": "a question to one base"},
@@ -68,34 +84,139 @@ def of_model(options: argparse.Namespace) -> Path:
     return path
 
 
+def model_name(name: str) -> str:
+    """Return a folder as a whole path, or a hub name as it is; SageError where it is neither."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve())
+    if name.startswith((".", "/", "~")) or "/" not in name:
+        raise SageError(
+            f"there is no folder {name!r} with a model: correct --model, or give the whole hub "
+            "name, owner/name"
+        )
+    return name
+
+
+def template(file: str | None) -> str | None:
+    """Return the text of a template's file; None and "model" as they are."""
+    if file in (None, "model"):
+        return file
+    path = Path(str(file)).expanduser()
+    if not path.is_file() or "{question}" not in path.read_text():
+        raise SageError(f"--template {file}: give model, or a text file with {{question}}")
+    return path.read_text()
+
+
 def run_guide_gain(options: argparse.Namespace) -> None:
-    """Draw what is not drawn, then print and write the table."""
+    """Draw what is not drawn, or read it, then print and write the table."""
     if options.beta is not None and not options.beta > 0:
         raise SageError(sampled_gain.NO_OPTIMUM.format(options.beta))
     if options.data and not options.model:
         raise SageError("--data goes with --model: a profile names its own data")
+    number = options.samples[0] if options.samples else None
+    files = [] if number is None or number.isdecimal() else options.samples
+    if (options.template or files) and not options.model:
+        raise SageError("--template and --samples FILE go with --model: give the one that scores")
+    consent.agree(options.yes)
+    choices = {text: YAML(typ="safe").load(text) for text in options.guide}
+    sections = [{"guide": choice} for choice in choices.values()]
+    consent.require_all({"judge": options.judge, "guides": sections})
+    guides = {text: build_guide(choice) for text, choice in choices.items()}
+    judge = functools.partial(_judged, options.judge) if options.judge else None
+    beta = options.beta
+    if files:
+        samples = read_files(files, options, judge)
+        name, prompts = model_name(options.model), template(options.template)
+        scored = sampled_gain.score_texts(name, samples, prompts)
+    else:
+        scored, profile = draw_samples(options, number, judge)
+        beta = profile.rl.get("beta") if beta is None else beta
+    beta = beta or 0.05
+    guides = {**sampled_gain.candidate_guides(scored), **guides}
+    q_table = sampled_gain.apply_guides(scored, guides)
+    options.out.mkdir(parents=True, exist_ok=True)
+    q_table.round(6).to_parquet(options.out / "samples.parquet", index=False)
+    right = q_table.groupby("problem")["right"].mean()
+    print(f"{len(right)} problems, {len(q_table)} samples, {right.mean():.3f} right; beta {beta:g}")
+    if not right.any():
+        print("No sample is right. The first one:", *_shown(scored.iloc[0]), sep="\n")
+    table = sampled_gain.gain_table(q_table, beta, options.precision)
+    for place, setting in enumerate(("threshold", "ratio"), 1):  # in nats, and per nat
+        column = [getattr(guides[name], setting, None) for name in table["guide"]]
+        table.insert(place, setting, column)
+    print(table.to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
+    print(NOT_TESTED)
+    table.to_csv(options.out / "guide_gain.csv", index=False, float_format="%.6g")
+
+
+def draw_samples(
+    options: argparse.Namespace, number: str | None, judge: sampled_gain.Judge | None
+) -> tuple[pd.DataFrame, Profile]:
+    """Draw ``number`` samples of each problem. Return them scored, and the profile that drew."""
     if options.model:
         options.profile = str(of_model(options))
-    asked = {"samples": options.samples, "sampled": options.problems, "engine": options.engine}
+    wanted = {"samples": number, "sampled": options.problems, "engine": options.engine}
     options.set += [
-        f"evaluation.{key}={value}" for key, value in asked.items() if value is not None
+        f"evaluation.{key}={value}" for key, value in wanted.items() if value is not None
     ]
-    if options.samples:
+    if number:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.named_profile(options)
     consent.require_all(profile.raw)
+    if options.model:
+        require_room(profile)
     planned = stages.jobs_of(profile, ("sft", "evaluation"))
     base = [job for job in planned if job.run.method == BASE]  # and no policy of RL
     jobs.require(base, jobs.run(base, 1, profile.compute.threads), "; what was made is kept")
-    drawn = sampled_gain.scored_samples(
-        profile, runs.evaluation_run(profile, runs.sft_run(profile))
-    )
-    beta = profile.rl.get("beta") or 0.05 if options.beta is None else options.beta
-    found = sampled_gain.apply_guides(drawn, sampled_gain.candidate_guides(drawn))
-    table = sampled_gain.gain_table(found, beta, options.precision)
-    right = found.groupby("problem")["right"].mean()
-    print(f"{len(right)} problems, {len(found)} samples, {right.mean():.3f} right; beta {beta:g}")
-    print(table.to_string(index=False, float_format="{:.3f}".format))
-    options.out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(options.out / "guide_gain.csv", index=False, float_format="%.6g")
-    found.round(6).to_parquet(options.out / "samples.parquet", index=False)
+    run = runs.evaluation_run(profile, runs.sft_run(profile))
+    return sampled_gain.scored_samples(profile, run, judge), profile
+
+
+def require_room(profile: Profile) -> None:
+    """Raise SageError where the longest prompt leaves no room for a completion."""
+    import transformers
+
+    section, tokens = profile.model, profile.evaluation.max_new_tokens
+    tokenizer = loading.load_tokenizer(section, section.name)
+    config = transformers.AutoConfig.from_pretrained(section.name, trust_remote_code=False)
+    room = min(section.max_seq_length, getattr(config, "max_position_embeddings", 10**9))
+    posed = problems.sampled_problems(profile)
+    longest = max(len(loading.encode(tokenizer, problem.question)) for problem in posed)
+    if longest + tokens > room:
+        raise SageError(
+            f"--tokens {tokens} leaves no room: the longest prompt has {longest} tokens, and both "
+            f"have {room}: give --tokens {max(room - longest, 0)} or fewer, or shorter problems"
+        )
+
+
+def build_guide(choice: Any) -> Any:
+    """Return the guide of a choice; SageError for one that reads rewards, which are not there."""
+    guide = guide_choices.build_guide(choice)
+    if getattr(guide, "reads_rewards", False):
+        raise SageError(f"the guide {choice} reads the rewards of training: leave it out")
+    return guide
+
+
+def read_files(
+    files: list[str], options: argparse.Namespace, judge: sampled_gain.Judge | None
+) -> list[Any]:
+    """Return the samples of files. Lines that cannot be read are named and counted."""
+    samples = []
+    for file in files:
+        choice = options.metric, options.filter, options.threshold, options.gold, judge
+        read = sample_files.read_sample_file(Path(file), None, *choice)
+        samples += read.samples
+        lost = count(len(read.unreadable), "unreadable line")
+        print(f"{file}: {read.format}, {count(len(read.samples), 'sample')}, {lost}")
+        for line, reason in read.unreadable[:5]:
+            print(f"  line {line} {reason}")
+    return samples
+
+
+def _judged(judge: str, gold: str, text: str) -> bool:
+    problem = Problem("", "", "", gold, "file", judge)
+    return bool(LocalFile.is_correct(problem, text))
+
+
+def _shown(row: Mapping[str, Any]) -> list[str]:
+    return [f"  {name}: {str(row[name])[:1000]}" for name in ("prompt", "gold", "completion")]

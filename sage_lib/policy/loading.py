@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.masking_utils import eager_mask
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import Model, Profile
+from sage_lib.experiment.profile import Model
 from sage_lib.files import read_json, write_json
 from sage_lib.files import weights_hash as weights_hash  # of a folder, as weights_mark of a model
 from sage_lib.policy import smollm, tiny_qwen
@@ -81,9 +81,12 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
     write_json(config, {**read_json(config), "base_model_name_or_path": path})
 
 
-def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model of a stage on this process's GPU, if any. An adapter is merged."""
-    dtype = "auto" if profile.model.dtype is None else getattr(torch, profile.model.dtype)
+def load(section: Model, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model on this process's GPU, if any, and its tokenizer. An adapter is merged.
+
+    ``section``: of the profile, for dtype and prompts. ``folder``: of the model, or its hub name.
+    """
+    dtype = "auto" if section.dtype is None else getattr(torch, section.dtype)
     base = base_of(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
     if base is not None:
@@ -91,7 +94,7 @@ def load(profile: Profile, folder: str | Path) -> tuple[PreTrainedModel, PreTrai
 
         model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-    return quick(model.to(device)).eval(), load_tokenizer(profile.model, folder)
+    return quick(model.to(device)).eval(), load_tokenizer(section, folder)
 
 
 def grouped_attention(
@@ -164,20 +167,11 @@ def with_prompt(
     """Set the chat template, and padding on the left, and return the tokenizer.
 
     Args:
-        tokenizer: of any model.
-        prompt: "paper", the template of Appendix E.4, or "model", the tokenizer's own.
-
-    Returns:
-        The same tokenizer. SageError where it has no template of its own.
+        tokenizer: changed in place.
+        prompt: of the section ``model``. For errors see :func:`prompts.chat_template`.
     """
     tokenizer.padding_side = "left"
-    if prompt == "paper":
-        tokenizer.chat_template = prompts.CHAT_TEMPLATE
-    elif not tokenizer.chat_template:
-        raise SageError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template: leave out "
-            "model.prompt, or set it to paper"
-        )
+    tokenizer.chat_template = prompts.chat_template(prompt, tokenizer.chat_template)
     return tokenizer
 
 
