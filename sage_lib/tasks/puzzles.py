@@ -27,7 +27,7 @@ _APPLY: dict[str, Callable[[Any, Any], Any]] = {
     "dist": lambda a, b: abs(a - b),
 }
 #: Operators that can be spelled in two ways.
-SPELLINGS: dict[Operator, Operator] = {"+": "plus", "max": "top", "dist": "gap"}
+SPELLINGS: dict[Any, Any] = {"+": "plus", "max": "top", "dist": "gap"}
 _APPLY |= {word: _APPLY[operator] for operator, word in SPELLINGS.items()}
 
 
