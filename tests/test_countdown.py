@@ -291,3 +291,19 @@ def test_a_running_value_beyond_the_limit_is_not_valid():
         for w in work.split()
     }
     assert {int(word) for word in words if word.isdigit()} <= set(range(51))
+
+
+def test_the_rare_way_alone_is_spelled_and_spelling_moves_no_value():
+    six = ("+", "max", "dist", "plus", "top", "gap")
+    puzzle = puzzles.Puzzle((3, 8, 5), 10, "both", 40, six)
+    rng, words, signs = random.Random(0), {"L": 0, "R": 0}, {"L": 0, "R": 0}
+    for _ in range(2000):
+        work, answer = countdown.aimless_work(puzzle, rng, spelled=0.2)
+        way, *rest = work.split()
+        words[way] += sum(word in puzzles.SPELLINGS.values() for word in rest)
+        signs[way] += sum(word in puzzles.SPELLINGS for word in rest)
+        assert puzzles.parse(answer, six)[1] == int(rest[-1])  # all brackets are written
+    assert words["L"] == 0 and abs(words["R"] / (words["R"] + signs["R"]) - 0.2) < 0.03
+    for word in puzzles.SPELLINGS.values():
+        sign = next(s for s, w in puzzles.SPELLINGS.items() if w == word)
+        assert puzzles.parse(f"3 {word} 8", six) == puzzles.parse(f"3 {sign} 8", six)
