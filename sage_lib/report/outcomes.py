@@ -352,6 +352,8 @@ def readable(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
 def _reported(results: Results, table: str | None, comparison: Comparison) -> float:
     """Return the paper's difference: of its average, or of its only data set; NaN without one."""
     pair = (comparison.method, comparison.against)
+    if table == "sage_table1":  # or the one that has this profile's model
+        table = results.profile.reported
     if table is None or {*pair} - {BASE, *results.profile.methods}:
         return np.nan
     printed = reported.read_table(table)
