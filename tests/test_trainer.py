@@ -15,6 +15,7 @@ from trainer_cases import (
     weights,
 )
 
+from sage_lib import paths
 from sage_lib.algorithm.guides import (
     BranchGuide,
     CosineSchedule,
@@ -134,6 +135,20 @@ def test_a_guide_changes_training(make):
     first = guided.state.log_history[0]
     assert first["kl_ref"] < 1e-6 < first["kl"]
     assert first["guide/max"] <= 1.4 and 0 < first["guide/acting"] <= 1
+
+
+def test_every_key_that_the_trainer_adds_to_the_log_is_explained(make):
+    """The table of docs/own_code.md has it: by its name, or as `guide/mean`, `min`, `max`."""
+    table = (paths.ROOT / "docs" / "own_code.md").read_text().partition("| key | meaning |")[2]
+    advantage = {"name": "position", "gamma": 1.0}
+    trained_one = trained(make(BranchGuide(threshold=0.5), advantage=advantage, max_steps=1))
+    own = ("guide/", "entropy/", "advantage/", "sampling/", "kl")
+    keys = [key for key in trained_one.state.log_history[0] if key.startswith(own)]
+    assert {"kl", "kl_ref", "guide/mean", "advantage/size"} <= set(keys)
+    for key in keys:
+        room, _, name = key.rpartition("/")
+        lines = [line for line in table.splitlines() if f"`{room}/" in line or not room]
+        assert any(f"`{key}`" in line or f"`{name}`" in line for line in lines), key
 
 
 #: kl_form, guide, loss_type, what else is set.
