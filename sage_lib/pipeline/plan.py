@@ -247,6 +247,7 @@ def asked_and_graded(profile: Profile) -> pd.DataFrame:
     """List what a model is asked, how its answer is read and how evaluation samples: columns what,
     and how."""
     evaluation, turns = profile.evaluation, prompts.messages("QUESTION")
+    prompts.chat_template(profile.model.prompt, of_model="its own")  # refuses what is no prompt
     own_template = f"the chat template of {profile.model.name} around"
     system = f"{own_template} system: {turns[0]['content']}; user: QUESTION"
     prompt = {
@@ -256,6 +257,8 @@ def asked_and_graded(profile: Profile) -> pd.DataFrame:
     }.get(profile.model.prompt, profile.model.prompt)
     answer = f"in the last {prompts.SOLUTION_START}...{prompts.SOLUTION_END}"
     answer += r"; where there is none, in the last \boxed{...}" if profile.model.boxed else ""
+    judges = {str(getattr(data.task, "judge", "math")) for data in evaluation.data} - {"math"}
+    answer = f"as {', '.join(sorted(judges))} judges" if judges else answer
     names = ("temperature", "top_p", "min_p", "top_k", "max_new_tokens", "engine")
     sampler = ", ".join(f"{name} {getattr(evaluation, name)}" for name in names)
     lines = [("prompt", prompt), ("answer", answer), ("evaluation draws by", sampler)]
