@@ -56,7 +56,7 @@ $(LATEST)/installed: requirements-latest.txt
 
 test-latest: $(LATEST)/installed # the trainer's tests on the newest TRL, without Unsloth
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(LATEST)/bin/python -m pytest \
-		tests/test_guides.py tests/test_anchors.py tests/test_trainer.py tests/test_backend.py
+		tests/test_guides.py tests/test_kl_forms.py tests/test_trainer.py tests/test_backend.py
 
 test-gpu: $(VENV)/installed # tests that need a CUDA GPU, after make gpu (SAGE_GPU_MODEL: a model)
 	$(RUN) -m pytest tests/test_gpu.py -m gpu -rs -s
