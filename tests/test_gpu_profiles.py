@@ -205,10 +205,10 @@ SHOWN = {
     "paper_distilled": ("sage_table4", DISTILLED),
     "paper_full": (None, CHATML),
     "paper_full_3b": (None, CHATML),
-    "paper_grid": ("sage_table6", None),
+    "paper_grid": (None, None),
     "paper_losses": ("sage_table3", None),
     "paper_ood": ("sage_table9", None),
-    "paper_patterns": ("sage_table2", None),
+    "paper_patterns": (None, None),
     "paper_perplexity": (None, None),
 }
 
