@@ -56,7 +56,8 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of a list, as `head`, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        sys.exit("interrupted: what was made is kept; the same command with --resume goes on")
+        option = " with --resume" if hasattr(options, "resume") else ""
+        sys.exit(f"interrupted: what was made is kept; the same command{option} goes on")
 
 
 if __name__ == "__main__":
