@@ -85,7 +85,7 @@ def require(name: str, does: str) -> None:
     trusted = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
     if name in trusted:
         return
-    words = f"the profile asks for {name}, which {does}"
+    words = f"the profile, or the command, asks for {name}, which {does}"
     if _agreed:
         print(f"{words}: agreed by --yes", file=sys.stderr, flush=True)
     elif not sys.stdin or not sys.stdin.isatty():
