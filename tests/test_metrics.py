@@ -226,3 +226,13 @@ def test_unsolvable_sets():
 def test_diversity_by_hand():
     assert metrics.distinct_answers(["1", "1", None, "2"]) == 2
     assert metrics.distinct_answers([None]) == 0
+
+
+def test_a_band_is_never_narrower_than_its_intervals():
+    """Columns that are alike have nothing to correct for, and the simulated level scatters about
+    that of the intervals."""
+    values = np.random.default_rng(0).normal(size=(40, 1)) * [0.01, 0.011, 0.012]
+    levels = [
+        bands.simultaneous_band(values, 0 * values, draws=500, seed=seed)[2] for seed in range(8)
+    ]
+    assert min(levels) >= 0.95
