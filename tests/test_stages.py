@@ -134,7 +134,7 @@ def test_an_ended_runner_ends_the_kernels_of_its_notebooks(tmp_path, number):
     printed = process.communicate(timeout=300)[0]
     wait_for(lambda: not any(is_alive(pid) for pid in [*kernels, *workers]))
     assert process.returncode and "Traceback" not in printed, printed
-    assert number == signal.SIGKILL or "--resume goes on" in printed.splitlines()[-1]
+    assert number == signal.SIGKILL or "the same command goes on" in printed.splitlines()[-1]
 
 
 def test_two_processes_never_make_one_run(fake, tmp_path):
