@@ -86,7 +86,7 @@ reproduce: $(VENV)/installed # train, evaluate, draw at PROFILE=smoke (RESUME=1 
 figures: $(VENV)/installed # draw every published figure and table again; git stays clean
 	$(SAGE) figures
 
-notebooks: $(VENV)/installed # execute and store the notebooks (ONLY="02 13"; CHECK=1 compares only)
+notebooks: $(VENV)/installed # execute and store the notebooks (ONLY="02 11"; CHECK=1 compares only)
 	$(SAGE) notebooks $(if $(CHECK),--check) $(if $(ONLY),--only $(ONLY))
 
 # The site's builder is installed when it is first needed.

@@ -1,4 +1,4 @@
-"""What notebooks 08 and 09 show of the paper's profiles, on planted counts: before anybody pays."""
+"""What notebooks 09 and 10 show of the paper's profiles, on planted counts: before anybody pays."""
 
 import re
 
@@ -52,16 +52,16 @@ def planted(profile):
 
 def test_notebook_8_shows_the_table_of_the_profiles_own_model(cells):
     """Table 4 beside the distilled model, and none beside those of Figure 6."""
-    _, tables = cells("08", "paper_distilled", 4)
+    _, tables = cells("09", "paper_distilled", 4)
     text = "\n".join(tables)
     assert "0.429" in text and "0.708" not in text and "0.230 ± 0.036" in text
     before = len(tables)
-    _, tables = cells("08", "paper_full", 4)
+    _, tables = cells("09", "paper_full", 4)
     assert "paper's" not in "\n".join(tables[before:])
 
 
 def test_notebook_9_averages_no_two_data_sets(cells):
-    space, tables = cells("09", "paper_ood")
+    space, tables = cells("10", "paper_ood")
     names = ["minerva", *(f"knights_knaves_{n}" for n in range(2, 9))]
     assert [name for name, _ in space["curves"]] == names
     counts = planted(load_profile("paper_ood"))

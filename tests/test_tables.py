@@ -161,7 +161,7 @@ def reachable(seeds, total, squares, most):
 
 @pytest.mark.parametrize(("table", "cells"), [("1", 42), ("3", 30), ("4", 18)])
 def test_the_papers_spread_is_that_of_five_counts_of_problems(table, cells):
-    """What notebook 08 says of the paper's ±: five whole counts, the deviation with ddof = 1."""
+    """What notebook 09 says of the paper's ±: five whole counts, the deviation with ddof = 1."""
 
     def fits(mean, std, problems, seeds, ddof):
         half, places = 0.0005 + 1e-9, problems * seeds

@@ -163,7 +163,7 @@ def test_the_first_page_is_the_readmes_first_screen():
     page = build_site.home(f"# Title\n\nWords.\n\n{build_site.FIRST_SCREEN}\n\nMore.\n")
     first, *links = re.findall(r"^- \[.*\]\((\S+)\)$", page, re.MULTILINE)
     assert "Words." in page and "More." not in page
-    assert first.startswith("notebooks/13_verdict") and len(links) == 3
+    assert first.startswith("notebooks/11_verdict") and len(links) == 3
     with pytest.raises(SageError, match="has no line <!-- first screen: end -->"):
         build_site.home("# Title\n\nWords.\n")
 

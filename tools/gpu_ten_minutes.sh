@@ -63,7 +63,7 @@ fi
 step card 60 "$PYTHON" tools/gpu_card.py
 step sft 90 $COMPANION stage sft "${TRIAL[@]}"
 step kl_ref_on_unsloth 200 "$PYTHON" -m pytest tests/test_gpu.py -m gpu -rs -s -p no:xdist -k "starts_at_its_reference and unsloth"
-step profile_to_its_table 150 $COMPANION reproduce "${TRIAL[@]}" --only 08 --yes
+step profile_to_its_table 150 $COMPANION reproduce "${TRIAL[@]}" --only 09 --yes
 step guide_gain 90 $COMPANION guide-gain "${TRIAL[@]}" --engine $ENGINE --problems 8 --samples 8 --out "$OUT/guide_gain"
 step smollm_sft 90 $COMPANION stage sft "${SMOLLM[@]}"
 METHODS=(grpo branch_strong) SEEDS=(3407 3408 3409 3410 3411 3412)

@@ -24,9 +24,10 @@ README = paths.ROOT / "README.md"
 PARTS = [
     ("01", "03", "Theory"),
     ("04", "07", "Walkthrough"),
-    ("08", "13", "The paper"),
-    ("14", "18", "Exploration report"),
-    ("19", "25", "Details"),
+    ("08", "11", "The paper"),
+    ("12", "14", "Why"),
+    ("15", "16", "Exploration report"),
+    ("17", "19", "Further"),
 ]
 COLAB, BINDER = "https://colab.research.google.com", "https://mybinder.org"
 _ADDRESS = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?")

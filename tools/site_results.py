@@ -95,11 +95,11 @@ CLAIMS_PAGE = """\
 # Claims map
 
 Claims on SAGE were written down before the first run, with the exceptions that
-[notebook 13](notebooks/13_verdict.ipynb) lists. Those of the exploration report were written down
+[notebook 11](notebooks/11_verdict.ipynb) lists. Those of the exploration report were written down
 before the first run of its methods.
 
 A number is a difference between two methods, with the interval by which it is judged. A claim has
-the worst outcome of its comparisons. Notebook 13 explains the rule. Notebooks 14 and 15 judge the
+the worst outcome of its comparisons. Notebook 11 explains the rule. Notebook 15 judge the
 claims on entropies and tokens, which are not in the tables.
 
 """
