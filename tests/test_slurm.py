@@ -20,7 +20,7 @@ pytestmark = [
     ),
 ]
 #: Steps of SFT: seconds of work. The one that is to be stopped for its time has more.
-STEPS, LONG = 200, 6000
+STEPS, LONG = 1000, 20_000
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,9 @@ def tables(profile: Profile, prompts: list[Problem]) -> Iterator[tuple]:
     """Yield the rows of rungs 1 to 3."""
     base = runs.finished(profile, runs.sft_run(profile))
     model, tokenizer = loading.load(profile.model, base.model)
-    guide = runs.guide_of(profile, profile.methods["branch_strong"].guide)
+    choice = profile.methods["branch_strong"].guide
+    assert choice is not None
+    guide = runs.guide_of(profile, choice)
     seed, beta, group = profile.seeds[0], profile.rl["beta"], profile.rl["num_generations"]
     for problem in tqdm(prompts, desc="tables"):
         tree, reward, log_ref, entropies = tree_of(model, tokenizer, problem)

@@ -20,6 +20,7 @@ from sage_lib.policy import loading
 from sage_lib.policy.enumeration import enumerate_completions
 from sage_lib.policy.scoring import valid_probabilities
 
+METHODS = ("grpo", "branch_strong", "sequence", "strong_sequence")
 BASES, RUNS = (paths.PUBLISHED / f"law_{name}.csv" for name in ("bases", "runs"))
 
 
@@ -72,7 +73,7 @@ def main() -> None:
             write_bytes(
                 BASES, pd.DataFrame(bases).to_csv(index=False, float_format="%.6g").encode()
             )
-        named = [("base", 0)] + [(m, seed) for seed in profile.seeds for m in profile.train]
+        named = [("base", 0)] + [(m, seed) for seed in profile.seeds for m in METHODS]
         rows += [of_run(spec, profile, method, seed) for method, seed in named]
     table = pd.DataFrame([row for row in rows if row is not None])
     write_bytes(RUNS, table.to_csv(index=False, float_format="%.6g").encode())
