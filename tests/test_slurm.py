@@ -19,8 +19,8 @@ pytestmark = [
         bool(slurm_node.missing()), reason=f"not installed: {', '.join(slurm_node.missing())}"
     ),
 ]
-#: Steps of SFT: seconds of work. The one that is to be stopped for its time has more.
-STEPS, LONG = 1000, 20_000
+#: Steps of SFT: a minute of work on a slow machine.
+STEPS = 1000
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +109,16 @@ def test_two_grids_at_once_share_the_work(node, undisturbed, tmp_path):
 
 
 def test_a_job_that_is_stopped_for_its_time_is_queued_again(node, tmp_path):
-    """SLURM warns it 90 seconds before the end of its six minutes."""
-    grid = Grid(node, tmp_path / "slurm", LONG)
+    """SLURM warns it 90 seconds before the end of its six minutes, and its work takes eight."""
+    pace = Grid(node, tmp_path / "pace")
+    end_of(pace.start(executor="processes"))
+    [record] = (pace.folder / "results").rglob("sft/record.json")
+    steps = int(480 * STEPS / json.loads(record.read_text())["seconds"]) // 20 * 20
+    grid = Grid(node, tmp_path / "slurm", steps)
     end_of(grid.start("--hours", "0.1"))
-    whole = Grid(node, tmp_path / "whole", LONG)
+    whole = Grid(node, tmp_path / "whole", steps)
     end_of(whole.start(executor="processes"))
     assert made(grid.folder) == made(whole.folder)
-    assert grid.steps() == list(range(10, LONG + 1, 10))
+    assert grid.steps() == list(range(10, steps + 1, 10))
     logs = "".join(path.read_text() for path in (grid.folder / "build" / "grids").glob("*_log.err"))
     assert "timed-out" in logs or "requeued" in logs.lower(), logs[-2000:]
