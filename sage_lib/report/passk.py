@@ -163,7 +163,7 @@ def along_training(results: Results) -> pd.DataFrame:
 
 
 def from_filtered(results: Results) -> pd.DataFrame:
-    """Return KL(p* || pi) of each run in nats; p* is its base's filtered model (theory.optimum).
+    """Return KL(p* || pi) of each run in nats; p* is its base's filtered model.
 
     Columns run, method, seed, KL. KL is a mean over data sets, of their means over problems.
     """

@@ -83,7 +83,7 @@ def kl_gradient(
         visits = tree.paths.T @ kl_weights
         terms = TERMS[estimator](d, log_pi.masked_fill(never, 0))
         value = (visits * mean_over_draws(terms)).sum()
-    elif loss.normaliser == "sum" and not loss.min_p:
+    elif loss.normaliser == "sum":
         # The gradient of E_pi[-sum_t d_t]: the sequence's -d is a cost of all tokens before it.
         sums = tree.paths @ mean_over_draws(d)
         value = -(tree.completion_probabilities(log_pi) * sums).sum()

@@ -1,11 +1,12 @@
 """Weights of completions in a training loss, in exact expectation.
 
-TRL draws groups of completions of a prompt from the (truncated) policy, turns rewards into
-advantages within a group and divides the sum over tokens. A :class:`Loss` says how, and
-:func:`weights` takes the expectation over the rest of the batch, by counting.
+TRL draws groups of completions of a prompt from the policy, turns rewards into advantages within a
+group and divides the sum over tokens. A :class:`Loss` says how, and :func:`weights` takes the
+expectation over the rest of the batch, by counting.
 
-Simplified: every group of a batch answers the same prompt; one update per batch, on-policy, so no
-ratio is clipped; no completion is cut at the longest length.
+Simplified: every group of a batch answers the same prompt; completions come from the whole policy,
+not truncated by min-p; one update per batch, on-policy, so no ratio is clipped; no completion is cut
+at the longest length.
 """
 
 from dataclasses import dataclass
@@ -39,15 +40,14 @@ class Loss:
     scaled: bool = True  # a group's advantages are divided by its standard deviation
     batch: int = 8  # completions whose tokens bnpo and dapo count together: whole groups
     longest: int = 1  # what dr_grpo divides by: max_completion_length, tokens
-    min_p: float = 0.0  # tokens less probable than this times the most probable are not sampled
 
     def __post_init__(self) -> None:
         whole_groups = self.batch >= 1 and self.batch % (self.group or 1) == 0
-        limits = self.longest >= 1 and 0 <= self.min_p < 1 and (self.group or 2) >= 2
+        limits = self.longest >= 1 and (self.group or 2) >= 2
         if self.normaliser not in NORMALISERS or not (whole_groups and limits):
             raise SageError(
                 f"a loss needs a normaliser of {', '.join(NORMALISERS)}, groups of at least 2, a "
-                f"batch of whole groups, longest >= 1 and min_p in [0, 1), not {self}"
+                f"batch of whole groups and longest >= 1, not {self}"
             )
 
 
@@ -92,23 +92,6 @@ def _repeated(distribution: np.ndarray, times: int) -> np.ndarray:
     return convolve(total, distribution, method="direct") if times % 2 else total
 
 
-def sampled_policy(tree: Tree, log_policy: Tensor, min_p: float) -> Tensor:
-    """Return the log of a policy truncated by min-p and renormalised.
-
-    Args:
-        tree: its completions.
-        log_policy: log pi of each edge, shape (E,).
-        min_p: share of the most probable token below which tokens are not sampled.
-
-    Returns:
-        Shape (E,).
-    """
-    if not min_p:
-        return log_policy
-    likely = log_policy >= tree.max_by_state(log_policy)[tree.state_of] + np.log(min_p)
-    return tree.log_policy(log_policy.masked_fill(~likely, -torch.inf))
-
-
 def weights(
     tree: Tree, log_policy: Tensor, loss: Loss, reward: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -126,7 +109,7 @@ def weights(
         are pi(y) and pi(y) R(y).
     """
     log_policy = log_policy.detach()
-    drawn = tree.completion_probabilities(sampled_policy(tree, log_policy, loss.min_p))
+    drawn = tree.completion_probabilities(log_policy)
     reward = torch.zeros_like(drawn) if reward is None else reward
     if loss.group is not None and not bool(((reward == 0) | (reward == 1)).all()):
         raise SageError("the expectation over groups is for rewards of 0 and 1")

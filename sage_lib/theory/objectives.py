@@ -1,4 +1,4 @@
-"""The comparisons of notebook 03: each estimator's gradient and fixed point on small trees."""
+"""The comparisons of notebook 03: each estimator's gradient on random trees."""
 
 from collections.abc import Iterable, Mapping
 from itertools import product
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sage_lib.algorithm.guides import HIGH, LOW
 from sage_lib.errors import SageError
-from sage_lib.theory import estimators, solutions
+from sage_lib.theory import estimators
 from sage_lib.theory.losses import Loss
 from sage_lib.theory.tree import Tree, random_tree
 
@@ -109,42 +109,6 @@ def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.Dat
     return by_case.max().assign(trees=by_case.size()).reset_index()
 
 
-def sequence_forms(seeds: Iterable[int]) -> pd.DataFrame:
-    """Compare ways to charge a completion with the sum of its k1 = log pi - log q·pi_ref.
-
-    A row for each tree. A column for each form has the relative difference of its expected gradient
-    to the gradient of eq. 8. The column "variance" has the variance of a completion's gradient
-    under the return-to-go, over the variance where each token is charged with the whole sum. The
-    guide is of the kind "token".
-    """
-    rows = []
-    for seed in seeds:
-        tree, log_policy, log_reference = random_policies(seed)
-        free = log_policy.clone().requires_grad_()
-        live = tree.log_policy(free)
-        k1 = live - log_guide(tree, "token", log_policy) - log_reference
-        sums, drawn = tree.paths @ k1, tree.completion_probabilities(live).detach()
-        depth = torch.tensor([len(state) for state, _ in tree.edges])
-        not_before = (depth[:, None] >= depth).to(k1.dtype)
-        charged = tree.paths * k1.detach()
-        whole = tree.paths * charged.sum(1, keepdim=True)
-        to_come = tree.paths * (charged @ not_before)
-        forms = {
-            "eq. 8": tree.completion_probabilities(live) @ sums,
-            "k1 of the sum in the reward": drawn @ whole @ live,
-            "k2 of the sum as a loss": drawn @ sums**2 / 2,
-            "return-to-go": drawn @ to_come @ live,
-            "k2 of each token as a loss": drawn @ tree.paths @ k1**2 / 2,
-        }
-        eq_8, *others = (torch.autograd.grad(f, free, retain_graph=True)[0] for f in forms.values())
-        score = torch.autograd.functional.jacobian(tree.log_policy, log_policy)
-        squares = [drawn @ (credit @ score).square().sum(1) for credit in (to_come, whole)]
-        to_go, of_whole = (float(square - eq_8.square().sum()) for square in squares)
-        off = [_relative_difference(gradient, eq_8) for gradient in others]
-        rows.append((*off, to_go / of_whole))
-    return pd.DataFrame(rows, columns=[*list(forms)[1:], "variance"])
-
-
 def claims(seeds: Iterable[int], by_name: Mapping[str, Loss]) -> pd.DataFrame:
     """Measure the error of each of CLAIMS under each loss, on the trees of :func:`gradients`.
 
@@ -180,11 +144,6 @@ def claims(seeds: Iterable[int], by_name: Mapping[str, Loss]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["loss", "claim", "seed", "unequal", "difference"])
 
 
-def total_variation(a: Tensor, b: Tensor) -> float:
-    """Return half the sum of absolute differences: the mass that must move to make a equal b."""
-    return float((a - b).abs().sum() / 2)
-
-
 def full_tree_instance(
     seed: int, depth: int, branches: int, sharpness: float
 ) -> tuple[Tree, Tensor, Tensor]:
@@ -201,36 +160,3 @@ def full_tree_instance(
     log_reference = tree.log_policy(torch.as_tensor(sharpness * rng.normal(size=len(tree.edges))))
     correct = rng.permutation(len(tree.completions)) % 2 == 0
     return tree, log_reference, torch.as_tensor(correct.astype(float))
-
-
-def fixed_points(
-    tree: Tree, log_reference: Tensor, reward: Tensor, beta: float, log_q: Tensor
-) -> pd.DataFrame:
-    """Compute the probabilities of completions at the closed forms and the fixed points.
-
-    Args:
-        tree: its completions.
-        log_reference: log pi_ref of each edge, shape (E,).
-        reward: of each completion, shape (L,).
-        beta: coefficient of the KL.
-        log_q: of each edge, shape (E,).
-
-    Returns:
-        Columns completion, correct, and one for each policy. Policies are the reference, eq. 2, 4
-        and 27, and the fixed point of each estimator that SageTrainer offers.
-    """
-    reference = tree.completion_probabilities(log_reference)
-    guide = solutions.product_guide(tree, log_q)
-    policies = {
-        "reference": reference,
-        "eq. 2 (no guide)": solutions.tilted(reference, reward, beta),
-        "eq. 4": solutions.tilted(reference, reward, beta, guide),
-        "eq. 27 (forward KL)": solutions.forward_kl(reference, reward, beta)[0],
-    }
-    for kl_form in estimators.OFFERED:
-        rest = estimators.fixed_point(tree, kl_form, reward, log_reference, beta, log_q)
-        policies[kl_form] = tree.completion_probabilities(rest)
-    frame = pd.DataFrame({name: policy.tolist() for name, policy in policies.items()})
-    frame.insert(0, "completion", [" ".join(c) for c in tree.completions])
-    frame.insert(1, "correct", (reward == 1).tolist())
-    return frame

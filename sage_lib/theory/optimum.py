@@ -55,27 +55,6 @@ def success(reference_success: ArrayLike, beta: float, log_rho: ArrayLike = 0.0)
     return probability
 
 
-def filtered(reference: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
-    """Return the filtered model p*: pi_ref given that the completion is right, shape (L,).
-
-    It is the limit of eq. 2 as beta falls to 0. Of all policies that are always right it has the
-    smallest KL from the reference.
-    """
-    mass = reference * (reward == 1)
-    if not mass.sum() > 0:
-        raise SageError("the filtered model needs a right completion that the reference can draw")
-    return mass / mass.sum()
-
-
-def group_utility(p: ArrayLike) -> np.ndarray:
-    """Return 2 arcsin(sqrt(p)), which GRPO maximises for large groups instead of success p.
-
-    Its slope is 1/sqrt(p (1 - p)), the limit of kappa, so each problem counts by its spread.
-    """
-    utility: np.ndarray = 2 * np.arcsin(np.sqrt(np.asarray(p, dtype=np.float64)))
-    return utility
-
-
 def guide_gain(
     rewards: ArrayLike, log_q: ArrayLike, problem: Sequence[object], level: float = 0.95
 ) -> pd.DataFrame:

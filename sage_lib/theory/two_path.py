@@ -92,9 +92,7 @@ def conditions(example: Example) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["equation", "statement", "value", "bound", "holds"])
 
 
-def branch_tree(
-    rare: float = 0.05, spread: int = 6, longer: int = 0
-) -> tuple[Tree, Tensor, Tensor]:
+def branch_tree(rare: float = 0.05, spread: int = 6) -> tuple[Tree, Tensor, Tensor]:
     """Build the smallest tree with the example's entropies.
 
     The fork comes first and is nearly certain. Only the rare branch leads to a state with several
@@ -103,14 +101,12 @@ def branch_tree(
     Args:
         rare: pi_ref of the rare branch.
         spread: tokens of that state.
-        longer: tokens by which the correct completion there is longer than the others.
 
     Returns:
         The tree, log pi_ref (E,) and the reward (L,).
     """
-    rare_right = ("rare", "b0", *["on"] * longer, "end")
-    others = (("rare", f"b{i}", "end") for i in range(1, spread))
     right, wrong = ("common", "on", "right"), ("common", "on", "wrong")
+    rare_right, *others = (("rare", f"b{i}", "end") for i in range(spread))
     tree = Tree((right, rare_right, wrong, *others))
     conditional: dict[Edge, float] = {
         ((), "common"): 1 - rare,
@@ -122,16 +118,6 @@ def branch_tree(
     correct = [float(c in (right, rare_right)) for c in tree.completions]
     reward = torch.tensor(correct, dtype=torch.float64)
     return tree, tree.by_edge(conditional, otherwise=1.0).log(), reward
-
-
-def path_entropies(tree: Tree, log_policy: Tensor) -> pd.DataFrame:
-    """Return H_t (nats) of each token: a row for each completion, columns completion, H_1, H_2,
-    ..."""
-    entropy = dict(zip(tree.states, tree.entropies(log_policy).tolist(), strict=True))
-    rows = [[entropy[c[:t]] for t in range(len(c))] for c in tree.completions]
-    frame = pd.DataFrame(rows).rename(columns=lambda t: f"H_{t + 1}")
-    frame.insert(0, "completion", [" ".join(c) for c in tree.completions])
-    return frame
 
 
 def tree_guide(
@@ -148,25 +134,3 @@ def tree_guide(
     """
     q = branch_q(tree.entropies(log_policy), threshold, ratio, most)
     return solutions.product_guide(tree, q.log()[tree.state_of])
-
-
-def margins(
-    inputs: tuple[Tensor, Tensor, Tensor], example: Example, thresholds: Tensor, ratios: Tensor
-) -> Tensor:
-    """Return log(left side / right side) of Theorem 4.3 for the rare completion, on a grid.
-
-    Args:
-        inputs: pi_ref and reward, (L,), and entropies, (L, T); the rare completion is the second.
-        example: gives beta, epsilon and the clamp.
-        thresholds: of the grid, nats.
-        ratios: of the grid.
-
-    Returns:
-        Shape (ratios, thresholds), positive where the condition holds.
-    """
-    reference, reward, entropies = inputs
-    across, down = thresholds[None, :, None, None], ratios[:, None, None, None]
-    q = branch_q(entropies, across, down, example.most).prod(-1)  # (ratios, thresholds, L)
-    rlvr = solutions.tilted(reference, reward, example.beta)
-    left, right = q[..., 1] / (rlvr * q).sum(-1), example.epsilon / rlvr[1]
-    return left.log() - right.log()
