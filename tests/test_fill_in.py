@@ -32,6 +32,24 @@ SOLUTIONS = {
     return d.exp() - d - 1
 """,
     ),
+    "05": (
+        """
+    r = torch.tensor(rewards)
+    return ((r - r.mean()) / (r.std(correction=1) + 1e-4)).tolist()
+""",
+        """
+    r = torch.tensor(rewards)
+    return ((r - r.mean()) / (r.std(correction=0) + 1e-4)).tolist()
+""",
+    ),
+    "06": (
+        """
+    return (1 + 0.3 * (entropies - 1.2).clamp(min=0)).clamp(0.6, 1.4)
+""",
+        """
+    return 1 + 0.3 * (entropies - 1.2).clamp(min=0)
+""",
+    ),
 }
 
 
