@@ -59,8 +59,8 @@ FIGURES = {
     ),
     "theory/fixed_points": (
         "what_the_trainer_optimises",
-        "Where each loss comes to rest: success beside the rare completion. An arrow shows what the "
-        "branch guide changes.",
+        "Where each loss comes to rest: success beside the rare completion. An arrow shows what "
+        "the branch guide changes.",
     ),
     "study/exploration": (
         "exploration_metrics",

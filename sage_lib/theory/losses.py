@@ -5,8 +5,8 @@ group and divides the sum over tokens. A :class:`Loss` says how, and :func:`weig
 expectation over the rest of the batch, by counting.
 
 Simplified: every group of a batch answers the same prompt; completions come from the whole policy,
-not truncated by min-p; one update per batch, on-policy, so no ratio is clipped; no completion is cut
-at the longest length.
+not truncated by min-p; one update per batch, on-policy, so no ratio is clipped; no completion is
+cut at the longest length.
 """
 
 from dataclasses import dataclass
