@@ -160,22 +160,3 @@ def along_training(results: Results) -> pd.DataFrame:
     """
     frame = results.exact.drop(columns=["run", "dataset", "problems"])
     return frame.groupby(["method", "seed", "step"], sort=False).mean().reset_index()
-
-
-def from_filtered(results: Results) -> pd.DataFrame:
-    """Return KL(p* || pi) of each run in nats; p* is its base's filtered model.
-
-    Columns run, method, seed, KL. KL is a mean over data sets, of their means over problems.
-    """
-    support = of_sets(results.support, results.profile, ood=False)
-    keys = ["base", *PROBLEM, "completion"]
-    support = support.assign(base=support["run"].str.rpartition("/")[0])  # the profile, of others
-    base = support[support["method"] == BASE].set_index(keys)["logp"]
-    total = np.log(np.exp(base).groupby(keys[:-1]).transform("sum"))
-    star = (base - total).rename("star").reset_index()
-    both = support.merge(star, on=keys)
-    both["KL"] = np.exp(both["star"]) * (both["star"] - both["logp"])
-    names = ["run", "method", "seed"]
-    by_problem = both.groupby([*names, *PROBLEM], sort=False, dropna=False)["KL"].sum()
-    by_set = by_problem.groupby(level=[*names, "dataset"], sort=False, dropna=False).mean()
-    return by_set.groupby(level=names, sort=False, dropna=False).mean().reset_index()
