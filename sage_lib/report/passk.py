@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
-from sage_lib.experiment.profile import BASE, Profile
+from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.results import Results
 from sage_lib.policy.exact import exact_pass_at_k
 from sage_lib.report.inference import Values
