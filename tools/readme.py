@@ -99,7 +99,9 @@ def sums(root: Path = paths.ROOT) -> str:
     """The SHA-256 of every file of `data`, a line each."""
     # Folders that begin with a dot hold the lock and the half-made tables of `publish`.
     data = root / "data"
-    shown = [p for p in data.rglob("*") if not any(q.startswith(".") for q in p.relative_to(data).parts)]
+    shown = [
+        p for p in data.rglob("*") if not any(q.startswith(".") for q in p.relative_to(data).parts)
+    ]
     files = [path for path in sorted(shown) if path.is_file()]
     return "".join(
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(root).as_posix()}\n"
