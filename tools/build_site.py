@@ -42,20 +42,22 @@ PARTS = {
     ],
     "Reference": ["glossary", "api", "equations", "data", "data_training", "data_tables"],
 }
-#: What ends the README's first screen, and what follows it on the site's first page.
+#: What ends the README's first screen; what the site shows below its words, and at its end.
 FIRST_SCREEN = "<!-- first screen: end -->"
-READ_ON = """
+LIVE = """
 ## The optimum, live
 
 Move beta and q. The bars are the policy that the objective wants, eq. 4: q · π_ref · exp(r/β).
 rho is the mean q of right completions over that of wrong ones. At rho 1 a guide leaves the odds of
 a right answer as they are.
 
-```{{raw}} html
+```{raw} html
 <div data-tilt><noscript>The picture needs JavaScript.</noscript></div>
 <script src="_static/tilt.js"></script>
 ```
 
+"""
+READ_ON = """
 ## Read on
 
 - [What came out, claim by claim](claims.md), with [notebook 11](notebooks/{verdict}.ipynb)
@@ -113,7 +115,8 @@ def on_site(text: str, folder: str = "") -> str:
 
 
 def home(readme: str) -> str:
-    """The README's first screen, four links, and the table of contents: the site's first page."""
+    """The README's first screen with the live optimum below its words, links, and the table of
+    contents: the site's first page."""
     screen, marker, _ = readme.partition(FIRST_SCREEN)
     if not marker:
         raise SageError(
@@ -130,7 +133,9 @@ def home(readme: str) -> str:
         TOCTREE.format(depth=2, caption=caption, pages="\n".join(pages))
         for caption, pages in contents.items()
     ]
-    return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", on_site(screen)) + read_on + "".join(trees)
+    words, fence, commands = on_site(screen).partition("```\n")
+    first = words + LIVE + (fence and "## Try it\n\n") + fence + commands
+    return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", first) + read_on + "".join(trees)
 
 
 def _notebooks(first: str, last: str) -> list[str]:

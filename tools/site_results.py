@@ -291,8 +291,10 @@ def _settings(method: Method, run: pd.Series) -> str:
     known = [f"{name} {run[key]}" for name, key in common.items() if not pd.isna(run[key])]
     if not pd.isna(run["max_steps"]):
         known.append(f"{run['max_steps']:.0f} steps")
+    named = {*common.values(), "max_steps"}
     fields = {one.name: one for one in dataclasses.fields(Method)}
     own = {key: getattr(method, key) for key in fields if key not in ("label", "family", "seeds")}
+    own["rl"] = {key: value for key, value in method.rl.items() if key not in named}
     changed = {key: value for key, value in own.items() if value not in (fields[key].default, {})}
     words = [f"{key.replace('_', ' ')}: {_plain(value)}" for key, value in changed.items()]
     return "; ".join([", ".join(known), *words])
@@ -302,7 +304,9 @@ def _plain(value: Any) -> str:
     """A setting without the signs of Python."""
     if not isinstance(value, dict):
         return str(value)
-    return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
+    first = [str(value["name"])] if "name" in value else []
+    rest = [f"{key} {_plain(part)}" for key, part in value.items() if key != "name"]
+    return ", ".join(part.replace("_", " ") for part in [*first, *rest])
 
 
 def _outline(marker: str) -> str:

@@ -5,15 +5,15 @@
 ((root) => {
   const BETA = { from: 3, to: 0.05 };
   const SECONDS = 8;
-  /** Beta at a place of its slider, 0 to 100: equal steps are equal factors. At 74 it is 1. */
+  /** Beta at a place of its slider, 0 to 100: equal steps are equal factors. At 34 it is 0.2. */
   const betaAt = (place) => +(BETA.to * (BETA.from / BETA.to) ** (place / 100)).toPrecision(2);
-  const PLACES = [0, 100, 1], BEGIN = 74;
+  const PLACES = [0, 100, 1], BEGIN = 34;
   const START = [
-    { name: "A", right: true, note: "the common way", reference: 0.008, q: 1 },
-    { name: "B", right: true, note: "the rare way", reference: 0.002, q: 1 },
+    { name: "A", right: true, note: "the common way", reference: 0.0008, q: 1 },
+    { name: "B", right: true, note: "the rare way", reference: 0.0002, q: 1 },
     { name: "C", right: false, note: "", reference: 0.55, q: 1 },
     { name: "D", right: false, note: "", reference: 0.3, q: 1 },
-    { name: "E", right: false, note: "", reference: 0.14, q: 1 },
+    { name: "E", right: false, note: "", reference: 0.149, q: 1 },
   ];
 
   // --- the formulas -------------------------------------------------------------------------
@@ -149,26 +149,26 @@
       if (aloud) said.textContent = `pass@1 ${texts[0]}, pass@256 ${texts[1]}, rho ${texts[2]}`;
     }
 
-    let frame = null;
+    let timer = null;
     function stop() {
-      if (frame !== null) cancelAnimationFrame(frame);
-      frame = null;
+      clearInterval(timer);
+      timer = null;
       play.textContent = `Play beta from ${BETA.from} to ${BETA.to}`;
     }
     function run() {
       const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
       const begin = performance.now();
-      const step = (now) => {
-        const done = calm ? 1 : Math.min(1, Math.max(0, (now - begin) / 1000 / SECONDS));
+      const step = () => {
+        const done = calm ? 1 : Math.min(1, (performance.now() - begin) / 1000 / SECONDS);
         beta.input.value = 100 * (1 - done);
         if (done === 1) stop();
-        else frame = requestAnimationFrame(step);
         show(done === 1);
       };
       play.textContent = "Stop";
-      step(begin);
+      timer = setInterval(step, 40);
+      step();
     }
-    play.addEventListener("click", () => (frame === null ? run() : stop()));
+    play.addEventListener("click", () => (timer === null ? run() : stop()));
     reset.addEventListener("click", () => {
       stop();
       beta.input.value = BEGIN;
