@@ -200,7 +200,8 @@ def test_a_picture_without_words_gets_those_of_its_heading():
 
 
 def test_the_glossary_is_a_directive_on_the_site():
-    text = "# Glossary\n\n| term | meaning |\n|---|---|\n| right, correct | of *it* |\n| q | a guide |\n"
+    rows = "| right, correct | of *it* |\n| q | a guide |\n"
+    text = f"# Glossary\n\n| term | meaning |\n|---|---|\n{rows}"
     shown = "# Glossary\n\n```{glossary}\nright\ncorrect\n  of *it*\n\nq\n  a guide\n\n```\n"
     assert build_site.glossary(text) == shown
 
