@@ -93,7 +93,7 @@ def test_the_navigation_has_its_parts_and_the_search_the_terms():
 
 def test_a_notebooks_page_folds_cells():
     text = (SITE / "notebooks" / "02_the_optimum.html").read_text()
-    assert 0 < text.count('<details class="hide') < text.count('class="cell ')
+    assert 0 < text.count("hide above-input") < text.count('class="cell ')
 
 
 def test_a_broken_link_and_another_host_are_noticed(tmp_path):

@@ -27,7 +27,8 @@ FIGURES = {
     "probability of the rare solution.",
     "theory/fixed_points": "Where each loss comes to rest, over the ratio of the branch guide: the "
     "rare completion and success.",
-    "study/training_ends": "Where training ends, beside the optimum and the fixed point.",
+    "study/training_ends": "Where the training of each method ends: the share of valid samples "
+    "over token entropy, and over the KL to the reference.",
     "study/rivals": "Other ways to explore, against GRPO's line over beta.",
     "guide_gain/log_rho": "What each guide adds to the log odds of a right answer, problem by "
     "problem. Above 0 it helps.",
