@@ -309,7 +309,8 @@ def test_claims_are_filtered_below_a_head_that_stays(tmp_path):
       const words = document.querySelector("[type=search]");
       words.value = "clip-cov";
       words.dispatchEvent(new Event("input"));
-      document.title = `${Math.round(place)}: ${document.querySelector("#filter span").textContent}`;
+      const said = document.querySelector("#filter span").textContent;
+      document.title = `${Math.round(place)}: ${said}`;
     }"""
     shown = with_script("claims", script, tmp_path)
     title = re.search(r"<title>(.*?)</title>", shown)[1]

@@ -167,11 +167,12 @@ def notebook(ending: str) -> str:
 
 def drawn_in(figure: str) -> str | None:
     """The first notebook that saves a figure, such as "study/tradeoff"; None where none does."""
-    name = figure.rpartition("/")[2]
+    folder, _, name = figure.partition("/")
     for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb")):
         cells = json.loads(path.read_text())["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-        if any("show(" in source and f'"{name}"' in source for source in sources):
+        shown = any("show(" in source and f'"{name}"' in source for source in sources)
+        if shown and any(f'"{folder}"' in source for source in sources):
             return path.stem
     return None
 
