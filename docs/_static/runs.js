@@ -59,7 +59,8 @@
 
   /** Tick what an address says. An empty one is the choice at first. */
   function choose(text) {
-    const found = new Map(decodeURIComponent(text.replace(/^#/, "")).split(",").map((part) => part.split(":")));
+    const parts = text.replace(/^#/, "").replaceAll("%2B", "+").replaceAll("%2C", ",").split(",");
+    const found = new Map(parts.map((part) => part.split(":")));
     const known = RUNS.methods.some(({ key }) => found.has(key)) || found.has("none");
     for (const method of RUNS.methods) {
       method.box.checked = known ? found.has(method.key) : START.includes(method.key);
