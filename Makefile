@@ -97,8 +97,8 @@ $(VENV)/site: requirements-site.lock $(VENV)/installed
 site: $(VENV)/site # build the site into build/site, without a network
 	$(RUN) tools/build_site.py
 
-test-site: $(VENV)/site # every link and picture of the built site is there
-	$(RUN) -m pytest tests/test_site.py -m site -rs
+test-site: $(VENV)/site # the built site: links, pictures, and with Chromium what moves
+	$(RUN) -m pytest tests/test_site.py tests/test_live.py -m site -rs
 
 # A file of settings has what JupyterLab saves be what git has.
 lab: $(VENV)/installed # open JupyterLab on the notebooks

@@ -37,8 +37,9 @@ suppress_warnings = [
 html_theme = "furo"
 html_title = project
 html_favicon = "_static/favicon.svg"
-html_static_path = ["_static"]
+html_static_path = ["_static", str(paths.ROOT / "sage_lib" / "report" / "tilt.js")]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
@@ -89,7 +90,7 @@ def _to_page(_: Any, what: str, name: str, thing: Any, options: Any, lines: list
     divergence no substitutions, and a summary is the first sentence, not the first line."""
     whole = _BEFORE_BLOCK.sub(r"\1\n\n::\n\n", "\n".join(lines))
     text = _LITERAL.split(str(GoogleDocstring(whole)).strip("\n") + "\n")
-    marks = "([|*_])" if what == "comment" else "([|])"
+    marks = "([|*_@])" if what == "comment" else "([|@])"  # pass@256 is no address
     text[::2] = [re.sub(marks, r"\\\1", part) for part in text[::2]]
     first, *rest = "".join(text).split("\n\n", 1)
     if not first.startswith((":", "..")):

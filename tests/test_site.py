@@ -2,12 +2,14 @@
 host."""
 
 import json
+import re
 from functools import cache
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
 import build_site
 import pytest
+import site_results
 
 from sage_lib import paths
 from sage_lib.experiment.results import load_results
@@ -65,6 +67,35 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_another_host():
         assert [one for one in outside if not one.startswith("data:")] == [], path
 
 
+def test_a_picture_has_words_and_no_number_is_an_address():
+    for path in sorted(SITE.rglob("*.html")):
+        text = path.read_text()
+        assert "mailto:" not in text, path
+        for picture in re.findall(r"<img[^>]*>", text):
+            words = re.search(r'alt="([^"]*)"', picture)
+            assert words and words[1] and not words[1].endswith(".png"), f"{path}: {picture}"
+
+
+def test_the_navigation_has_its_parts_and_the_search_the_terms():
+    text = (SITE / "index.html").read_text()
+    captions = re.findall(r'<span class="caption-text">([^<]+)</span>', text)
+    parts = ["Start", "Results", "Notebooks", "Guides", "Reference"]
+    assert [caption for caption in captions if caption in parts] == parts
+    for path in ("theory", "walkthrough", "the-paper", "why", "exploration-report", "further"):
+        assert f'href="notebooks/{path}.html"' in text
+    glossary = page(SITE / "glossary.html").names
+    assert {"term-anchor", "term-pass-k", "term-trade-off-curve"} <= glossary
+    linked = {
+        page_of: set(page(SITE / f"{page_of}.html").links) for page_of in ("index", "own_code")
+    }
+    assert all({"claims.html", "runs.html", "gallery.html"} <= links for links in linked.values())
+
+
+def test_a_notebooks_page_folds_cells():
+    text = (SITE / "notebooks" / "02_the_optimum.html").read_text()
+    assert 0 < text.count("hide above-input") < text.count('class="cell ')
+
+
 def test_a_broken_link_and_another_host_are_noticed(tmp_path):
     first = tmp_path / "first.html"
     first.write_text('<a href="gone.html">a</a><a href="#no">b</a><a href="#yes" id="yes">c</a>')
@@ -90,13 +121,9 @@ def test_the_pages_of_results_show_what_they_are_for():
         (SITE / name).read_text()
         for name in ("claims.html", "gallery.html", "api/sage_lib/algorithm/advantages/index.html")
     )
-    stated = [
-        one
-        for name in ("claims", "exploration_claims")
-        for one in outcomes.load_claims(name).claims
-    ]
-    assert claims.count("<tr>") > len(stated) > 40
-    assert gallery.partition("<summary>")[0].count("<figcaption>") == 10
+    stated = [one for name in site_results.CLAIMS for one in outcomes.load_claims(name).claims]
+    assert claims.count("<tr>") == len(stated) + 2 > 40
+    assert gallery.count("<figcaption>") == gallery.count('loading="lazy"') == 10
     assert "log pi of the sampled tokens" in api  # a comment behind a field
     assert {"_static/runs_data.js", "_static/runs.js"} <= set(page(SITE / "runs.html").loaded)
     assert all(f'"{name}"' in (SITE / "searchindex.js").read_text() for name in ("claims", "runs"))

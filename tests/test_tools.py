@@ -155,17 +155,55 @@ def test_the_sites_sources_are_whole(tmp_path):
     build_site.assemble(tmp_path)
     for page in ("index", "api", "gallery", "reported", "equations", "running"):
         assert len((tmp_path / f"{page}.md").read_text()) > 500
-    assert len(list((tmp_path / "notebooks").iterdir())) == len(PATHS)
+    assert len(list((tmp_path / "notebooks").glob("*.ipynb"))) == len(PATHS)
+    parts = [page.read_text() for page in (tmp_path / "notebooks").glob("*.md")]
+    assert len(parts) == len(links.PARTS)
+    for stem in STEMS[1:]:
+        assert sum(f"\n{stem}\n" in part for part in parts) == 1
     assert "0.465 ± 0.063" in (tmp_path / "reported.md").read_text()
 
 
 def test_the_first_page_is_the_readmes_first_screen():
-    page = build_site.home(f"# Title\n\nWords.\n\n{build_site.FIRST_SCREEN}\n\nMore.\n")
-    first, *links = re.findall(r"^- \[.*\]\((\S+)\)$", page, re.MULTILINE)
-    assert "Words." in page and "More." not in page
-    assert first.startswith("notebooks/11_verdict") and len(links) == 3
+    screen = f"# Title\n\nWords.\n\n```\nmake test\n```\n{build_site.FIRST_SCREEN}\n\nMore.\n"
+    page = build_site.home(screen)
+    assert page.index("Words.") < page.index("data-tilt") < page.index("make test")
+    linked = re.findall(r"^- .*?\]\((\S+?)\)", page, re.MULTILINE)
+    assert "More." not in page
+    assert linked[:3] == ["claims.md", "runs.md", "gallery.md"] and len(linked) == 6
     with pytest.raises(SageError, match="has no line <!-- first screen: end -->"):
         build_site.home("# Title\n\nWords.\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "tags", "folded"),
+    [
+        ("import numpy\nx = 1", [], True),
+        ("import numpy\nx = 1", ["equation"], False),
+        ("figure, axes = plt.subplots(1)" + "\naxes.plot()" * 12, [], True),
+        ("figure, axes = plt.subplots(1)", [], False),
+        ("rows = []" + "\nrows.append(1)" * 20, [], False),
+    ],
+)
+def test_cells_that_load_or_draw_are_folded(source, tags, folded):
+    cells = [{"cell_type": "markdown", "source": "# 01 Title", "metadata": {}}]
+    cells += [{"cell_type": "code", "source": source, "metadata": {"tags": tags}, "outputs": []}]
+    [_, cell] = build_site.notebook_page({"cells": cells})["cells"]
+    assert ("hide-input" in cell["metadata"]["tags"]) == folded
+
+
+def test_a_picture_without_words_gets_those_of_its_heading():
+    output = {"data": {"image/png": ""}, "metadata": {}}
+    cells = [{"cell_type": "markdown", "source": "# 01 Title\n\n## A part", "metadata": {}}]
+    cells += [{"cell_type": "code", "source": "x", "metadata": {}, "outputs": [output]}]
+    [_, cell] = build_site.notebook_page({"cells": cells})["cells"]
+    assert cell["metadata"]["mystnb"] == {"image": {"alt": "Figure: A part"}}
+
+
+def test_the_glossary_is_a_directive_on_the_site():
+    rows = "| right, correct | of *it* |\n| q | a guide |\n"
+    text = f"# Glossary\n\n| term | meaning |\n|---|---|\n{rows}"
+    shown = "# Glossary\n\n```{glossary}\nright\ncorrect\n  of *it*\n\nq\n  a guide\n\n```\n"
+    assert build_site.glossary(text) == shown
 
 
 def test_a_lock_has_what_a_package_needs():

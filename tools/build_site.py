@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import links
 import pandas as pd
 import site_results
 
@@ -30,21 +31,50 @@ DOCS = paths.ROOT / "docs"
 #: The package that brings MathJax, and what of it a page loads.
 MATHJAX = "sphinx-mathjax-offline"
 MATHJAX_PARTS = ("tex-chtml.js", "output")
-#: The order of the pages of docs in the navigation; pages that are not named follow.
-FIRST = [
-    *("running", "notebooks", "profiles", "countdown_task", "one_gpu", "gpu_settings", "scaling"),
-    *("own_code", "which_kl", "measure", "pass_at_k", "data", "data_training", "data_tables"),
-]
-#: What ends the README's first screen, and what follows it on the site's first page.
+#: The parts of the navigation, with pages that are not notebooks; other pages of docs end the last.
+PARTS = {
+    "Start": ["running", "own_code"],
+    "Results": ["claims", "runs", "gallery", "reported"],
+    "Notebooks": ["notebooks"],
+    "Guides": [
+        *("profiles", "countdown_task", "one_gpu", "gpu_settings", "scaling", "measure"),
+        *("pass_at_k", "live_pass_at_k", "guide_gain", "which_kl", "pass_at_1_issue"),
+    ],
+    "Reference": ["glossary", "api", "equations", "data", "data_training", "data_tables"],
+}
+#: What ends the README's first screen; what the site shows below its words, and at its end.
 FIRST_SCREEN = "<!-- first screen: end -->"
-READ_ON = """\
+LIVE = """
+## The optimum, live
+
+Move beta and q. The bars are the policy that the objective wants, eq. 4: q · π_ref · exp(r/β).
+rho is the mean q of right completions over that of wrong ones. At rho 1 a guide leaves the odds of
+a right answer as they are.
+
+```{raw} html
+<div data-tilt><noscript>The picture needs JavaScript.</noscript></div>
+<script src="_static/tilt.js"></script>
+```
+
+"""
+READ_ON = """
 ## Read on
 
-- [What came out, claim by claim](notebooks/{verdict}.ipynb)
-- [Every run: its reward, entropy and KL, and its pass@k](runs.md)
+- [What came out, claim by claim](claims.md), with [notebook 11](notebooks/{verdict}.ipynb)
+- [Every run](runs.md): its reward, entropy and KL, its pass@k, and your own run beside it
+- [Ten figures](gallery.md)
 - [Train a small model in minutes](notebooks/{sft}.ipynb)
+- [pass@k of your counts, live](live_pass_at_k.md)
 - [Use the trainer in your own code](own_code.md)
 """
+#: What follows a page of docs on the site, where there are more pages than in docs.
+READ_ALSO = {
+    "own_code": "See what the trainer did here: [every claim](claims.md), [every run](runs.md) "
+    "beside one of your own, and [ten figures](gallery.md).",
+    "pass_at_k": "[A page](live_pass_at_k.md) draws the curve of counts that you paste.",
+}
+#: Tags of cells that are never folded.
+SHOWN_TAGS = {"parameters", "equation", "trained", "fill-in"}
 #: A badge: its picture comes from another host, and becomes its words.
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?:[^)\s]+\)\]")
 _PICTURE = re.compile(r"(!\[[^\]]*\]\()(?!https?:)([^)#\s]+)(\))")
@@ -85,37 +115,96 @@ def on_site(text: str, folder: str = "") -> str:
 
 
 def home(readme: str) -> str:
-    """The README's first screen, four links, and the table of contents: the site's first page."""
+    """The README's first screen with the live optimum below its words, links, and the table of
+    contents: the site's first page."""
     screen, marker, _ = readme.partition(FIRST_SCREEN)
     if not marker:
         raise SageError(
             f"README.md has no line {FIRST_SCREEN}: put one where its first screen ends"
         )
     read_on = READ_ON.format(**{name: site_results.notebook(name) for name in ("verdict", "sft")})
-    written = sorted(path.stem for path in DOCS.glob("*.md") if path.stem != "api")
-    contents = {
-        "Using it": [*FIRST, *(name for name in written if name not in FIRST)],
-        "Notebooks": [f"notebooks/{path.stem}" for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))],
-        "Results": ["claims", "runs", "gallery", "reported"],
-        "Code": ["equations", "api"],
-    }
+    named = {page for pages in PARTS.values() for page in pages}
+    others = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in named)
+    contents = {caption: list(pages) for caption, pages in PARTS.items()}
+    contents["Reference"] += others
+    contents["Notebooks"] += [f"notebooks/{name}" for name in _notebooks("00", "00")]
+    contents["Notebooks"] += [f"notebooks/{_slug(title)}" for _, _, title in links.PARTS]
     trees = [
-        TOCTREE.format(depth=1, caption=caption, pages="\n".join(pages))
+        TOCTREE.format(depth=2, caption=caption, pages="\n".join(pages))
         for caption, pages in contents.items()
     ]
-    return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", on_site(screen)) + read_on + "".join(trees)
+    words, fence, commands = on_site(screen).partition("```\n")
+    first = words + LIVE + (fence and "## Try it\n\n") + fence + commands
+    return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", first) + read_on + "".join(trees)
+
+
+def _notebooks(first: str, last: str) -> list[str]:
+    """The names of the notebooks whose numbers lie between two."""
+    names = sorted(path.stem for path in paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
+    return [name for name in names if first <= name[:2] <= last]
+
+
+def _slug(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def part_pages() -> dict[str, str]:
+    """A page for each part of the notebooks, by its name: it folds them in the navigation."""
+    pages = {}
+    for first, last, title in links.PARTS:
+        ends = "99" if title == links.PARTS[-1][2] else last
+        names = _notebooks(first, ends)
+        listed = "\n".join(f"- {_about(name)}" for name in names)
+        tree = TOCTREE.format(depth=1, caption=title, pages="\n".join(names))
+        pages[_slug(title)] = f"# {title}\n\n{listed}\n{tree}"
+    return pages
+
+
+def _about(name: str) -> str:
+    notebook = json.loads((paths.NOTEBOOKS / f"{name}.ipynb").read_text())
+    about = notebook["metadata"].get("sage", {}).get("about", "")
+    return f"[{_title(notebook)}]({name}.ipynb){about and ': '}{about}"
+
+
+def _title(notebook: dict[str, Any]) -> str:
+    return "".join(notebook["cells"][0]["source"]).partition("\n")[0].removeprefix("# ")
 
 
 def notebook_page(notebook: dict[str, Any]) -> dict[str, Any]:
-    """A stored notebook for MyST-NB: its links, and the words of its pictures."""
+    """A stored notebook for MyST-NB: its links, folded cells, and the words of its pictures."""
+    heading = _title(notebook)
     for cell in notebook["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":  # pages of docs lie at the top of the site
             cell["source"] = _BADGE.sub(r"[\1]", text).replace("](../docs/", "](../")
+            heading = (re.findall(r"^#+ (.+)$", text, re.MULTILINE) or [heading])[-1]
+        else:
+            tags = cell["metadata"].setdefault("tags", [])
+            if is_folded(text, tags):
+                tags.append("hide-input")
         for output in cell.get("outputs", []):
-            if words := output.get("metadata", {}).get("image/png", {}).get("alt"):
+            if "image/png" in output.get("data", {}):
+                words = output["metadata"].get("image/png", {}).get("alt", f"Figure: {heading}")
                 cell["metadata"]["mystnb"] = {"image": {"alt": words}}
     return notebook
+
+
+def is_folded(source: str, tags: list[str]) -> bool:
+    """Whether a page folds a cell: imports and loading, or a long one that draws."""
+    if SHOWN_TAGS & {*tags} or "hide-input" in tags:
+        return False
+    draws = "plt.subplots(" in source and source.count("\n") >= 12
+    return draws or source.startswith(("import ", "from "))
+
+
+def glossary(text: str) -> str:
+    """The glossary's table as a directive, so that the search and links know the terms."""
+    head, rows = text.split("| term | meaning |\n|---|---|\n")
+    parts = [head, "```{glossary}\n"]
+    for row in filter(None, rows.split("\n")):
+        terms, meaning = (cell.strip() for cell in row.strip("|").split("|", 1))
+        parts += [*(f"{term}\n" for term in terms.split(", ")), f"  {meaning.strip(' |')}\n\n"]
+    return "".join([*parts, "```\n"])
 
 
 def reported_page() -> str:
@@ -173,13 +262,17 @@ def assemble(source: Path) -> None:
         write_json(source / "notebooks" / path.name, page)
     shutil.copytree(paths.FIGURES, source / "figures", ignore=shutil.ignore_patterns("*.pdf"))
     written = {path.stem: on_site(path.read_text(), "docs") for path in DOCS.glob("*.md")}
+    written |= {name: f"{written[name]}\n{words}\n" for name, words in READ_ALSO.items()}
     api = TOCTREE.format(depth=3, caption="Modules", pages="api/sage_lib/index")
     pages = {
         **written,
         "index": home((paths.ROOT / "README.md").read_text()),
         "api": written["api"] + api,
+        "glossary": glossary(written["glossary"]),
+        **{f"notebooks/{name}": text for name, text in part_pages().items()},
         "claims": site_results.claims_map(),
         "runs": site_results.RUNS_PAGE,
+        "live_pass_at_k": site_results.LIVE_PAGE,
         "gallery": site_results.gallery(),
         "reported": reported_page(),
         "equations": equation_page(),

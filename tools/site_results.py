@@ -1,5 +1,6 @@
 """The site's pages of results: the gallery, the map of claims, and the browser of runs."""
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -12,82 +13,52 @@ from matplotlib.transforms import Affine2D
 
 from sage_lib import paths
 from sage_lib.experiment.results import Results, load_results
+from sage_lib.experiment.settings import Method
 from sage_lib.report import outcomes, style
 
-#: The figures that matter, best first, each with the notebook that draws it. Ten are shown: the
-#: last ones stand in for those that are not drawn yet.
+#: The figures that matter, best first. Ten are shown: the last ones stand in for those that no
+#: notebook draws any more.
 FIGURES = {
-    "study/tradeoff": (
-        "verdict",
-        "GRPO over beta, and the methods beside it. Further right, more first answers are right. "
-        "Further up, more problems are solved in 256 tries.",
-    ),
-    "study/rivals": (
-        "rivals",
-        "Other ways to explore, against GRPO's line over beta.",
-    ),
-    "study/exact_training": (
-        "exact_evaluation",
-        "Exact pass@1, exact pass@256 and the probability of the rare way along training. "
-        "A thin line is one seed.",
-    ),
-    "study/training": (
-        "every_method",
-        "Reward, token entropy and KL along training. The band is the range of GRPO's seeds.",
-    ),
-    "study/figure3": (
-        "main_results",
-        "Exact pass@k over k, on three kinds of problems.",
-    ),
-    "study/entropy_law": (
-        "entropy_and_performance",
-        "Reward against entropy, and the law that the exploration report fits to them.",
-    ),
-    "study/token_impact": (
-        "token_impact",
-        "How much accuracy is lost when one token is replaced, by kind of token.",
-    ),
-    "study/log_rho": (
-        "the_optimum",
-        "What a guide adds to the log odds of a right answer, problem by problem. "
-        "Above 0 the guide helps.",
-    ),
-    "theory/two_path": (
-        "toy_two_path",
-        "The paper's two-path example, computed exactly. The bars are the probability of the rare "
-        "solution.",
-    ),
-    "theory/fixed_points": (
-        "what_the_trainer_optimises",
-        "Where each loss comes to rest: success beside the rare completion. An arrow shows what "
-        "the branch guide changes.",
-    ),
-    "study/exploration": (
-        "exploration_metrics",
-        "Figure 1 of the exploration report with our policies: pass@k, distinct answers, entropy "
-        "and branching factor.",
-    ),
-    "study/figure1": (
-        "guides",
-        "The guides on one completion. From the top: entropy, the guide's q, the probabilities.",
-    ),
-    "study/figure2": (
-        "main_results",
-        "Training reward, and exact pass@1 on other problems, along training.",
-    ),
+    "operating_point/figures_2_and_3": "Figures 2 and 3 of the paper with our policies, at the "
+    "paper's settings: reward along training, and pass@k over k.",
+    "study/tradeoff": "GRPO over beta, and the methods beside it. Further right, more first "
+    "answers are right. Further up, more problems are solved in 256 tries.",
+    "theory/two_path": "The paper's two-path example, computed exactly. The bars are the "
+    "probability of the rare solution.",
+    "theory/fixed_points": "Where each loss comes to rest, over the ratio of the branch guide: the "
+    "rare completion and success.",
+    "study/training_ends": "Where the training of each method ends: the share of valid samples "
+    "over token entropy, and over the KL to the reference.",
+    "study/rivals": "Other ways to explore, against GRPO's line over beta.",
+    "guide_gain/log_rho": "What each guide adds to the log odds of a right answer, problem by "
+    "problem. Above 0 it helps.",
+    "coloring/both_tasks": "The same comparison on two tasks: countdown and graph coloring.",
+    "smollm/pass_at_k": "pass@k of SmolLM2 on word problems, from samples.",
+    "study/exploration": "Figure 1 of the exploration report with our policies: pass@k, distinct "
+    "answers, entropy and branching factor.",
+    "study/token_impact": "How much accuracy is lost when one token is replaced, by kind of token.",
+    "study/entropy_law": "Reward against entropy, and the law that the exploration report fits to "
+    "them.",
+    "study/figure3": "Exact pass@k over k, on three kinds of problems.",
+    "study/exact_training": "Exact pass@1, exact pass@256 and the probability of the rare way "
+    "along training. A thin line is one seed.",
+    "study/figure1": "The guides on one completion. From the top: entropy, the guide's q, the "
+    "probabilities.",
 }
 SHOWN = 10
 
-#: Files of claims: the paper, and the notebook of each question in the file.
+#: Files of claims: the results they are about, the paper, and the notebook of each question.
 CLAIMS = {
-    "claims": ("SAGE", {"": "verdict"}),
+    "operating_point_claims": ("operating_point", "SAGE", {"": "at_the_papers_settings"}),
+    "claims": ("study", "SAGE", {"": "verdict"}),
     "exploration_claims": (
+        "study",
         "Exploration report",
         {
-            "shaping": "advantage_shaping",
+            "shaping": "what_moves_the_curve",
             "rft": "rejection_sampling_sft_rl",
             "sft": "rejection_sampling_sft_rl",
-            "rivals": "rivals",
+            "rivals": "what_moves_the_curve",
         },
     ),
 }
@@ -95,13 +66,23 @@ CLAIMS_PAGE = """\
 # Claims map
 
 Claims on SAGE were written down before the first run, with the exceptions that
-[notebook 11](notebooks/11_verdict.ipynb) lists. Those of the exploration report were written down
+[notebook 11](notebooks/{verdict}.ipynb) lists. Those of the exploration report were written down
 before the first run of its methods.
 
 A number is a difference between two methods, with the interval by which it is judged. A claim has
-the worst outcome of its comparisons. Notebook 11 explains the rule. Notebook 15 judge the
-claims on entropies and tokens, which are not in the tables.
+the worst outcome of its comparisons. Notebook 11 explains the rule. Claims on entropies and tokens
+are in [notebook 15](notebooks/{tokens}.ipynb), and those on the ladder and on the law of rho in
+[notebook 12](notebooks/{why}.ipynb) and [notebook 13](notebooks/{guide}.ipynb).
 
+```{{raw}} html
+<div id="filter"></div>
+```
+
+"""
+CLAIMS_SCRIPT = """\
+```{raw} html
+<script src="_static/claims.js"></script>
+```
 """
 #: Whose the claims of a table are: the heading above it.
 WHOSE = {"paper": "What the papers claim", "ours": "What we claimed"}
@@ -115,30 +96,32 @@ PANELS = [
     ("exact", "pass@8", "Exact pass@8"),
     ("exact", "pass@256", "Exact pass@256"),
 ]
-#: Families of methods as a reader knows them; another family keeps its own name.
+#: Families of methods as a reader knows them, and the notebook of each. Another family keeps its
+#: name, and has the notebook of the verdict.
 FAMILIES = {
-    "main": "The paper's methods",
-    "front": "GRPO at other values of beta",
-    "matched": "GRPO at the matched beta",
-    "paper_beta": "At the beta of the authors' code",
-    "control": "Controls",
-    "dose": "Guides with a higher bound",
-    "anchors": "Other anchors",
-    "answer": "Reward for the answer alone",
-    "losses": "Other losses",
-    "table6": "Threshold and ratio (Table 6)",
-    "full": "All weights trained",
-    "rivals": "Rivals",
-    "shapers": "Shaped advantages",
-    "rft": "Rejection sampling",
-    "sft": "More SFT",
+    "main": ("The paper's methods", "verdict"),
+    "front": ("GRPO at other values of beta", "verdict"),
+    "matched": ("GRPO at the matched beta", "verdict"),
+    "paper_beta": ("At the beta of the authors' code", "verdict"),
+    "control": ("Controls", "verdict"),
+    "dose": ("Guides with a higher bound", "verdict"),
+    "anchors": ("Other anchors", "verdict"),
+    "answer": ("Reward for the answer alone", "verdict"),
+    "losses": ("Other losses", "losses_sizes_thresholds"),
+    "table6": ("Threshold and ratio (Table 6)", "losses_sizes_thresholds"),
+    "full": ("All weights trained", "losses_sizes_thresholds"),
+    "rivals": ("Rivals", "what_moves_the_curve"),
+    "shapers": ("Shaped advantages", "what_moves_the_curve"),
+    "rft": ("Rejection sampling", "rejection_sampling_sft_rl"),
+    "sft": ("More SFT", "rejection_sampling_sft_rl"),
 }
 DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "10 3 2 3"}
 RUNS_PAGE = """\
 # Run browser
 
-Here is what you should see when you train a method of the study. Choose methods, and compare your
-own logs with the plots.
+Here is what you should see when you train a method of the study. Choose methods: the address keeps
+the choice, so you can send it. Drop the `trainer_state.json` of a run of your own to see it beside
+ours, in black. It stays in your browser.
 
 A thick line is the mean over the chosen seeds, and a thin line is one seed. Reward, entropy and KL
 are those of the completions in training. Exact pass@k is computed on other problems, without
@@ -150,78 +133,116 @@ sampling. The KL is the mean k3 to the reference. A method without a KL term has
 <script src="_static/runs.js"></script>
 ```
 """
+LIVE_PAGE = """\
+# pass@k of your counts, live
+
+Paste or drop counts of right samples to see mean pass@k over problems. The text stays in your
+browser: nothing is sent.
+
+- Lines `n, c`: samples of a problem, and how many are right. A first line may name the columns,
+  such as `id,c,n`.
+- JSON lines of counts: `{"id": "p1", "c": 5, "n": 128}`.
+- JSON lines of samples: `{"problem": "p1", "correct": true}`, a line each. `id` or `prompt` may
+  stand for `problem`.
+
+A line that cannot be read is named, and left out.
+
+```{raw} html
+<div id="passk"><noscript>The curve needs JavaScript.</noscript></div>
+<script src="_static/passk.js"></script>
+```
+
+Each problem has the unbiased estimate 1 - C(n-c, k) / C(n, k), up to the fewest samples of a
+problem. The interval holds for the mean over problems, of this policy: 95 %, by the Bayesian
+bootstrap of [`pass_at_k`](pass_at_k.md), whose numbers these are. Its random draws are others, so
+bounds differ by less than 0.01. For two policies, training seeds, other formats and a test of the
+difference use the command `sage-companion pass-at-k`.
+"""
 
 
 def notebook(ending: str) -> str:
-    """A notebook's name with its number: "13_verdict" of "verdict"."""
+    """A notebook's name with its number: "11_verdict" of "verdict"."""
     return next(paths.NOTEBOOKS.glob(f"[0-9][0-9]_{ending}.ipynb")).stem
 
 
+def drawn_in(figure: str) -> str | None:
+    """The first notebook that saves a figure, such as "study/tradeoff"; None where none does."""
+    folder, _, name = figure.partition("/")
+    for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        shown = any("show(" in source and f'"{name}"' in source for source in sources)
+        if shown and any(f'"{folder}"' in source for source in sources):
+            return path.stem
+    return None
+
+
 def gallery() -> str:
-    """The figures that matter with their captions, and the others behind a fold."""
-    drawn = sorted(path.relative_to(paths.FIGURES) for path in paths.FIGURES.glob("*/*.png"))
-    names = [str(path.with_suffix("")) for path in drawn]
-    chosen = [name for name in FIGURES if name in names][:SHOWN]
-    others = [name for name in names if name not in chosen]
-    parts = ["# Gallery\n\n`make figures` draws all of these again, from `data/published`.\n"]
-    for name in chosen:
-        made_in, caption = FIGURES[name]
-        page = notebook(made_in)
-        parts.append(_figure(name, caption, f" [Notebook {page[:2]}](notebooks/{page}.ipynb)"))
-    parts.append(f"<details><summary>The other {len(others)} figures</summary>\n")
-    parts += [_figure(name, name.replace("/", ": ").replace("_", " ")) for name in others]
-    return "\n".join([*parts, "</details>\n"])
+    """The ten figures that matter, each with its notebook and its data."""
+    parts = ["# Gallery\n\n`make figures` draws all figures again, from `data/published`.\n"]
+    for name, caption in FIGURES.items():
+        page = drawn_in(name)
+        if page and (paths.FIGURES / f"{name}.png").is_file() and len(parts) <= SHOWN:
+            parts.append(_figure(name, caption, page))
+    return "\n".join(parts)
 
 
-def _figure(name: str, caption: str, link: str = "") -> str:
+def _figure(name: str, caption: str, page: str) -> str:
     """A figure with its caption, so wide that the letters of all have one size."""
     pixels = int.from_bytes((paths.FIGURES / f"{name}.png").read_bytes()[16:20])
-    options = f":alt: {caption}\n:width: {0.6 * pixels:.0f}px"
-    return f":::{{figure}} /figures/{name}.png\n{options}\n\n{caption}{link}\n:::\n"
+    options = f":alt: {caption}\n:width: {0.6 * pixels:.0f}px\n:loading: lazy"
+    link = f"[Notebook {page[:2]}](notebooks/{page}.ipynb)"
+    data = paths.PUBLISHED / name.partition("/")[0]
+    from_data = f", from `data/published/{data.name}`" if data.is_dir() else ""
+    return f":::{{figure}} /figures/{name}.png\n{options}\n\n{caption} {link}{from_data}.\n:::\n"
 
 
 def claims_map() -> str:
     """Every claim with what was measured for it, from the published comparisons: the papers' and
     ours, each with the number of every outcome."""
-    names = ("source", "statement", "tested here", "difference", "outcome", "notebook")
-    head = "\n".join(f"<th>{name}</th>" for name in names)  # the search takes lines apart
+    names = ("claim", "outcome", "tested here", "source", "notebook")
+    head = "\n".join(
+        f'<th scope="col">{name}</th>' for name in names
+    )  # the search takes lines apart
     rows = [row for file in CLAIMS for row in _claim_rows(file)]
-    parts = [CLAIMS_PAGE]
+    endings = {"verdict": "verdict", "tokens": "entropy_and_tokens"}
+    endings |= {"why": "why_training_loses", "guide": "which_guide_would_help"}
+    parts = [CLAIMS_PAGE.format(**{key: notebook(ending) for key, ending in endings.items()})]
     for by, heading in WHOSE.items():
         counts = Counter(outcome for whose, outcome, _ in rows if whose == by)
         tally = ", ".join(f"{outcome} {number}" for outcome, number in counts.most_common())
         body = "\n".join(row for whose, _, row in rows if whose == by)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
         parts += [f"## {heading}\n\n{counts.total()} claims: {tally}.\n\n"]
-        parts += [f'<div class="wide claims">{table}</div>\n\n']
-    return "".join(parts)
+        parts += [f'<div class="claims">{table}</div>\n\n']
+    return "".join([*parts, CLAIMS_SCRIPT])
 
 
 def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
-    """Whose each claim of a file is, its outcome, and its rows: one for each comparison."""
-    results, claims = load_results("study"), outcomes.load_claims(file)
-    stored = paths.PUBLISHED / "study" / "comparisons.csv"
-    compared = pd.read_csv(stored) if file == "claims" else outcomes.comparisons(claims, results)
+    """Whose each claim of a file is, its outcome, and its row."""
+    name, paper, notebooks = CLAIMS[file]
+    results, claims = load_results(name), outcomes.load_claims(file)
+    stored = paths.PUBLISHED / name / "comparisons.csv"
+    own = file != "exploration_claims"
+    compared = pd.read_csv(stored) if own else outcomes.comparisons(claims, results)
     by_claim = outcomes.claim_outcomes(claims, compared).set_index("claim")["outcome"]
     numbers = outcomes.readable(compared, results)["difference"]
-    paper, notebooks = CLAIMS[file]
     for claim in claims.claims:
         place = claim.source
         if place.startswith(("Table", "Figure", "Appendix")):
             place = f"{paper}, {place}"
         page = notebook(notebooks[claim.question])
-        link = f'<a href="notebooks/{page}.html">{page[:2]}</a>'
         tested = [
-            f'<td>{escape(_words(results, row))}</td>\n<td class="number">{numbers[row.Index]}</td>'
+            f'{escape(_words(results, row))}: <span class="number">{numbers[row.Index]}</span>'
             for row in compared[compared["claim"] == claim.claim].itertuples()
-        ] or ["<td>nothing</td>\n<td></td>"]
-        span = f'<td rowspan="{len(tested)}">'
-        cells = [text[0].upper() + text[1:] for text in (escape(place), escape(claim.statement))]
+        ] or ["nothing"]
         outcome = str(by_claim[claim.claim])
-        cells = [f"{span}{text}</td>" for text in (*cells, outcome, link)]
-        cells.insert(2, tested[0])
-        first, *rest = ["\n".join(cells), *tested[1:]]
-        yield claim.by, outcome, "".join(f"<tr>{row}</tr>" for row in (first, *rest))
+        statement = claim.statement[0].upper() + claim.statement[1:]
+        cells = [escape(statement), outcome]
+        cells += ["\n".join(f"<div>{text}</div>" for text in tested)]
+        cells += [escape(place), f'<a href="notebooks/{page}.html">notebook {page[:2]}</a>']
+        row = "\n".join(f"<td>{text}</td>" for text in cells)
+        yield claim.by, outcome, f"<tr>{row}</tr>"
 
 
 def _words(results: Results, row: Any) -> str:
@@ -240,12 +261,15 @@ def run_data() -> dict[str, Any]:
     columns = {part: ["step", *(c for p, c, _ in PANELS if p == part)] for part in parts}
     methods = []
     for key, group in runs.groupby("method", sort=False):
-        look, family = style.look(str(key)), results.profile.methods[str(key)].family
+        look, method = style.look(str(key)), results.profile.methods[str(key)]
+        family, made_in = FAMILIES.get(method.family, (method.family, "verdict"))
         dash = look["linestyle"]
         found = {
             "key": key,
             "label": results.label(str(key)),
-            "family": FAMILIES.get(family, family),
+            "family": family,
+            "settings": _settings(method, group.iloc[0]),
+            "notebook": notebook(made_in),
             "colour": look["color"],
             "marker": _outline(look["marker"]),
             "dash": DASHES.get(dash) or " ".join(str(2 * length) for length in dash[1]),
@@ -261,6 +285,30 @@ def run_data() -> dict[str, Any]:
         methods.append(found)
     panels = [dict(zip(("part", "column", "title"), panel, strict=True)) for panel in PANELS]
     return {"panels": panels, "methods": methods}
+
+
+def _settings(method: Method, run: pd.Series) -> str:
+    """What a method was trained with: "beta 0.2, learning rate 0.001, 200 steps; reward: valid"."""
+    common = {"loss": "loss_type", "beta": "beta", "learning rate": "learning_rate"}
+    known = [f"{name} {run[key]}" for name, key in common.items() if not pd.isna(run[key])]
+    if not pd.isna(run["max_steps"]):
+        known.append(f"{run['max_steps']:.0f} steps")
+    named = {*common.values(), "max_steps"}
+    fields = {one.name: one for one in dataclasses.fields(Method)}
+    own = {key: getattr(method, key) for key in fields if key not in ("label", "family", "seeds")}
+    own["rl"] = {key: value for key, value in method.rl.items() if key not in named}
+    changed = {key: value for key, value in own.items() if value not in (fields[key].default, {})}
+    words = [f"{key.replace('_', ' ')}: {_plain(value)}" for key, value in changed.items()]
+    return "; ".join([", ".join(known), *words])
+
+
+def _plain(value: Any) -> str:
+    """A setting without the signs of Python."""
+    if not isinstance(value, dict):
+        return str(value)
+    first = [str(value["name"])] if "name" in value else []
+    rest = [f"{key} {_plain(part)}" for key, part in value.items() if key != "name"]
+    return ", ".join(part.replace("_", " ") for part in [*first, *rest])
 
 
 def _outline(marker: str) -> str:

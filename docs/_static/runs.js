@@ -1,8 +1,10 @@
 // The run browser: draws the runs of RUNS (runs_data.js, which the site's build writes) whose
-// methods and seeds are ticked.
+// methods and seeds are ticked, and a visitor's own log beside them. The choice stands in the address.
 "use strict";
 (() => {
   const START = ["grpo", "grpo_no_kl", "branch_strong"];
+  /** Logs of a visitor: {name, log}, read here and sent nowhere. */
+  const OWN = [];
   const SVG = "http://www.w3.org/2000/svg";
   const WIDTH = 360, HEIGHT = 230;
   const LEFT = 48, RIGHT = 350, TOP = 8, BOTTOM = 192;
@@ -46,16 +48,37 @@
     return { fill: "none", stroke: method.colour, "stroke-width": width, ...dash };
   }
 
+  /** The choice as the address has it: "grpo,branch_strong:3407+3408"; "none" where it is empty. */
+  function address() {
+    const parts = RUNS.methods.filter((method) => method.box.checked).map((method) => {
+      const seeds = method.runs.filter((run) => run.box.checked).map((run) => run.seed);
+      return method.key + (seeds.length < method.runs.length ? `:${seeds.join("+")}` : "");
+    });
+    return parts.join(",") || "none";
+  }
+
+  /** Tick what an address says. An empty one is the choice at first. */
+  function choose(text) {
+    const parts = text.replace(/^#/, "").replaceAll("%2B", "+").replaceAll("%2C", ",").split(",");
+    const found = new Map(parts.map((part) => part.split(":")));
+    const known = RUNS.methods.some(({ key }) => found.has(key)) || found.has("none");
+    for (const method of RUNS.methods) {
+      method.box.checked = known ? found.has(method.key) : START.includes(method.key);
+      if (method.box.checked) method.box.closest(".family").open = true;
+      const seeds = found.get(method.key)?.split("+");
+      for (const run of method.runs) run.box.checked = !seeds || seeds.includes(String(run.seed));
+    }
+  }
+
   /** Boxes for methods by family, and for the seeds of each method behind a fold. */
   function chooser(parent) {
     for (const family of new Set(RUNS.methods.map((method) => method.family))) {
       const methods = RUNS.methods.filter((method) => method.family === family);
       const fold = add(parent, "details", { class: "family" });
-      fold.open = methods.some((method) => START.includes(method.key));
       add(fold, "summary", {}, `${family} (${many(methods.length, "method")})`);
       for (const method of methods) {
         const row = add(fold, "div", { class: "method" });
-        method.box = tick(row, method.label, START.includes(method.key), method);
+        method.box = tick(row, method.label, false, method);
         const seeds = add(row, "details");
         add(seeds, "summary", {}, many(method.runs.length, "seed"));
         for (const run of method.runs) run.box = tick(seeds, `${run.seed} (${run.profile})`, true);
@@ -63,11 +86,36 @@
     }
   }
 
+  // --- a visitor's own log ------------------------------------------------------------------
+
+  /** A trainer_state.json as the columns of a log. Throws where it is none. */
+  function readLog(text) {
+    const rows = JSON.parse(text)?.log_history;
+    if (!Array.isArray(rows)) throw Error("it has no log_history");
+    const logged = rows.filter((row) => Number.isFinite(row.step) && Number.isFinite(row.reward));
+    if (!logged.length) throw Error("no row of its log_history has a step and a reward");
+    const column = (...names) => logged.map((row) => names.map((name) => row[name]).find(Number.isFinite) ?? null);
+    return { step: column("step"), reward: column("reward"), entropy: column("entropy"), kl_ref: column("kl_ref", "kl") };
+  }
+
+  async function take(files, said, shown) {
+    const refused = [];
+    for (const file of files) {
+      try {
+        OWN.push({ name: file.name, log: readLog(await file.text()) });
+      } catch (error) {
+        refused.push(`${file.name} cannot be shown: ${error.message}.`);
+      }
+    }
+    said.textContent = refused.join(" ");
+    shown();
+  }
+
   // --- drawing ------------------------------------------------------------------------------
 
   /** [step, value] of a run for a panel, where it has a value. */
   function points(run, panel) {
-    const { step, [panel.column]: values } = run[panel.part];
+    const { step, [panel.column]: values } = run[panel.part] ?? { step: [] };
     return step.map((x, i) => [x, values[i]]).filter(([, y]) => y !== null);
   }
 
@@ -138,31 +186,76 @@
     }
   }
 
-  function draw(legend, plots) {
-    legend.replaceChildren();
-    plots.replaceChildren();
+  /** What a method's runs were trained with, the command of one of them, and the notebook. */
+  function explain(parent, chosen) {
+    const table = add(add(parent, "div", { class: "wide" }), "table");
+    const head = add(add(table, "thead"), "tr");
+    for (const name of ["method", "settings", "command", "notebook"]) add(head, "th", { scope: "col" }, name);
+    const body = add(table, "tbody");
+    for (const { method, runs } of chosen) {
+      const row = add(body, "tr");
+      add(row, "td", {}, method.label);
+      add(row, "td", {}, method.settings);
+      const run = `sage-companion stage rl --profile ${runs[0].profile} --run ${method.key}-s${runs[0].seed}`;
+      add(add(row, "td"), "code", {}, run);
+      add(add(row, "td"), "a", { href: `notebooks/${method.notebook}.html` }, method.notebook.slice(0, 2));
+    }
+  }
+
+  function draw() {
+    for (const part of [legend, plots, table]) part.replaceChildren();
     const chosen = RUNS.methods.filter((method) => method.box.checked)
       .map((method) => ({ method, runs: method.runs.filter((run) => run.box.checked) }))
       .filter(({ runs }) => runs.length);
-    if (!chosen.length) add(legend, "span", {}, "Choose a method.");
+    if (!chosen.length && !OWN.length) add(legend, "span", {}, "Choose a method.");
     for (const { method, runs } of chosen) {
       const item = add(legend, "span");
       swatch(item, method);
       item.append(`${method.label} (${many(runs.length, "seed")})`);
     }
-    if (chosen.length) for (const panel of RUNS.panels) plot(plots, panel, chosen);
+    const own = OWN.map(({ name, log }) => ({ method: { label: name, ...MINE }, runs: [{ seed: "of yours", log }] }));
+    for (const { method } of own) {
+      const item = add(legend, "span");
+      swatch(item, method);
+      item.append(method.label);
+    }
+    const all = [...chosen, ...own];
+    if (all.length) for (const panel of RUNS.panels) plot(plots, panel, all);
+    if (chosen.length) explain(table, chosen);
   }
+
+  /** The look of a visitor's log. */
+  const MINE = { colour: "#000", dash: "none", marker: "M-4,3L4,3L0,-4Z" };
 
   const root = document.getElementById("runs");
   const choice = add(root, "div", { class: "choice" });
   chooser(choice);
   const none = add(root, "button", { type: "button" }, "Clear the choice");
+  const label = add(root, "label", { class: "own" }, "Your own trainer_state.json beside ours (drop it here; it stays in this browser): ");
+  const file = add(label, "input", { type: "file", accept: ".json", multiple: "" });
+  const said = add(root, "p", { role: "status" });
   const legend = add(root, "div", { class: "legend", "aria-live": "polite" });
   const plots = add(root, "div", { class: "plots" });
+  const table = add(root, "div");
+
+  const changed = () => {
+    history.replaceState(null, "", `#${address()}`);
+    draw();
+  };
   none.addEventListener("click", () => {
     for (const method of RUNS.methods) method.box.checked = false;
-    draw(legend, plots);
+    OWN.length = 0;
+    changed();
   });
-  choice.addEventListener("change", () => draw(legend, plots));
-  draw(legend, plots);
+  choice.addEventListener("change", changed);
+  file.addEventListener("change", () => take(file.files, said, draw));
+  root.addEventListener("dragover", (event) => event.preventDefault());
+  root.addEventListener("drop", (event) => {
+    event.preventDefault();
+    take(event.dataTransfer.files, said, draw);
+  });
+  addEventListener("hashchange", () => { choose(location.hash); draw(); });
+  choose(location.hash);
+  draw();
+  globalThis.runs = { readLog, take: (files) => take(files, said, draw) };
 })();
