@@ -40,12 +40,13 @@ FIGURES = {
         "Exact pass@k over k, on three kinds of problems.",
     ),
     "study/entropy_law": (
-        "entropy_and_performance",
-        "Reward against entropy, and the law that the exploration report fits to them.",
+        "entropy_and_tokens",
+        "Reward against entropy, and the slopes of the exploration report's law minus the slope at "
+        "fixed weights.",
     ),
     "study/token_impact": (
-        "token_impact",
-        "How much accuracy is lost when one token is replaced, by kind of token.",
+        "entropy_and_tokens",
+        "What one replaced token changes, and how many of the replaced tokens are choices.",
     ),
     "study/log_rho": (
         "the_optimum",
@@ -63,12 +64,12 @@ FIGURES = {
         "and success.",
     ),
     "study/exploration": (
-        "exploration_metrics",
-        "Figure 1 of the exploration report with our policies: pass@k, distinct answers, entropy "
-        "and branching factor.",
+        "entropy_and_tokens",
+        "The exploration report's metrics of our policies, minus the base: distinct answers, "
+        "entropy, branching factor and unsolved problems.",
     ),
     "study/figure1": (
-        "guides",
+        "guides_on_real_completions",
         "The guides on one completion. From the top: entropy, the guide's q, the probabilities.",
     ),
     "study/figure2": (
