@@ -8,7 +8,6 @@ import pytest
 from scipy import optimize, stats
 
 from sage_lib.experiment.profile import load_profile
-from sage_lib.policy.token_groups import TOP
 from sage_lib.report import entropy
 from sage_lib.report.entropy import jackknife, law, mean_over_seeds
 
@@ -135,19 +134,6 @@ def test_groups_are_weighed_by_their_tokens():
     assert entropy.mean_over_tokens(GROUPS, "before").tolist() == [9.0]
     shares = entropy.share_of_sum(GROUPS.assign(before=1.0), "before", "kind", ["word"])
     assert shares.tolist() == [0.5]
-
-
-def test_kinds_of_tokens_that_lost_entropy():
-    """Of 80 tokens a fifth, 16, fell most: 12 of the 40 numbers, 4 of the 40 words."""
-    rows = [("number", 40, 12 / 40, 0.2), ("word", 40, 4 / 40, 0.1)]
-    frame = pd.DataFrame(rows, columns=["group", "tokens", "fallen", "before"])
-    frame = frame.assign(by="kind", after=0.0, method="grpo")
-    table = entropy.by_kind(pd.concat([frame.assign(seed=seed) for seed in SEEDS]))
-    assert TOP == 0.2 and table["kind"].tolist() == ["number", "word"]
-    assert table["fallen"].tolist() == pytest.approx([0.75, 0.25])
-    assert table["share"].tolist() == [0.5, 0.5]
-    assert table["before"].tolist() == pytest.approx([0.2, 0.1])
-    assert table["low"].tolist() == pytest.approx([0.75, 0.25]), "all seeds agree"
 
 
 def test_the_square_of_an_impact_is_unbiased():

@@ -1,7 +1,5 @@
 """Metrics against enumeration, hand-computed cases and simulation."""
 
-import itertools
-from collections import Counter
 from itertools import combinations
 
 import numpy as np
@@ -199,33 +197,6 @@ def test_crossing_of_two_curves_and_its_certainty():
         bands.crossing_interval(a, b[:3], ks)
     with pytest.raises(SageError, match="over 2 values of k, not over 3"):
         bands.crossing_interval(a, b, ks[:2])
-
-
-def test_majority_vote_against_every_subset():
-    answers, correct = ["4", "4", "5", None, "5", "5"], [True, True, False, False, False, False]
-    for k in (1, 2, 3, 5):
-        exact = []
-        for subset in itertools.combinations(range(6), k):
-            votes = Counter(answers[i] for i in subset if answers[i] is not None)
-            most = max(votes.values(), default=0)
-            best = [answer for answer, n in votes.items() if n == most]
-            exact.append(np.mean([answer == "4" for answer in best]) if best else 0.0)
-        found = metrics.majority_at_k(answers, correct, k, 20_000, 1)
-        assert found == pytest.approx(np.mean(exact), abs=0.015)
-    assert metrics.majority_at_k([None, None], [False, False], 2, 10, 0) == 0
-    with pytest.raises(SageError, match="maj@7"):
-        metrics.majority_at_k(answers, correct, 7, 10, 0)
-    with pytest.raises(SageError, match="correct once and wrong once"):
-        metrics.majority_at_k(["1", "1"], [True, False], 1, 10, 0)
-
-
-def test_unsolvable_sets():
-    assert metrics.unsolvable(["a", "b", "c"], np.array([0, 1, 0])) == {"a", "c"}
-
-
-def test_diversity_by_hand():
-    assert metrics.distinct_answers(["1", "1", None, "2"]) == 2
-    assert metrics.distinct_answers([None]) == 0
 
 
 def test_a_band_is_never_narrower_than_its_intervals():

@@ -1,4 +1,4 @@
-"""Patterns, solutions and votes of saved samples, against counts by hand."""
+"""Patterns and solutions of saved samples, against counts by hand."""
 
 from types import SimpleNamespace
 
@@ -64,21 +64,6 @@ def test_the_last_problem_that_all_solved_is_shown_with_each_ones_first_solution
     assert shown["solution"].tolist() == ["grpo b", "base b"]
     alone = study_of(rows("base", None, "a", "no"), rows("grpo", 1, "a", "yes!"))
     assert patterns.side_by_side(alone, ["base", "grpo"]).empty
-
-
-def test_votes_count_answers_and_not_texts():
-    right, wrong = DONE.format("1 + 3"), DONE.format("1 + 4")
-    texts = [*[f"so {i} {right}!" for i in range(20)], *[wrong] * 11, "no answer"]
-    results = study_of(rows("grpo", 1, "a", *texts), rows("base", None, "a", *texts[::-1]))
-    found = patterns.votes(results, ["base", "grpo"]).set_index("method")
-    assert (found["distinct"] == 2).all() and (found["k"] == 8).all()
-    assert found["avg"].tolist() == [20 / 32] * 2
-    # Of 8 votes, 20 of 32 for it, the right answer has the majority most of the time.
-    assert (found["maj"] > 20 / 32).all()
-    assert found.index.tolist() == ["grpo", "base"] and found["seed"].isna().tolist() == [
-        False,
-        True,
-    ]
 
 
 def test_the_main_methods_are_those_of_the_references_family():

@@ -92,54 +92,6 @@ def variance_of_pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
     return variance
 
 
-def majority_at_k(
-    answers: Sequence[Hashable | None], correct: Sequence[bool], k: int, draws: int, seed: int
-) -> float:
-    """Estimate maj@k of a problem: how often the most frequent answer of k samples is correct.
-
-    A tie is broken at random, and k samples without any answer are wrong.
-
-    Args:
-        answers: of the samples; None does not vote.
-        correct: whether each is correct.
-        k: samples that vote, drawn without replacement.
-        draws: number of votes.
-        seed: of the draws and ties.
-
-    Returns:
-        The share of votes with a correct winner. SageError for fewer than k samples, or an answer
-        that is correct once and wrong once.
-    """
-    if not 1 <= k <= len(answers) or len(answers) != len(correct):
-        raise SageError(f"maj@{k} needs {k} samples that are correct or not, not {len(answers)}")
-    is_correct: dict[Hashable | None, bool] = {}  # of each different answer
-    for answer, of_sample in zip(answers, correct, strict=True):
-        if is_correct.setdefault(answer, bool(of_sample)) != bool(of_sample):
-            raise SageError(f"the answer {answer!r} is correct once and wrong once")
-    values = list(is_correct)
-    place = {value: number for number, value in enumerate(values)}
-    ballots = np.array([place[answer] for answer in answers])
-    may_win = np.array([value is not None for value in values])
-    rng, wins = np.random.default_rng(seed), 0
-    for _ in range(draws):
-        drawn = rng.permutation(ballots)[:k]
-        votes = np.bincount(drawn, minlength=len(values)) * may_win
-        if votes.max() > 0:
-            leaders = np.flatnonzero(votes == votes.max())
-            wins += is_correct[values[rng.choice(leaders)]]
-    return wins / draws
-
-
-def unsolvable(problems: Sequence[str], c: ArrayLike) -> set[str]:
-    """Return the k-rollout unsolvable set (exploration report, 2.1): problems with ``c`` = 0."""
-    return {problem for problem, n in zip(problems, np.asarray(c), strict=True) if n == 0}
-
-
-def distinct_answers(answers: Sequence[Hashable | None]) -> int:
-    """Count the different answers to a problem, None not among them."""
-    return len(set(answers) - {None})
-
-
 # --- the uncertainty of means over problems -------------------------------------------------------
 
 

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from scipy.stats import linregress, t
 
 from sage_lib.experiment.results import Results
-from sage_lib.policy.token_groups import KINDS, OTHER, TOP
 from sage_lib.report import inference, passk
 from sage_lib.report.inference import FEWEST_SEEDS
 
@@ -167,28 +166,6 @@ def share_of_sum(frame: pd.DataFrame, column: str, by: str, groups: Sequence[str
     sums = (rows[column] * rows["tokens"]).groupby([*(rows[k] for k in RUN), rows["group"]]).sum()
     inside = sums[sums.index.get_level_values("group").isin(groups)]
     return inside.groupby(RUN).sum() / sums.groupby(RUN).sum()
-
-
-def by_kind(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Return the loss of entropy by kind of token: a row each.
-
-    Columns kind, share (of all tokens), fallen (of the share TOP with the largest falls), low, high
-    (of fallen, over seeds), before and after (entropy, nats).
-    """
-    rows = tokens[tokens["by"] == "kind"]
-    rows = rows.assign(**{k: rows[k] * rows["tokens"] for k in ("fallen", "before", "after")})
-    sums = rows.groupby([*RUN, "group"])[["tokens", "fallen", "before", "after"]].sum()
-    whole = sums["tokens"].groupby(RUN).transform("sum")
-    means = sums[["before", "after"]].div(sums["tokens"], axis=0)
-    means = means.assign(share=sums["tokens"] / whole, fallen=sums["fallen"] / whole / TOP)
-    by_seed = means.groupby(["seed", "group"]).mean()
-    table = []
-    for kind in [k for k in (*KINDS, OTHER) if k in by_seed.index.get_level_values("group")]:
-        of_kind = by_seed.xs(kind, level="group")
-        nats = of_kind["before"].mean(), of_kind["after"].mean()
-        table.append((kind, of_kind["share"].mean(), *mean_over_seeds(of_kind["fallen"]), *nats))
-    columns = ["kind", "share", "fallen", "low", "high", "before", "after"]
-    return pd.DataFrame(table, columns=columns)
 
 
 def with_impact(impact: pd.DataFrame) -> pd.DataFrame:

@@ -1,20 +1,17 @@
-"""Saved samples: reasoning patterns and defects, answers and votes."""
+"""Saved samples: reasoning patterns, defects and solutions."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
 
-from sage_lib.evaluation import metrics, text_patterns
+from sage_lib.evaluation import text_patterns
 from sage_lib.experiment.results import Results
 from sage_lib.report.passk import of_sets
-from sage_lib.tasks.verifier import last_answer
 
 #: Kinds of `text_patterns.defects`.
 DEFECTS = ("format", "repetition", "language", "truncated")
 PROBLEM = ["dataset", "problem"]
-#: Votes of k samples that are drawn.
-DRAWS = 100
 
 
 def saved_samples(results: Results, methods: Sequence[str]) -> pd.DataFrame:
@@ -63,31 +60,3 @@ def side_by_side(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     rows = common[(common[PROBLEM] == last[PROBLEM]).all(axis=1)]
     rows = rows.set_index("method").loc[list(methods)].reset_index()
     return rows.rename(columns={"completion": "solution"})[["method", *PROBLEM, "solution"]]
-
-
-def votes(results: Results, methods: Sequence[str]) -> pd.DataFrame:
-    """Return avg@n, maj@k and the number of different answers: a row for each run and problem.
-
-    Columns method, seed, dataset, problem, avg, maj, distinct, n, k. k is a quarter of the
-    samples, and at least 3: a vote of all samples would not vary. Equal answers are equal texts.
-    """
-    n, seed = results.profile.evaluation.samples, results.profile.evaluation.seed
-    k = max(min(3, n), n // 4)
-    rows, boxed = [], results.profile.model.boxed
-    groups = saved_samples(results, methods).groupby(
-        ["method", "seed", *PROBLEM], sort=False, dropna=False
-    )
-    for names, group in groups:
-        answers = [_answer(text, boxed) for text in group["completion"]]
-        correct = list(group["correct"])
-        maj = metrics.majority_at_k(answers, correct, k, DRAWS, seed)
-        distinct = metrics.distinct_answers(answers)
-        rows.append((*names, group["correct"].mean(), maj, distinct, n, k))
-    columns = ["method", "seed", *PROBLEM, "avg", "maj", "distinct", "n", "k"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _answer(text: str, boxed: bool) -> str | None:
-    """Return the answer as :func:`judging.judge` reads it."""
-    answer = last_answer(text)
-    return (last_answer(text, boxed=True) if answer is None and boxed else answer) or None
