@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sage_lib.errors import SageError
+from sage_lib.text import visible
 
 VARIABLE = "SAGE_TRUST"
 #: How a profile names code, as in "package.module:function".
@@ -22,7 +23,7 @@ _RUNS, _SENDS = "runs code from elsewhere", "sends data to a server"
 #: Settings of TRL, PEFT, transformers and vLLM: pattern of their keys -> what they do.
 _SETTINGS = {
     r"trust_remote_code|custom_generate|model_init_kwargs|megatron_core": _RUNS,
-    r"push_to_hub\w*|hub_\w+|\w+_hub_repo|trackio_\w+|report_to": _SENDS,
+    r"push_to_hub\w*|hub_\w+|\w+_hub_repo|trackio_\w+|report_to|deepspeed": _SENDS,
     r"vllm_server_(base_url|host)": _SENDS,
 }
 #: Their values that do nothing of it.
@@ -62,7 +63,8 @@ def requests(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str
         if key in _NAMING and isinstance(value, str) and re.fullmatch(CODE, value):
             yield value, "is code that it runs"
         for pattern, does in _SETTINGS.items():
-            if re.fullmatch(pattern, str(key)) and value not in _HARMLESS:
+            last = str(key).rpartition(".")[2]  # below ``vary`` keys are dotted
+            if re.fullmatch(pattern, last) and value not in _HARMLESS:
                 yield here, does
         if key == "vllm" and isinstance(value, Mapping):
             for name in value.keys() - {*_VLLM, "trust_remote_code"}:
@@ -82,6 +84,7 @@ def require(name: str, does: str) -> None:
     Raises:
         SageError: where nobody consents.
     """
+    name = visible(name).replace(",", ";")  # a comma would be consent to two names
     trusted = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
     if name in trusted:
         return

@@ -8,6 +8,11 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
+def visible(text: str) -> str:
+    """Write control characters, which a terminal would obey, and half surrogates as escapes."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table as left-aligned text, columns two spaces apart, numbers with 3 digits."""
     cells = [list(names)]

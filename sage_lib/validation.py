@@ -28,7 +28,7 @@ def make(cls: type[T], raw: Any, where: str) -> T:
     Returns:
         ``cls(**raw)``. SageError for the first wrong key or value.
     """
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         raise SageError(f"{where} must be a section of named settings, not {raw!r}")
     try:
         return cls(**raw)

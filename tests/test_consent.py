@@ -89,6 +89,11 @@ def test_consent_is_given_once_by_each_of_its_ways(profile, monkeypatch):
         ("evaluation.vllm={trust_remote_code: true}", "evaluation.vllm.trust_remote_code"),
         ("evaluation.vllm={worker_cls: a.B}", "evaluation.vllm.worker_cls"),
         ("methods.grpo.rl={hub_token: x}", "methods.grpo.rl.hub_token"),
+        ("rl.deepspeed={wandb: {enabled: true}}", "rl.deepspeed"),
+        (
+            "methods.mine={label: M, vary: {rl.push_to_hub: [true]}}",
+            "methods.mine.vary.rl.push_to_hub",
+        ),
     ],
 )
 def test_settings_that_run_or_send_something_are_denied_without_consent(change, name):
@@ -98,6 +103,13 @@ def test_settings_that_run_or_send_something_are_denied_without_consent(change, 
         plan.before(profile, [], yes=False)
     with pytest.raises(SageError, match=rf"asks for {name}, which"):
         stages.make(profile, runs.sft_run(profile))
+
+
+def test_a_name_consents_to_no_other_and_is_no_command_to_a_terminal(capsys):
+    consent.agree(True)
+    consent.require("evaluation.vllm.\x1b[8ma,os:system", "may name code")
+    assert consent.os.environ[consent.VARIABLE] == "evaluation.vllm.\\x1b[8ma;os:system"
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_no_profile_of_the_companion_asks_for_anything():

@@ -147,6 +147,8 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
     assert profile.model.name == "some/model" and not profile.methods and not profile.rl
     assert [run.name for run in runs.every_run(profile)] == ["sft", "eval-sft"]
     assert profile.evaluation.data[0].task.gold == "gold"
+    other = load_profile(guide_gain.of_model(argparse.Namespace(**{**given, "model": "b/c"})))
+    assert other.name != profile.name, "two commands at a time would put aside each other's work"
     with pytest.raises(SageError, match="is no file"):
         guide_gain.of_model(argparse.Namespace(**{**given, "data": "nowhere.csv"}))
     with pytest.raises(SageError, match=r"no folder '\./nothere' with a model"):
@@ -362,5 +364,6 @@ def test_a_template_takes_the_place_of_the_papers_prompt(tiny_model):
     assert prompt("system") == f"[system]{prompts.SYSTEM_PROMPT}[user]3 + 4"
     assert prompt("model") == "[user]3 + 4"
     assert prompt('Say "x"\n{question}\nA: ') == 'Say "x"\n3 + 4\nA: '
+    assert prompt("\U0001f600 }} {question}") == "\U0001f600 }} 3 + 4"
     with pytest.raises(SageError, match=r"has no \{question\}"):
         prompt("nothing")

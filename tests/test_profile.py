@@ -84,6 +84,12 @@ def variant(tmp_path):
     return write
 
 
+#: 100,000 values in 50 uses of anchors, and 1,024 methods.
+BOMB = "{a: &b0 1, "
+BOMB += ", ".join(f"c{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 10)}]" for n in range(1, 6)) + "}"
+VARIED = ", ".join(f"rl.a{n}: [1, 2, 3, 4]" for n in range(5))
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -134,6 +140,15 @@ def variant(tmp_path):
         ("extends: study\nmethods: {rft: {reward: random}}", "rft: .* is accuracy or valid"),
         ("extends: study\nmethods: {rft: {guide: branch}}", "rft, it takes no rl, guide"),
         ("extends: nowhere", "there is no profile 'nowhere'"),
+        ('extends: "a\\0.yaml"', "is not the path of a profile"),
+        ("extends: ~nobody-here/a.yaml", "is not the path of a profile"),
+        ("model: {1: 2}", "model must be a section of named settings"),
+        (f"seeds: [{'9' * 5000}]", "not valid YAML: Exceeds the limit"),
+        ("description: 2020-99-99", "not valid YAML: month"),
+        (f"guide_defaults: {{token: {BOMB}}}", "not valid YAML: anchors are used 50 times"),
+        (f"methods: {{m: {{label: M, vary: {{{VARIED}}}}}}}", "m: vary makes 1,024 methods"),
+        (f"methods: {{{'m' * 101}: {{label: M}}}}", "key and family are letters"),
+        ("compute: {threads: 100000}", "compute.threads: .*less than or equal to 1024"),
     ],
 )
 def test_a_wrong_profile_gets_one_clear_sentence(variant, lines, words):

@@ -5,6 +5,7 @@ import gzip
 import itertools
 import json
 import math
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -214,6 +215,58 @@ def test_what_is_no_file_of_samples_is_refused_in_a_sentence(tmp_path):
     assert "share 1 problem:" in refused(f"x={one}", one)
     assert "ask for a smaller k" in refused(one, "--ks", 3)
     assert "is a file" in refused(one, "--out", one)
+
+
+def zipped(path, **members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in {"header": "{}", **members}.items():
+            archive.writestr(f"{name}.json", text)
+    return path
+
+
+def test_what_is_damaged_or_hostile_in_a_file_is_a_sentence(tmp_path):
+    for number, text in enumerate(["no JSON", "[" * 100_000]):
+        assert "cannot be read" in refused(zipped(tmp_path / f"{number}.eval", summaries=text))
+    assert "is a int, not" in refused(zipped(tmp_path / "int.eval", summaries="5"))
+    whole = zipped(tmp_path / "a.eval", summaries="[]").read_bytes()
+    place = whole.rindex(b"PK\x01\x02")
+    for number, offset in enumerate((8, 10)):  # has a password, or another kind of compression
+        changed = bytearray(whole)
+        changed[place + offset] |= 65
+        (tmp_path / f"odd{number}.eval").write_bytes(changed)
+        assert "cannot be read" in refused(tmp_path / f"odd{number}.eval")
+    deep = '{"version": 2, "eval": {}, "samples": ' + "[" * 100_000
+    assert "cannot be read" in refused(write_lines(tmp_path / "deep.json", [deep]))
+    lists = write_table(tmp_path / "a.parquet", [{"method": [1], "problem": "a", "correct": 1}])
+    assert "cannot be read" in refused(lists)
+    large = write_lines(tmp_path / "large.jsonl", ['{"id": 1, "correct": 1' + "0" * 400 + "}"])
+    assert "line 1 has 1000" in refused(large)
+    many = write_lines(tmp_path / "many.jsonl", [{"id": "a", "c": 1, "n": 10**9}])
+    assert "of 1,000,000,000 samples not every k can be shown" in refused(many)
+    more = write_lines(tmp_path / "more.jsonl", [{"id": "a", "c": 1, "n": 10**30}])
+    assert "1 <= n <= 10^9 are needed" in refused(more)
+
+
+def test_a_small_file_that_is_large_once_unpacked_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample_files, "LARGEST", 10**6)
+    monkeypatch.setattr(sample_files, "MOST_ROWS", 1000)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b" " * (10**6 + 1)))
+    table = write_table(tmp_path / "a.parquet", [{"problem": "a", "correct": 1}] * 1001)
+    for path in (
+        tmp_path / "a.jsonl.gz",
+        zipped(tmp_path / "a.eval", summaries=" " * 10**6),
+        table,
+    ):
+        assert path.stat().st_size < 10_000
+        assert "once it is unpacked: split it" in refused(path)
+
+
+def test_names_in_a_file_are_no_commands_to_a_terminal_and_no_formulas(tmp_path, capsys):
+    row = {"step": 1, "prompt": "x", "completion": "y", "advantage": 0, "\x1b[2J\ud800": 1}
+    said = run(capsys, write_lines(tmp_path / "a.jsonl", [row]))
+    assert r"by \x1b[2J\ud800, 1 problem" in said and "\x1b" not in said
+    odd = write_lines(tmp_path / "$\\none$.jsonl", [own_line(*item) for item in RIGHT.items()])
+    run(capsys, odd, "--out", tmp_path / "out")
 
 
 # --- numbers --------------------------------------------------------------------------------------

@@ -326,6 +326,22 @@ def test_runs_of_two_stages_go_on_side_by_side(fake, tmp_path):
     assert len(set(pids)) == 2, "two at a time, and no third"
 
 
+def test_no_profile_starts_more_processes_than_a_machine_bears(monkeypatch):
+    asked = []
+
+    class Workers:
+        def __init__(self, parallel, threads):
+            asked.append(parallel)
+
+        def end(self):
+            pass
+
+    monkeypatch.setattr(jobs, "Workers", Workers)
+    jobs.run([], 10**6)
+    jobs.run([], 2)
+    assert asked == [max(8, os.cpu_count()), 2]
+
+
 def test_notebooks_go_on_beside_the_runs_that_they_do_not_need(fake, tmp_path, monkeypatch, capsys):
     """The walk's wait for each other, those that read results for the runs, of which one fails."""
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)

@@ -1,6 +1,8 @@
 """SageTrainer on Unsloth's trainer: its own functions of log-probabilities and loss, on a CPU,
 with prompts of unequal length, against plain TRL."""
 
+import os
+
 import pytest
 import torch
 import unsloths
@@ -26,6 +28,10 @@ ROWS = [
     {"prompt": prompts.messages(f"reach {n} from {' '.join('123456789'[: 3 + n % 5])}")}
     for n in range(10)
 ]
+
+
+def test_its_statistics_are_not_sent():
+    assert os.environ["UNSLOTH_DISABLE_STATISTICS"] == "1"
 
 
 def by_token(inputs):

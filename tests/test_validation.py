@@ -52,3 +52,8 @@ def test_a_name_is_looked_up_or_the_nearest_is_proposed():
         with pytest.raises(SageError) as caught:
             pick(name, table, "mine", "guide")
         assert str(caught.value) == f"mine: there is no guide {words}"
+
+
+def test_what_others_wrote_is_no_command_to_a_terminal():
+    said = str(SageError("a\x1b[2J\x9b\u202e\ud800 \u00e9 \u4e2d"))
+    assert said == r"a\x1b[2J\x9b\u202e\ud800 " + "\u00e9 \u4e2d"

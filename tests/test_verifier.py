@@ -34,6 +34,11 @@ from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_ans
         # Known disagreement of Math-Verify 0.9.0: a percentage equals its number and its share.
         ("28", "28%", True),
         ("28%", "0.28", True),
+        # Math-Verify adds two numbers with a blank between.
+        ("7", "3 4", False),
+        ("235", "1 234", False),
+        ("12", r"x = (6) \, (6)", False),
+        ("1.5", r"1 \frac{1}{2}", True),
     ],
 )
 def test_verdicts(verifier, gold, answer, correct):
@@ -217,6 +222,10 @@ def test_long_answers_are_not_kept(verifier):
         (verdict,) = verifier.verify_answers(["7"], [str(n) * 500_000])
         assert verdict == Verdict(False, "too long")
     assert max(len(answer or "") for _, answer in verifier._known) <= judging.LENGTH_LIMIT + 1
+
+
+def test_no_profile_starts_more_processes_than_a_machine_bears():
+    assert Verifier(workers=10**6).workers <= max(8, os.cpu_count())
 
 
 def test_threads_share_it(verifier):

@@ -13,6 +13,8 @@ from sage_lib.errors import SageError
 # this at a run's own folder first: one run's cache must not meet another's.
 _CACHE = Path.home() / ".cache" / "sage-companion" / "unsloth"
 os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(_CACHE))
+# Else it tells a server, by what it downloads, on which cloud and card it runs.
+os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
 
 #: The first TRL whose log-probabilities need no Triton kernel.
 PORTABLE_TRL = (1, 16)

@@ -16,6 +16,8 @@ from sage_lib.text import count
 FORMAT = 1
 #: Fewer problems than this make intervals that are wide, whatever is compared.
 FEW_PROBLEMS = 30
+#: Values of k, which nobody chose, at most: what is drawn for the intervals has to fit in memory.
+MOST_KS = 10_000
 #: Numbers of two results that differ by less than this are the same.
 SAME = 1e-9
 Source = str | Path | Counts | Sequence[Counts] | PolicyCounts
@@ -78,6 +80,8 @@ def report(
         twice = next(label for label in labels if labels.count(label) > 1)
         raise SageError(f"two policies are called {twice}: write LABEL=FILE for one of them")
     fewest = min(side.fewest for side in policies)
+    if not ks and fewest > MOST_KS:
+        raise SageError(f"of {fewest:,} samples not every k can be shown: give some by --ks")
     sizes = sorted(set(ks)) if ks else list(range(1, fewest + 1))
     described = [_described(side, sizes) for side in policies]
     pairs = [(ours, policies[-1]) for ours in policies[:-1]] if compared else []

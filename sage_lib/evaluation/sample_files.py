@@ -27,6 +27,19 @@ STDIN = "-"
 #: How the files begin that are no lines of text.
 _PARQUET, _ZIP, _GZIP = b"PAR1", b"PK\x03\x04", b"\x1f\x8b"
 _ZSTANDARD = 93
+#: Bytes, or rows of a table, that a file may have once it is unpacked: a small one can have more
+#: than any memory.
+LARGEST, MOST_ROWS = 2**32, 10_000_000
+#: Errors of damaged files; also of archives with a password, or packed in a way that is not known.
+_DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    zlib.error,
+    zipfile.BadZipFile,
+    struct.error,
+)
 
 
 @dataclass(frozen=True)
@@ -88,11 +101,11 @@ def read_sample_file(
                 else:
                     of_row = _samples(known, row, threshold, gold, judge)
                     lines += [(place, line) for line in of_row]
-            except (ValueError, RecursionError) as error:
+            except (ValueError, OverflowError, RecursionError) as error:
                 damaged = json.JSONDecodeError | UnicodeDecodeError | RecursionError
                 is_json = not isinstance(error, damaged)
                 unreadable.append((place, str(error) if is_json else f"is not JSON ({error})"))
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, struct.error) as error:
+    except _DAMAGE as error:
         raise _damaged(name, error) from None
     if known is None:
         first = "it is empty" if not unreadable else "line {} {}".format(*unreadable[0])
@@ -168,6 +181,12 @@ def _damaged(name: str, error: Exception) -> SageError:
     return SageError(f"{name} cannot be read ({said}): copy it again")
 
 
+def _require_small(name: str, is_small: bool) -> None:
+    if not is_small:
+        size = f"{LARGEST:,} bytes or {MOST_ROWS:,} rows"
+        raise SageError(f"{name} has more than {size} once it is unpacked: split it")
+
+
 def _rows(
     data: bytes, name: str, method: str | None, with_texts: bool
 ) -> Iterator[tuple[int, Any]]:
@@ -181,7 +200,8 @@ def _rows(
         yield from enumerate(_inspect_archive(data, name, with_texts), 1)
         return
     if data.startswith(_GZIP):
-        data = gzip.decompress(data)
+        data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LARGEST + 1)
+        _require_small(name, len(data) <= LARGEST)
     if log := _inspect_log(data, name):
         yield from enumerate(log, 1)
         return
@@ -199,6 +219,7 @@ def _table(data: bytes, name: str, method: str | None, with_texts: bool) -> list
 
     try:
         file = pq.ParquetFile(io.BytesIO(data))
+        _require_small(name, file.metadata.num_rows <= MOST_ROWS)
         fields = set(file.schema_arrow.names)
         if not any(needed <= fields for _, needed, _ in FORMATS):
             raise SageError(f"{name} is in no known format: {KNOWN}")
@@ -248,10 +269,12 @@ def _inspect_archive(data: bytes, name: str, with_texts: bool) -> list[Any]:
     whose texts are needed."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     names = archive.namelist()
+    _require_small(name, sum(member.file_size for member in archive.infolist()) <= LARGEST)
     if not any(member in names for member in ("header.json", "_journal/start.json")):
         raise SageError(f"{name} is in no known format (a ZIP archive without a header): {KNOWN}")
     if "summaries.json" in names and not with_texts:
-        return list(json.loads(_member(data, archive, "summaries.json")))
+        summaries = json.loads(_member(data, archive, "summaries.json"))
+        return summaries if isinstance(summaries, list) else [summaries]
     members = [
         member for member in names if member.startswith("samples/") and member.endswith(".json")
     ]
@@ -270,7 +293,7 @@ def _member(data: bytes, archive: zipfile.ZipFile, name: str) -> bytes:
     name_length, extra_length = struct.unpack("<HH", data[at + 26 : at + 30])
     begin = at + 30 + name_length + extra_length
     packed = pa.BufferReader(data[begin : begin + info.compress_size])
-    return bytes(pa.CompressedInputStream(packed, "zstd").read())
+    return bytes(pa.CompressedInputStream(packed, "zstd").read(info.file_size))
 
 
 def _format(name: str, row: Any, known: int | None) -> int:

@@ -134,8 +134,8 @@ def _own_row(row: Row, threshold: float | None) -> Line:
 
 def _counts(row: Row, threshold: float | None) -> Line:
     problem, c, n = field(row, "id", (str, int)), field(row, "c", int), field(row, "n", int)
-    if not (n >= 1 and 0 <= c <= n):
-        raise ValueError(f"has c = {c} and n = {n}: 0 <= c <= n and n >= 1 are needed")
+    if not (1 <= n <= 10**9 and 0 <= c <= n):
+        raise ValueError(f"has c = {c} and n = {n}: 0 <= c <= n and 1 <= n <= 10^9 are needed")
     return Line(str(problem), {"": (c, n)}, seed=_seed(row))
 
 

@@ -5,11 +5,16 @@ import itertools
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import YAML_ENDINGS, Profile, find, load_profile
+from sage_lib.experiment.profile import (
+    NOT_YAML,
+    YAML_ENDINGS,
+    Profile,
+    find,
+    load_profile,
+    parse_yaml,
+)
 from sage_lib.paths import GRIDS
 
 
@@ -48,8 +53,8 @@ def load_grid(name: str | Path) -> list[Block]:
     .yaml file. Raises SageError for an unknown grid, profile or method."""
     path = find(str(name), Path.cwd(), GRIDS, "grid")
     try:
-        blocks = _Grid.model_validate(YAML(typ="safe").load(path.read_text())).blocks
-    except (YAMLError, ValueError, RecursionError) as error:
+        blocks = _Grid.model_validate(parse_yaml(path.read_text())).blocks
+    except NOT_YAML as error:
         raise SageError(f"grid {path.name}: {' '.join(str(error).split())}") from None
     for block in blocks:
         if block.profile.split("+")[0].endswith(YAML_ENDINGS):

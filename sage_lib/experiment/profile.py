@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import AliasEvent
 
 from sage_lib.algorithm.advantages import check_advantage
 from sage_lib.algorithm.guide_choices import check_choice, needs_entropies
@@ -39,6 +41,8 @@ CHANGE = r"[A-Za-z_][\w.-]*="
 YAML_ENDINGS = (".yaml", ".yml")
 #: Letters of a change, and of all changes, in a folder's name; most disks take 255 in a file's.
 LONGEST, LONGEST_NAME = 60, 160
+#: Uses of anchors in a text, and methods of a ``vary``: a few lines could ask for billions.
+MOST_ALIASES, MOST_VARIED = 30, 1000
 
 
 def split_spec(spec: str | Path) -> list[str]:
@@ -177,6 +181,8 @@ def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]
         lists = section.get("vary", {})
         if not isinstance(lists, dict) or not all(isinstance(v, list) for v in lists.values()):
             raise SageError(f"{below(where, key)}: vary is as {{rl.beta: [0, 0.2]}}, not {lists!r}")
+        if (number := math.prod(map(len, lists.values()))) > MOST_VARIED:
+            raise SageError(f"{below(where, key)}: vary makes {number:,} methods: make it shorter")
         for values in itertools.product(*lists.values()):
             name, method = key, copy.deepcopy(plain)
             for setting, value in zip(lists, values, strict=True):
@@ -226,7 +232,8 @@ def _faults(profile: Profile) -> Iterator[str]:
 
 
 def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
-    if key == BASE or not all(re.fullmatch(r"[\w.-]+", word) for word in (key, method.family)):
+    words = (key, method.family)  # in names of folders
+    if key == BASE or not all(re.fullmatch(r"[\w.-]{1,100}", word) for word in words):
         yield f"key and family are letters, digits, - and _, and no key is {BASE!r}, the SFT model"
     try:
         check_kl_form(method.kl_form)
@@ -267,7 +274,10 @@ def find(name: str, folder: Path, shipped: Path = PROFILES, kind: str = "profile
     """Return the file of a profile, or of another ``kind``, by its name among the ``shipped`` files
     or by its path below ``folder``."""
     is_file = name.endswith(YAML_ENDINGS)
-    path = (folder / Path(name).expanduser()).resolve() if is_file else shipped / f"{name}.yaml"
+    try:
+        path = (folder / Path(name).expanduser()).resolve() if is_file else shipped / f"{name}.yaml"
+    except (ValueError, RuntimeError) as error:  # no path, no such user, or links in a circle
+        raise SageError(f"{name} is not the path of a {kind} ({error}): correct it") from None
     if len(path.name) > 255 or not path.is_file():  # more than a file's name can have
         if is_file:
             raise SageError(f"there is no file {path}: correct the path of the {kind}")
@@ -291,7 +301,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict
         raise SageError(f"{path.name} extends itself: {' -> '.join(p.stem for p in above)}")
     try:
         raw, sources = copy.deepcopy(_parsed(path.name, path.read_text()))
-    except (YAMLError, UnicodeDecodeError, RecursionError) as error:  # too deep for a parser, too
+    except NOT_YAML as error:
         raise SageError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
     parent = extended(path)
     raw.pop("extends", None)
@@ -308,10 +318,22 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict
     return _merge(base, raw, base_sources, ""), {**base_sources, **sources}
 
 
+#: Errors of :func:`parse_yaml`: also for numbers, dates and depths that no parser holds.
+NOT_YAML = (YAMLError, ValueError, RecursionError)
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML of a stranger, as plain values."""
+    uses = sum(isinstance(event, AliasEvent) for event in YAML(typ="safe").parse(text))
+    if uses > MOST_ALIASES:
+        raise YAMLError(f"anchors are used {uses} times, at most {MOST_ALIASES} are read")
+    return YAML(typ="safe").load(text)
+
+
 @functools.lru_cache(maxsize=64)
 def _parsed(name: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Parse a file's settings and their sources, once: comments make it slow."""
-    plain, commented = YAML(typ="safe").load(text), YAML(typ="rt").load(text)
+    plain, commented = parse_yaml(text), YAML(typ="rt").load(text)
     if not isinstance(plain, dict):
         raise SageError(f"{name} must hold named sections, as profiles/smoke.yaml does")
     return plain, dict(_comments(commented))
@@ -345,8 +367,8 @@ def change(raw: dict, sources: dict[str, str], assignment: str, where: str) -> N
     """Put one "dotted.key=value" into the settings of profile ``where``; the value is YAML."""
     key, _, text = assignment.partition("=")
     try:
-        value = YAML(typ="safe").load(text)
-    except (YAMLError, RecursionError):
+        value = parse_yaml(text)
+    except NOT_YAML:
         raise SageError(f"--set {assignment}: {text!r} is not a value as YAML writes it") from None
     *sections, last = key.split(".")
     place = raw

@@ -201,7 +201,7 @@ class Compute:
     """How the work is laid on the machine."""
 
     requires_gpu: bool = False
-    threads: PositiveInt = 1  # of one process
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1  # of one process
     parallel: PositiveInt = 1  # processes at a time
     disk_gb: NonNegativeFloat | None = 0.2  # of its build; None: pipeline.plan's estimate
     keep_adapter: bool | None = None  # RL keeps its adapter alone; None: where a GPU is required

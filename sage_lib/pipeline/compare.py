@@ -13,6 +13,7 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.results import load_results
 from sage_lib.files import SAME
 from sage_lib.pipeline import arguments, plan
+from sage_lib.text import visible
 
 
 def compare(profile: Profile) -> pd.DataFrame:
@@ -76,7 +77,8 @@ def compare_tables(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, s
 
 def show(profile: Profile) -> None:
     table = plan.text(compare(profile))
-    print(f"\nown results of {profile.name} beside the published ones\n{table}", flush=True)
+    title = f"own results of {profile.name} beside the published ones"
+    print(visible(f"\n{title}\n{table}"), flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

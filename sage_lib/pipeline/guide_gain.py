@@ -19,12 +19,13 @@ from sage_lib.algorithm import guide_choices
 from sage_lib.errors import SageError
 from sage_lib.evaluation import sample_files, sampled_gain
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.profile import BASE, Profile
+from sage_lib.experiment.checked import digest
+from sage_lib.experiment.profile import BASE, Profile, parse_yaml
 from sage_lib.pipeline import arguments, jobs, stages
 from sage_lib.policy import loading
 from sage_lib.tasks.local_file import LocalFile
 from sage_lib.tasks.problem import Problem
-from sage_lib.text import count
+from sage_lib.text import count, visible
 
 #: Tokens of a prompt for which a profile of ``--model`` has room.
 PROMPT = 2048
@@ -72,12 +73,14 @@ def of_model(options: argparse.Namespace) -> Path:
     model["max_seq_length"] = PROMPT + options.tokens
     sampling = {"samples": 32, "ks": [1], "temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
     settings: dict[str, Any] = {
-        **{"name": "guide_gain", "extends": "paper_all", "description": "a question to one base"},
+        **{"extends": "paper_all", "description": "a question to one base"},
         **{"model": model, "sft": None, "sft_data": None, "rl": None, "rl_data": None, "train": []},
         "evaluation": {**sampling, "data": [data], "max_new_tokens": options.tokens},
         "compute": {"requires_gpu": False, "disk_gb": None},
     }
-    path: Path = options.out / "guide_gain.yaml"
+    # A folder for each model and data: two commands may be at work at a time.
+    settings["name"] = f"guide_gain_{digest(settings)[:8]}"
+    path: Path = options.out / f"{settings['name']}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         YAML().dump(settings, file)
@@ -118,7 +121,7 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     if (options.template or files) and not options.model:
         raise SageError("--template and --samples FILE go with --model: give the one that scores")
     consent.agree(options.yes)
-    choices = {text: YAML(typ="safe").load(text) for text in options.guide}
+    choices = {text: parse_yaml(text) for text in options.guide}
     sections = [{"guide": choice} for choice in choices.values()]
     consent.require_all({"judge": options.judge, "guides": sections})
     guides = {text: build_guide(choice) for text, choice in choices.items()}
@@ -207,9 +210,9 @@ def read_files(
         read = sample_files.read_sample_file(Path(file), None, *choice)
         samples += read.samples
         lost = count(len(read.unreadable), "unreadable line")
-        print(f"{file}: {read.format}, {count(len(read.samples), 'sample')}, {lost}")
+        print(visible(f"{file}: {read.format}, {count(len(read.samples), 'sample')}, {lost}"))
         for line, reason in read.unreadable[:5]:
-            print(f"  line {line} {reason}")
+            print(visible(f"  line {line} {reason}"))
     return samples
 
 
@@ -219,4 +222,5 @@ def _judged(judge: str, gold: str, text: str) -> bool:
 
 
 def _shown(row: Mapping[str, Any]) -> list[str]:
-    return [f"  {name}: {str(row[name])[:1000]}" for name in ("prompt", "gold", "completion")]
+    texts = [f"  {name}: {str(row[name])[:1000]}" for name in ("prompt", "gold", "completion")]
+    return list(map(visible, texts))

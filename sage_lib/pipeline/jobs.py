@@ -24,6 +24,7 @@ from pebble import ProcessExpired, ProcessPool
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.files import FULL, disk_errors, is_full, read_lines
+from sage_lib.text import visible
 
 #: Status of a job that another process does, or did just now.
 BUSY = os.EX_TEMPFAIL
@@ -253,7 +254,7 @@ class Runner:
         spent = "" if outcome.state == "not started" else f"{outcome.seconds:.0f} s"
         place = f"{job.label} ({len(self.outcomes)} of {len(self.jobs)})"
         words = [outcome.state, spent, job.remark() if outcome.ok else outcome.reason]
-        print(f"{place}: {', '.join(filter(None, words))}", flush=True)
+        print(visible(f"{place}: {', '.join(filter(None, words))}"), flush=True)
 
 
 def run(
@@ -261,6 +262,8 @@ def run(
 ) -> dict[Hashable, Outcome]:
     """Do jobs, ``parallel`` at a time, in workers of so many threads or in a ``pool``; return how
     each of them ended, by its key."""
+    if pool is None:  # a profile may ask for more processes than its machine can bear
+        parallel = min(parallel, max(8, os.cpu_count() or 1))
     return Runner(jobs, parallel, pool or Workers(parallel, threads)).run()
 
 
@@ -275,7 +278,7 @@ def require(jobs: Iterable[Job], outcomes: dict[Hashable, Outcome], remedy: str 
 
 
 def _say(job: Job, *words: str) -> None:
-    print(f"{job.label}: {'; '.join(filter(None, words))}", flush=True)
+    print(visible(f"{job.label}: {'; '.join(filter(None, words))}"), flush=True)
 
 
 def reason(log: Path, status: int) -> str:

@@ -14,7 +14,7 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation import passk_comparison, sample_files
 from sage_lib.evaluation.policy_counts import read_policy
 from sage_lib.files import write_text
-from sage_lib.text import count, ranges, table
+from sage_lib.text import count, ranges, table, visible
 
 #: How many unreadable lines are printed; unreadable.csv and the JSON have all.
 SHOWN = 10
@@ -60,11 +60,11 @@ def run_pass_at_k(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(stored, indent=1, allow_nan=False))
     else:
-        print(described(result, all_ks=bool(options.ks)))
+        print(visible(described(result, all_ks=bool(options.ks))))
     if options.out:
         made = _write(stored, options.out)
         if not options.json:
-            print("\nwritten:", ", ".join(str(path) for path in made))
+            print("\nwritten:", visible(", ".join(str(path) for path in made)))
     if options.expect:
         _expect(stored, options.expect)
         if not options.json:

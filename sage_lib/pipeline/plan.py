@@ -28,7 +28,7 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.pipeline import arguments
 from sage_lib.tasks import prompts
-from sage_lib.text import table
+from sage_lib.text import table, visible
 
 #: Bytes of a sampled token in samples.jsonl and its copy: its id, its text, and their punctuation.
 OF_TOKEN = 15
@@ -379,4 +379,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_dry_run(options: argparse.Namespace) -> None:
     """Print the dry run."""
-    print(describe(arguments.named_profile(options), options.assume))
+    print(visible(describe(arguments.named_profile(options), options.assume)))

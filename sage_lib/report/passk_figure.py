@@ -12,7 +12,8 @@ from sage_lib.report import style
 
 def save(result: dict[str, Any], folder: Path) -> list[Path]:
     """Write the figure of a result and return its files."""
-    with matplotlib.rc_context(style.STYLE):
+    # Labels are names of files, and no formulas.
+    with matplotlib.rc_context({**style.STYLE, "text.parse_math": False}):
         return style.save_figure(draw(result), "pass_at_k", folder)
 
 

@@ -36,6 +36,8 @@ _SPELLINGS = (
     (re.compile(r"_(?:\{\\odot\}|\\odot\b)"), "_{sun}"),
     (re.compile(r"^\s*P ?(?:\\left)?\([^()=]*=[^()=]*\)(?=\s*=)"), "P"),
 )
+#: Two numbers with a blank between, which Math-Verify adds: 3 4 would be 7, and 1 234 be 235.
+_TWO_NUMBERS = re.compile(r"[0-9][)$]*(?:\s|\\[,;:! ]|\\q?quad)+[($]*[0-9]", re.ASCII)
 #: What names a value, besides symbols.
 _NAMING = (AppliedUndef, sympy.Derivative, sympy.Integral, sympy.Limit, sympy.Product, sympy.Sum)
 #: Decimals up to which Math-Verify compares, and digits that it computes: its defaults.
@@ -47,6 +49,8 @@ def equal(gold: str, answer: str) -> bool | None:
     expected, has_variables = parse_gold(gold)
     if not expected:
         return None
+    if _TWO_NUMBERS.search(answer) and not _TWO_NUMBERS.search(gold):
+        return False
     parsed = parse(answer)
     if has_variables:
         parsed = _plain_symbols(parse(answer, units=False) + parsed)

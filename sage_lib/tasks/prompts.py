@@ -63,10 +63,14 @@ def chat_template(prompt: str, of_model: str | None) -> str:
         )
     return (
         "{%- for turn in messages -%}{%- if turn['role'] == 'user' -%}{{ "
-        f"{json.dumps(before)} + turn['content'] + {json.dumps(after)}"
+        f"{_quoted(before)} + turn['content'] + {_quoted(after)}"
         " }}{%- elif turn['role'] == 'assistant' -%}{{ turn['content'] + eos_token }}"
         "{%- endif -%}{%- endfor -%}"
     )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # Jinja would read an emoji's two halves apart
 
 
 def messages(question: str) -> list[dict[str, str]]:

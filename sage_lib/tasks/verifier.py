@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import multiprocessing
+import os
 import re
 import signal
 import threading
@@ -97,10 +98,10 @@ class Verifier:
         """Start no process yet.
 
         Args:
-            workers: processes.
+            workers: processes; at most 8, or one a core.
             limit: of a pair, in units of the processor time that ``worker.UNIT`` takes.
         """
-        self.workers, self.limit = workers, limit
+        self.workers, self.limit = min(workers, max(8, os.cpu_count() or 1)), limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
         self._untried: list[Pair] = []  # slow pairs of this batch that had no second try
