@@ -27,19 +27,19 @@ FIGURES = {
     "probability of the rare solution.",
     "theory/fixed_points": "Where each loss comes to rest, over the ratio of the branch guide: the "
     "rare completion and success.",
-    "study/forest": "How far every method lies beyond GRPO's line over beta, on two tasks. Blue are "
-    "GRPO's own betas, held out.",
+    "study/forest": "How far every method lies beyond GRPO's line over beta, on two tasks. "
+    "Blue are GRPO's own betas, held out.",
     "study/ladder": "From the optimum of the objective to the study, step by step.",
     "guide_gain/log_rho": "What each guide adds to the log odds of a right answer, problem by "
     "problem. Above 0 it helps.",
     "coloring/both_tasks": "The same comparison on two tasks: countdown and graph coloring.",
     "smollm/pass_at_k": "pass@k of SmolLM2 on word problems, from samples.",
-    "study/exploration": "The exploration report's metrics of our policies, minus the base: distinct "
-    "answers, entropy, branching factor and unsolved problems.",
-    "study/token_impact": "What one replaced token changes, and how many of the replaced tokens are "
-    "choices.",
-    "study/entropy_law": "Reward against entropy, and the slopes of the exploration report's law minus the "
-    "slope at fixed weights.",
+    "study/exploration": "The exploration report's metrics of our policies, minus the base: "
+    "distinct answers, entropy, branching factor and unsolved problems.",
+    "study/token_impact": "What one replaced token changes, and how many of the replaced tokens "
+    "are choices.",
+    "study/entropy_law": "Reward against entropy, and the slopes of the exploration report's law "
+    "minus the slope at fixed weights.",
     "study/figure3": "Exact pass@k over k, on three kinds of problems.",
     "study/exact_training": "Exact pass@1, exact pass@256 and the probability of the rare way "
     "along training. A thin line is one seed.",
