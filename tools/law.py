@@ -2,12 +2,13 @@
 
     python tools/law.py    after sage-companion grid law; some five minutes of one core a base
 
-log rho is that of the stage optimum, of strong Branch alone. Bases without a finished SFT and runs
+It prints the slopes of report/law_claims.yaml once each base has a seed of all methods. log rho is that of the stage optimum, of strong Branch alone. Bases without a finished SFT and runs
 without an evaluation are left out, and a base that stands in the table is not measured again.
 """
 
 import numpy as np
 import pandas as pd
+from scipy.stats import linregress, t
 from tqdm import tqdm
 
 from sage_lib import paths
@@ -19,8 +20,13 @@ from sage_lib.files import write_bytes
 from sage_lib.policy import loading
 from sage_lib.policy.enumeration import enumerate_completions
 from sage_lib.policy.scoring import valid_probabilities
+from sage_lib.report import inference
 
 METHODS = ("grpo", "branch_strong", "sequence", "strong_sequence")
+#: Of each KL form: the guided method and its baseline; what is expected of the slope.
+PAIRS = {"sequence": ("strong_sequence", "sequence"), "k3": ("branch_strong", "grpo")}
+EXPECTED = {"sequence": "above", "k3": "not above"}
+MARGIN = 0.1
 BASES, RUNS = (paths.PUBLISHED / f"law_{name}.csv" for name in ("bases", "runs"))
 
 
@@ -77,7 +83,36 @@ def main() -> None:
         rows += [of_run(spec, profile, method, seed) for method, seed in named]
     table = pd.DataFrame([row for row in rows if row is not None])
     write_bytes(RUNS, table.to_csv(index=False, float_format="%.6g").encode())
-    print(table.groupby(["base", "method"])[["pass@1", "pass@256", "logit"]].mean().round(4))
+    logits = table.pivot_table(index=["base", "seed"], columns="method", values="logit")
+    gaps = pd.DataFrame({form: logits[a] - logits[b] for form, (a, b) in PAIRS.items()}).dropna()
+    lacking = len(blocks) - gaps.index.get_level_values("base").nunique()
+    if lacking:
+        print(f"{lacking} bases lack a seed of all methods, so no outcome is told")
+    else:
+        print(slopes(gaps, pd.DataFrame(bases).set_index("base")["log_rho"]).to_string())
+
+
+def slopes(gaps: pd.DataFrame, log_rho: pd.Series) -> pd.DataFrame:
+    """Judge the slope of the trained gain on log rho over bases by the rule of law_claims.yaml.
+
+    Args:
+        gaps: the gain in log-odds by base and seed (index) and KL form (columns).
+        log_rho: of each base.
+
+    Returns:
+        A row for each KL form: slope, its interval at Holm's level, and the outcome.
+    """
+    gains = gaps.groupby("base").mean()
+    x = log_rho.reindex(gains.index)
+    fits = {form: linregress(x, gains[form]) for form in gains}
+    rows = []
+    strongest_first = sorted(fits, key=lambda form: -abs(fits[form].slope / fits[form].stderr))
+    for error, form in zip((0.025, 0.05), strongest_first, strict=True):  # Holm's rule
+        half = t.ppf(1 - error / 2, len(x) - 2) * fits[form].stderr
+        low, high = fits[form].slope - half, fits[form].slope + half
+        outcome = inference.outcome(EXPECTED[form], low, high, MARGIN)
+        rows.append((form, fits[form].slope, low, high, EXPECTED[form], outcome))
+    return pd.DataFrame(rows, columns=["KL form", "slope", "low", "high", "expected", "outcome"])
 
 
 if __name__ == "__main__":
