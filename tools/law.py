@@ -2,8 +2,9 @@
 
     python tools/law.py    after sage-companion grid law; some five minutes of one core a base
 
-It prints the slopes of report/law_claims.yaml once each base has a seed of all methods. log rho is that of the stage optimum, of strong Branch alone. Bases without a finished SFT and runs
-without an evaluation are left out, and a base that stands in the table is not measured again.
+It prints the slopes of report/law_claims.yaml once each base has a seed of all methods. log rho is
+that of the stage optimum, of strong Branch alone. Bases without a finished SFT and runs without an
+evaluation are left out, and a base that stands in the table is not measured again.
 """
 
 import numpy as np
