@@ -35,9 +35,9 @@ ARMS = {"grpo": (True, False), "grpo_no_kl": (False, False), "branch_strong": (T
 FIXED = {4: ("wide", "wide_no_kl", "wide_strong"), 5: ("narrow", "narrow_no_kl", "narrow_strong")}
 #: Rung 7: numbers of prompts.
 PROMPTS = (64, 256, 1000, 2000)
-#: Rung 3: updates and learning rates of a table, as many as a problem has visits in the study, and
-#: until it rests.
-TABLES = {"one visit": (1, 1.0), "3,000 updates": (3000, 0.1)}
+#: Rung 3: updates and learning rates of a table: as many as a problem has visits in the study, as
+#: many samples as a prompt has in rungs 4 and 5, and until it rests.
+TABLES = {"one visit": (1, 1.0), "100 updates": (100, 0.3), "3,000 updates": (3000, 0.1)}
 #: Held-out problems of each kind, as in the mix of the training prompts.
 MIX = {"both": 120, "forward": 50, "reverse": 30}
 #: Least probability of a completion that is listed for E[q | wrong].
