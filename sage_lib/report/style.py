@@ -6,12 +6,13 @@ Markers and dashes distinguish methods in grey print.
 
 import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -139,6 +140,27 @@ def error_bar(
         axis.errorbar(mean, at, xerr=lengths, capsize=2, **points(keywords))
     else:
         axis.errorbar(at, mean, yerr=lengths, capsize=3, **points(keywords))
+
+
+def forest(
+    axis: Axes, rows: pd.DataFrame, label: Callable[[str], str], shift: float = 0, **keywords: Any
+) -> None:
+    """Draw differences with their intervals below one another.
+
+    Args:
+        axis: to draw on.
+        rows: with the columns method, difference, low and high.
+        label: gives the name of a method.
+        shift: how far below their places.
+        keywords: a look in place of the methods' looks.
+    """
+    for place, row in enumerate(rows.itertuples()):
+        bounds = (row.difference, row.low, row.high)
+        drawn = keywords if keywords else look(str(row.method))
+        error_bar(axis, -place - shift, *bounds, horizontal=True, **drawn)
+    axis.set_yticks(-np.arange(len(rows)), [label(method) for method in rows["method"]])
+    axis.axvline(0, color="0.4", linewidth=0.8)
+    axis.locator_params("x", nbins=4)
 
 
 def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **keywords: Any) -> None:
