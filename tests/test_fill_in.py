@@ -50,6 +50,15 @@ SOLUTIONS = {
     return 1 + 0.3 * (entropies - 1.2).clamp(min=0)
 """,
     ),
+    "12": (
+        """
+    ways = [np.prod([(m - i) / (i + 1) for i in range(k)]) for m in (n - c, n)]
+    return 1 - ways[0] / ways[1]
+""",
+        """
+    return 1 - (1 - c / n) ** k
+""",
+    ),
 }
 
 
