@@ -117,7 +117,7 @@ def test_the_notebooks_of_a_profile_show_one_that_has_samples_alone(path, varian
             frame = getattr(results, name)
             setattr(results, name, frame[frame["method"].isin(methods)].reset_index(drop=True))
     monkeypatch.setattr(
-        "sage_lib.experiment.results.load_results", lambda name, own: loaded(name, results)
+        "sage_lib.experiment.results.load_results", lambda name, own=False: loaded(name, results)
     )
     space = {}
     for cell in cells(path, "code"):
