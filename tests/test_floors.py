@@ -23,7 +23,7 @@ RANKS = {
     "pipeline": 6,
 }
 #: Modules below every room, in the order in which they may import each other.
-GROUND = ("errors", "text", "consent", "validation", "paths", "files")
+GROUND = ("text", "errors", "consent", "validation", "paths", "files")
 MODULES = {
     ".".join(path.relative_to(LIBRARY).with_suffix("").parts): path
     for path in sorted(LIBRARY.rglob("*.py"))

@@ -240,7 +240,7 @@ def test_what_is_damaged_or_hostile_in_a_file_is_a_sentence(tmp_path):
     lists = write_table(tmp_path / "a.parquet", [{"method": [1], "problem": "a", "correct": 1}])
     assert "cannot be read" in refused(lists)
     large = write_lines(tmp_path / "large.jsonl", ['{"id": 1, "correct": 1' + "0" * 400 + "}"])
-    assert "line 1 has 1000" in refused(large)
+    assert "line 1 int too large" in refused(large)
     many = write_lines(tmp_path / "many.jsonl", [{"id": "a", "c": 1, "n": 10**9}])
     assert "of 1,000,000,000 samples not every k can be shown" in refused(many)
     more = write_lines(tmp_path / "more.jsonl", [{"id": "a", "c": 1, "n": 10**30}])
