@@ -40,7 +40,7 @@ FIGURES = {
     "are choices.",
     "study/entropy_law": "Reward against entropy, and the slopes of the exploration report's law "
     "minus the slope at fixed weights.",
-    "study/figure3": "Exact pass@k over k, on three kinds of problems.",
+    "study/figure3": "Exact pass@k minus that of GRPO, over k, on three kinds of problems.",
     "study/exact_training": "Exact pass@1, exact pass@256 and the probability of the rare way "
     "along training. A thin line is one seed.",
     "study/figure1": "The guides on one completion. From the top: entropy, the guide's q, the "
