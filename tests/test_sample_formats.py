@@ -139,10 +139,11 @@ def inspect_samples(summaries=False):
 
 def archive(path, members, zstandard=False):
     """An .eval, whose members Inspect packs with deflate, and since 2026 with Zstandard."""
-    written = io.BytesIO()
+    written, sizes = io.BytesIO(), []
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as file:
         for name, value in members.items():
             data = json.dumps(value).encode()
+            sizes.append(struct.pack("<I", len(data)))
             if zstandard:
                 data = pa.Codec("zstd").compress(data, asbytes=True)
             file.writestr(name, data, zipfile.ZIP_STORED if zstandard else None)
@@ -150,9 +151,10 @@ def archive(path, members, zstandard=False):
     packed = bytearray(written.getvalue())
     if zstandard:  # zipfile cannot write method 93 before Python 3.14
         at = packed.index(b"PK\x01\x02")
-        for offset, info in places:
+        for (offset, info), size in zip(places, sizes, strict=True):
             packed[offset + 8 : offset + 10] = struct.pack("<H", 93)
             packed[at + 10 : at + 12] = struct.pack("<H", 93)
+            packed[offset + 22 : offset + 26] = packed[at + 24 : at + 28] = size
             at += 46 + len(info.filename)
     path.write_bytes(packed)
     return path
