@@ -1,9 +1,16 @@
-"""The rungs of the ladder against independent solutions."""
+"""The rungs of the ladder against independent solutions, and the tools of ladder and law."""
 
+import ladder as tool  # of tools
+import law
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from sage_lib.algorithm.guides import BranchGuide
+from sage_lib.experiment.problems import rl_problems
+from sage_lib.experiment.profile import load_profile
+from sage_lib.policy import loading, tiny_qwen
 from sage_lib.theory import estimators, ladder, losses, objectives, solutions
 
 
@@ -52,3 +59,27 @@ def test_nothing_to_learn_where_no_completion_is_right():
     [end] = ladder.trained_table(tree, 0 * right, log_reference, 0.2, 8, [50], 0.1, 0)
     same = solutions.k3_fixed_point(tree, 0 * right, log_reference, 0.2)[0]
     assert torch.allclose(end.exp(), same.exp(), atol=1e-9)
+
+
+def test_the_tools_tree_has_the_exact_success_and_its_guide_reads_entropies(tmp_path):
+    profile = load_profile("smoke")
+    tiny_qwen.create(tmp_path, profile.model)
+    model, tokenizer = loading.load(profile.model, tmp_path)
+    problem = rl_problems(profile)[0]
+    tree, reward, log_ref, entropies = tool.tree_of(model, tokenizer, problem)
+    p = float(tree.completion_probabilities(log_ref) @ reward)
+    assert np.isclose(p, tool.exact(model, tokenizer, [problem])[0], rtol=1e-3)
+    q = tool.log_q_of(BranchGuide(threshold=1.0, ratio=0.1), entropies).exp()
+    assert torch.allclose(q, (1 + 0.1 * (entropies - 1).clamp(min=0)).clamp(max=1.4), atol=1e-6)
+
+
+def test_the_law_is_judged_by_its_committed_rule():
+    rho = pd.Series(np.linspace(-0.4, 0.4, 10), index=[f"base {n}" for n in range(10)])
+    noise = np.random.default_rng(0).normal(0, 0.01, 10)
+    gaps = pd.DataFrame({"sequence": 0.5 * rho + noise, "k3": noise})
+    gaps.index = pd.MultiIndex.from_product([rho.index, [1]], names=["base", "seed"])
+    table = law.slopes(gaps, rho).set_index("KL form")
+    assert table["outcome"].tolist() == ["agrees", "agrees"]
+    assert abs(table.loc["sequence", "slope"] - 0.5) < 0.05
+    swapped = gaps.rename(columns={"sequence": "k3", "k3": "sequence"})
+    assert law.slopes(swapped, rho)["outcome"].tolist() == ["disagrees", "disagrees"]
