@@ -3,17 +3,19 @@
     python tools/law.py    after sage-companion grid law; some five minutes of one core a base
 
 It prints the slopes of report/law_claims.yaml once each base has a seed of all methods. log rho is
-that of the stage optimum, of strong Branch alone. Bases without a finished SFT and runs without an
+that of the stage optimum, of strong Branch alone. Bases without a run of GRPO and runs without an
 evaluation are left out, and a base that stands in the table is not measured again.
 """
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy.stats import linregress, t
 from tqdm import tqdm
 
 from sage_lib import paths
-from sage_lib.evaluation import optima
+from sage_lib.algorithm.guides import GuideInputs
+from sage_lib.evaluation import groups, optima
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import Profile
@@ -48,11 +50,31 @@ def log_rho(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=optima.COLUMNS)
 
 
+@torch.no_grad()
+def weighted_q(profile: Profile) -> float:
+    """Measure strong Branch's mean q on GRPO's completions, each token weighted by its k3.
+
+    The completions are 8 of each of the 256 first problems of RL, by GRPO's first seed.
+    """
+    grpo = runs.rl_run(profile, "grpo", profile.seeds[0])
+    drawer = groups.Drawer(profile, runs.evaluation_run(profile, grpo))
+    base, _ = loading.load(profile.model, runs.sft_run(profile).model)
+    guide, totals = optima.guides_of(profile)["branch_strong"], np.zeros(2)
+    for problem in problems.rl_problems(profile)[:256]:
+        group = drawer.draw(problem, 8, profile.seeds[0])
+        entropies, logps = groups.signals(drawer.model, group, profile.rl["temperature"])
+        _, ref_logps = groups.signals(base, group, profile.rl["temperature"])
+        k3 = torch.expm1(ref_logps - logps) - (ref_logps - logps)
+        inputs = GuideInputs(entropies, logps, group.mask, 1.0, torch.Generator(), group.drawn)
+        totals += [(x * k3)[group.mask].sum().item() for x in (guide(inputs), torch.ones(()))]
+    return totals[0] / totals[1]
+
+
 def of_base(spec: str, profile: Profile) -> dict[str, object]:
     """Return the row of a base: means over problems."""
     table = log_rho(profile)
     means = table[["p", "covered", "acted", "log_rho", "low", "high"]].mean()
-    return {"base": spec, "problems": len(table), **means}
+    return {"base": spec, "problems": len(table), **means, "weighted_q": weighted_q(profile)}
 
 
 def of_run(spec: str, profile: Profile, method: str, seed: int) -> dict[str, object] | None:
@@ -73,7 +95,7 @@ def main() -> None:
     bases = pd.read_csv(BASES).to_dict("records") if BASES.exists() else []
     rows = []
     for spec, profile in blocks.items():
-        if not runs.sft_run(profile).done():
+        if not runs.rl_run(profile, "grpo", profile.seeds[0]).done():
             continue
         if spec not in [row["base"] for row in bases]:
             bases.append(of_base(spec, profile))
