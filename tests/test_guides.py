@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -23,9 +24,11 @@ from sage_lib.algorithm.guides import (
     CosineSchedule,
     GuideInputs,
     IdentityGuide,
+    LikeliestGuide,
     RandomGuide,
     RewardGuide,
     ShuffledGuide,
+    SuccessGuide,
     TokenGuide,
     check_guide,
     check_q,
@@ -34,6 +37,9 @@ from sage_lib.algorithm.guides import (
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import load_profile
 from sage_lib.paths import ROOT
+from sage_lib.theory.optimum import log_rho
+from sage_lib.theory.solutions import tilted
+from sage_lib.theory.tree import random_tree
 
 
 def seen(entropies, logps, mask, progress=0.0, seed=0):
@@ -201,6 +207,95 @@ def test_the_reward_guide_flattens_the_reference_where_the_reward_is_0():
     for lacking in ("ref_logps", "rewards"):
         with pytest.raises(SageError, match="in RL training alone"):
             RewardGuide()(dataclasses.replace(x, **{lacking: None}))
+
+
+def test_the_reverse_of_branch_is_its_mirror_image_and_its_hard_version_leaves_no_kl():
+    x = batch()
+    choice = {"name": "branch", "threshold_quantile": 0.8, "clamp_quantile": 0.9}
+    quantiles = {"0.75": 0.8, "0.8": 1.0, "0.9": 2.0}
+    strong = build_guide(choice, quantiles)(x)
+    reverse = build_guide({**choice, "reverse": True}, quantiles)(x)
+    torch.testing.assert_close(reverse, 2 - strong)
+    assert reverse.min() == 0.6 and reverse.max() == 1
+    steep = {"threshold_quantile": 0.75, "clamp_quantile": 0.8, "low": 0.01}
+    hard = build_guide({"name": "branch", "reverse": True, **steep}, quantiles)(x)
+    above = (x.entropies > 1.0) & x.mask.bool()
+    assert above.any() and (hard[above] == 0.01).all() and (hard[x.entropies < 0.8] == 1).all()
+    with pytest.raises(SageError, match="goes with quantiles"):
+        build_guide({"name": "branch", "threshold": 1.0, "ratio": 0.3, "reverse": True})
+
+
+def of_tree(seed):
+    """A random tree with its base and reward, and its completions as rows of GuideInputs."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng)
+    log_policy = tree.log_policy(torch.tensor(rng.normal(size=len(tree.edges))))
+    right = torch.tensor(rng.random(len(tree.completions)) < 0.4)
+    right[0], right[-1] = True, False
+    time = max(map(len, tree.completions))
+    place = {edge: n for n, edge in enumerate(tree.edges)}
+    logps, mask = torch.zeros(2, len(right), time, dtype=torch.float64)
+    for row, tokens in enumerate(tree.completions):
+        for t, token in enumerate(tokens):
+            logps[row, t], mask[row, t] = log_policy[place[tokens[:t], token]], 1
+    x = seen(torch.zeros_like(logps), logps, mask)
+    x = dataclasses.replace(x, ref_logps=logps, rewards=right.double())
+    return tree, log_policy, right, x
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_at_the_optimum_of_the_likeliest_guide_all_right_completions_are_equally_likely(seed):
+    """Eq. 4 by enumeration, unclamped; MARA's reward at eq. 2 gives the same policy."""
+    tree, log_policy, right, x = of_tree(seed)
+    reference, beta = tree.completion_probabilities(log_policy), 0.3
+    best = reference[right].max().log()
+    x = dataclasses.replace(x, best_logps=best.expand(len(right)))
+    q = LikeliestGuide(low=1e-9, high=1e9)(x).prod(1)
+    policy = tilted(reference, right.double(), beta, q)
+    torch.testing.assert_close(policy[right], policy[right].mean().expand(int(right.sum())))
+    reward = torch.where(right, 1 + beta * (best - reference.log()), 0.0)
+    torch.testing.assert_close(policy, tilted(reference, reward, beta, torch.ones_like(q)))
+    p = float(reference[right].sum())
+    # log rho in closed form: log of (number of right ones · the likeliest's probability / p).
+    expected = math.log(int(right.sum()) * float(best.exp()) / p)
+    assert log_rho(reference, right.double(), q) == pytest.approx(expected, abs=1e-9)
+    assert expected >= 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_success_ratio_has_a_positive_log_rho_where_pi_s_is_the_base_given_success(seed):
+    """With pi_s = pi_ref( . | right) token by token and alpha 1, q is 1/p on right completions and
+    0 on wrong ones: here mixed with the base, so that log rho is finite."""
+    tree, log_policy, right, x = of_tree(seed)
+    reference = tree.completion_probabilities(log_policy)
+    p, share = float(reference[right].sum()), 0.5
+    policy = share * reference * right / p + (1 - share) * reference
+    visits = tree.paths.T @ policy
+    edges = (visits / tree.sum_by_state(visits)[tree.state_of]).log()
+    place = {edge: n for n, edge in enumerate(tree.edges)}
+    logps = torch.zeros_like(x.logps)
+    for row, tokens in enumerate(tree.completions):
+        for t, token in enumerate(tokens):
+            logps[row, t] = edges[place[tokens[:t], token]]
+    x = dataclasses.replace(x, guide_logps=logps)
+    q = SuccessGuide(low=1e-9, high=1e9)(x)
+    torch.testing.assert_close(q.prod(1), policy / reference)
+    expected = math.log((share / p + 1 - share) / (1 - share))
+    assert log_rho(reference, right.double(), q.prod(1)) == pytest.approx(expected, abs=1e-9)
+    half = SuccessGuide(alpha=0.5, low=1e-9, high=1e9)(x)
+    torch.testing.assert_close(half**2, q)
+    assert SuccessGuide()(x).min() >= 0.6 and SuccessGuide()(x).max() <= 1.4
+
+
+@pytest.mark.parametrize(
+    ("guide", "lacking"), [(LikeliestGuide(), "best_logps"), (SuccessGuide(), "guide_logps")]
+)
+def test_guides_of_training_refuse_other_places(guide, lacking):
+    x = of_tree(0)[-1]
+    x = dataclasses.replace(x, best_logps=x.rewards, guide_logps=x.logps)
+    guide(x)
+    with pytest.raises(SageError, match="in RL training"):
+        guide(dataclasses.replace(x, **{lacking: None}))
 
 
 def test_a_choice_reads_rewards_where_its_guide_or_one_inside_it_does():

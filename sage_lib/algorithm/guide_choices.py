@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sage_lib import consent
-from sage_lib.algorithm.guides import GUIDES, HIGH, BranchGuide, Guide, check_guide
+from sage_lib.algorithm.guides import GUIDES, HIGH, LOW, BranchGuide, Guide, check_guide
 from sage_lib.errors import SageError
 from sage_lib.validation import make, pick, unknown
 
@@ -76,7 +76,8 @@ def build_guide(
     """Return the guide of a choice ``{name: ..., parameter: ...}``; schedules are mappings, too.
 
     The branch guide takes threshold and ratio, or threshold_quantile and clamp_quantile: the
-    quantiles of the base model's entropies where it begins to act and where q reaches ``high``.
+    quantiles of the base model's entropies where it begins to act and where q reaches ``high``, or
+    with ``reverse: true`` its ``low``.
 
     Args:
         choice: its name is one of :data:`GUIDES`, or ``module:Class``.
@@ -125,6 +126,9 @@ def _with_threshold(
     """Put threshold and ratio in the place of quantiles. Without ``quantiles`` the defaults stand
     in, which is enough to check everything else."""
     fixed = parameters.keys() & {"threshold", "ratio"}
+    reverse = parameters.pop("reverse", False)
+    if not isinstance(reverse, bool) or (reverse and fixed):
+        raise SageError(f"{where}: reverse: true goes with quantiles; a ratio may be below 0")
     shares = [parameters.pop(name) for name in BranchGuide.quantile_keys if name in parameters]
     if (len(fixed), len(shares)) not in ((2, 0), (0, 2)):
         raise SageError(
@@ -151,5 +155,6 @@ def _with_threshold(
             "the base model's entropies do not differ between threshold_quantile and "
             "clamp_quantile: choose them further apart"
         )
-    ratio = (parameters.get("high", HIGH) - 1) / (top - threshold)
+    end = parameters.get("low", LOW) if reverse else parameters.get("high", HIGH)
+    ratio = (end - 1) / (top - threshold)
     return {**parameters, "threshold": threshold, "ratio": ratio}
