@@ -41,7 +41,8 @@ def train(training: Training, run: Run) -> dict:
     ``run.profile`` gives the base, the problems and the machine's limits. A run that collapses is a
     result: its policy is kept, and the record's ``collapsed`` says at which step and why.
     """
-    profile, method = run.profile, training.method
+    profile = run.profile
+    method = training.method
     base = runs.finished(profile, runs.sft_run(profile))
     if method.rft is not None:
         return rft.train(profile, run)
