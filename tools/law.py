@@ -73,16 +73,18 @@ def q_of(
     enumeration: Enumeration,
     prompt: list[int],
     valid: np.ndarray,
-    policy: torch.nn.Module,
+    policy: torch.nn.Module | None,
 ) -> torch.Tensor:
     """Return q of each token of listed completions, shape (completions, time): the whole list is
-    the group of a guide that reads rewards, and ``policy`` is the guide model."""
+    the group of a guide that reads rewards, and ``policy`` is the guide model, if there is one."""
     logps, right = enumeration.logps.double(), torch.as_tensor(valid)
-    whole = torch.cat(
-        [torch.tensor([prompt]).expand(len(enumeration.ids), -1), enumeration.ids], dim=1
-    )
-    with torch.no_grad():
-        parts = [probs.completion_signals(policy, x, len(prompt)).logps for x in whole.split(512)]
+    guide_logps = None
+    if policy is not None:
+        start = torch.tensor([prompt]).expand(len(enumeration.ids), -1)
+        parts = torch.cat([start, enumeration.ids], dim=1).split(512)
+        with torch.no_grad():
+            read = [probs.completion_signals(policy, x, len(prompt)).logps for x in parts]
+        guide_logps = torch.cat(read).double()
     inputs = GuideInputs(
         entropies=enumeration.entropies.double(),
         logps=logps,
@@ -93,7 +95,7 @@ def q_of(
         ref_logps=logps,
         rewards=right.double(),
         best_logps=logps.sum(1)[right].max().expand(len(right)),
-        guide_logps=torch.cat(parts).double(),
+        guide_logps=guide_logps,
     )
     return guide(inputs)
 
@@ -101,18 +103,19 @@ def q_of(
 def log_rho(profile: Profile, methods: tuple[str, ...], number: int) -> pd.DataFrame:
     """Measure log rho of the guides of some methods: a row for each listed problem and guide."""
     guides = {key: runs.guide_of(profile, profile.methods[key].guide) for key in methods}
-    base = runs.sft_run(profile)
-    reads = [name for key in methods for name in profile.methods[key].policies]
-    policy, _ = loading.load(
-        profile.model, runs.first_run(profile, reads[0]).model if reads else base.model
-    )
+    reads = {key: profile.methods[key].policies for key in methods}
+    models = {
+        key: loading.load(profile.model, runs.first_run(profile, names[0]).model)[0]
+        for key, names in reads.items()
+        if names
+    }
     rows = []
     for problem, enumeration, prompt, valid, p in listed(profile, number):
         if not valid.any() or valid.all():
             continue
         weights, mask = enumeration.probabilities.numpy(), enumeration.mask
         for key, guide in guides.items():
-            q = q_of(guide, enumeration, prompt, valid, policy)
+            q = q_of(guide, enumeration, prompt, valid, models.get(key))
             bounds = optima.log_rho_bounds(weights, valid, q.prod(1).numpy(), p)
             acted = float((q[mask] != 1).double().mean())
             rows.append((problem.dataset, problem.id, key, p, weights.sum(), acted, *bounds))
