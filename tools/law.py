@@ -210,13 +210,22 @@ def main() -> None:
         rows += [of_run(spec, profile, method, seed) for method, seed in named]
     table = pd.DataFrame([row for row in rows if row is not None])
     write_bytes(RUNS, table.to_csv(index=False, float_format="%.6g").encode())
+    told = judged()
+    print("bases lack a seed of all methods: no outcome" if told is None else told.to_string())
+
+
+def judged() -> pd.DataFrame | None:
+    """Return the :func:`slopes` of the published tables; None until each base has all methods."""
+    if not RUNS.exists() or not BASES.exists():
+        return None
+    table, bases = pd.read_csv(RUNS), pd.read_csv(BASES).set_index("base")
     logits = table.pivot_table(index=["base", "seed"], columns="method", values="logit")
+    if not {method for pair in PAIRS.values() for method in pair} <= set(logits):
+        return None
     gaps = pd.DataFrame({form: logits[a] - logits[b] for form, (a, b) in PAIRS.items()}).dropna()
-    lacking = len(blocks) - gaps.index.get_level_values("base").nunique()
-    if lacking:
-        print(f"{lacking} bases lack a seed of all methods, so no outcome is told")
-    else:
-        print(slopes(gaps, pd.DataFrame(bases).set_index("base")["log_rho"]).to_string())
+    names = {block.profile for block in load_grid("law")}
+    whole = names == set(gaps.index.get_level_values("base")) <= set(bases.index)
+    return slopes(gaps, bases["log_rho"]) if whole else None
 
 
 def slopes(gaps: pd.DataFrame, log_rho: pd.Series) -> pd.DataFrame:
