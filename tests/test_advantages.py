@@ -16,6 +16,7 @@ from sage_lib.algorithm.advantages import (
     ClipCov,
     Completions,
     KLCov,
+    MaxRL,
     NegativeSamples,
     PassAtK,
     PerplexityAdvantage,
@@ -104,8 +105,24 @@ def test_pass_at_k_is_the_mean_advantage_of_the_subsets_that_hold_a_completion(n
             assert advantages[i] == pytest.approx(np.mean(holding), abs=1e-6)
 
 
+def test_maxrl_is_the_gradient_of_log_p_in_the_mean():
+    """One binary choice with success p: over all draws of a group of 4 the mean gradient is that of
+    sum over k <= 4 of -(1 - p)^k/k, log p's series up to the size of the group (its Theorem)."""
+    p, n, mean = 0.3, 4, 0.0
+    score = {1.0: 1 - p, 0.0: -p}  # d log pi / d logit of the drawn choice
+    for draw in itertools.product((1.0, 0.0), repeat=n):
+        advantages = MaxRL().shape(completions(list(draw), n)).tolist()
+        gradient = np.mean([a * score[r] for a, r in zip(advantages, draw, strict=True)])
+        mean += math.prod(p if r else 1 - p for r in draw) * gradient
+    by_p = sum((1 - p) ** (k - 1) for k in range(1, n + 1))
+    # The baseline takes one term: groups without a right completion have no gradient.
+    assert mean == pytest.approx(p * (1 - p) * (by_p - (1 - p) ** (n - 1)), abs=1e-6)
+    shaped = MaxRL().shape(completions([1.0, 0.0, math.nan, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    assert shaped.tolist() == pytest.approx([2.0, -1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0])
+
+
 def test_rewards_that_tell_no_right_from_wrong_are_refused():
-    for shaper in (NegativeSamples(), PassAtK()):
+    for shaper in (NegativeSamples(), PassAtK(), MaxRL()):
         with pytest.raises(SageError, match="gives 0 or 1"):
             shaper.shape(completions([0.5, 1.0, 0.0, 0.0]))
     with pytest.raises(SageError, match="a reward for every completion"):
@@ -223,7 +240,7 @@ ARGS = {
     "steps_per_generation": 2,
     "gradient_accumulation_steps": 1,
 }
-OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k")
+OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k", "maxrl")
 OF_TOKENS = ("position", "clip_cov", "kl_cov")
 
 
@@ -254,7 +271,7 @@ def test_a_setting_in_which_a_shaper_cannot_work_is_refused_with_its_reason(name
 # -- choices ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "maxrl"])  # has none
 def test_every_shaper_is_built_by_its_name_and_parameters(name):
     field, *_ = dataclasses.fields(ADVANTAGES[name])
     assert build_advantage(name) == build_advantage({"name": name}) == ADVANTAGES[name]()

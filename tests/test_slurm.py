@@ -112,7 +112,7 @@ def test_a_job_that_is_stopped_for_its_time_is_queued_again(node, tmp_path):
     """SLURM warns it 90 seconds before the end of its six minutes, and its work takes eight."""
     pace = Grid(node, tmp_path / "pace")
     end_of(pace.start(executor="processes"))
-    [record] = (pace.folder / "results").rglob("sft/record.json")
+    record = pace.folder / "results" / "measured" / "killed" / "sft" / "record.json"
     steps = int(480 * STEPS / json.loads(record.read_text())["seconds"]) // 20 * 20
     grid = Grid(node, tmp_path / "slurm", steps)
     end_of(grid.start("--hours", "0.1"))

@@ -196,6 +196,17 @@ class PassAtK(CompletionShaper):
         return of_right.where(correct == 1, of_wrong).flatten().to(completions.advantages)
 
 
+@dataclass(frozen=True, config=STRICT)
+class MaxRL(CompletionShaper):
+    """Maximum-likelihood RL (Tajwar et al. 2026, arXiv 2602.02710): (r - m)/m with m the group's
+    mean reward; 0 where no completion is right."""
+
+    def shape(self, completions: Completions) -> torch.Tensor:
+        correct = _correct(completions).view(-1, completions.generations)
+        mean = correct.nanmean(1, keepdim=True)
+        return ((correct - mean) / mean).nan_to_num(nan=0.0).flatten().to(completions.advantages)
+
+
 def _correct(completions: Completions) -> torch.Tensor:
     """Return the rewards. SageError unless each is 0, 1 or NaN."""
     rewards = completions.rewards
@@ -315,6 +326,7 @@ ADVANTAGES: dict[str, type[Any]] = {
     "position": PositionBonus,
     "negative_samples": NegativeSamples,
     "pass_at_k": PassAtK,
+    "maxrl": MaxRL,
     "clip_cov": ClipCov,
     "kl_cov": KLCov,
 }
