@@ -37,7 +37,7 @@ class Grid:
         self.node, self.folder = node, folder
         folder.mkdir(exist_ok=True)
         longer = TINY.replace("sft: {max_steps: 6", f"sft: {{max_steps: {steps}, save_steps: 20")
-        longer = longer.replace("sft_data: {rows: 64}", f"sft_data: {{rows: {8 * steps}}}")
+        longer = longer.replace("sft_data: {rows: 64}", f"sft_data: {{rows: {8 * STEPS}}}")
         longer = longer.replace("name: tiny", f"name: {name}")
         (folder / f"{name}.yaml").write_text(longer)
         block = {"name": "base", "about": "", "profile": f"{name}.yaml"}
