@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 import torch
 
-from sage_lib.algorithm.guides import BranchGuide
+from sage_lib.algorithm.guides import BranchGuide, LikeliestGuide, SuccessGuide
+from sage_lib.evaluation import optima
 from sage_lib.experiment.problems import rl_problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import loading, tiny_qwen
+from sage_lib.policy.enumeration import enumerate_completions
 from sage_lib.report import ladder as rungs
 from sage_lib.theory import estimators, ladder, losses, objectives, solutions
 
@@ -127,3 +129,20 @@ def test_a_change_is_paired_where_both_steps_have_the_same_problems():
     unpaired = rungs.change(table, "grpo", steps[0], steps[2], "pass@1")
     assert unpaired[0] == pytest.approx(-0.2) and unpaired[2] - unpaired[1] > 1.5
     assert rungs.change(table, "branch_strong", *steps[:2], "pass@1") == []
+
+
+def test_log_rho_of_listed_completions_is_that_of_the_optimum_in_closed_form(tmp_path):
+    """The likeliest guide has log(n·best/p) over what is listed; pi_s = the base gives q = 1."""
+    profile = load_profile("smoke")
+    tiny_qwen.create(tmp_path, profile.model)
+    model, tokenizer = loading.load(profile.model, tmp_path)
+    prompt = loading.encode(tokenizer, rl_problems(profile)[0].question)
+    end = int(model(torch.tensor([prompt])).logits[0, -1].argmax())  # so that some end at once
+    found = enumerate_completions(model, prompt, end, 1e-4, 2)
+    weights, valid = found.probabilities, np.arange(len(found.ids)) % 3 == 0
+    q = law.q_of(LikeliestGuide(low=1e-9, high=1e9), found, prompt, valid, model).prod(1)
+    rho = optima.log_rho_bounds(weights.numpy(), valid, q.numpy(), float(weights[valid].sum()))[0]
+    best, p = float(weights[valid].max()), float(weights[valid].sum())
+    assert np.isclose(rho, np.log(valid.sum() * best / p), atol=1e-6) and rho > 0
+    same = law.q_of(SuccessGuide(), found, prompt, valid, model)
+    assert torch.allclose(same, torch.ones_like(same), atol=1e-4)

@@ -71,7 +71,8 @@ def change(table: pd.DataFrame, arm: str, first: str, second: str, end: str) -> 
         [difference, low, high]; empty where the arm lacks a step.
     """
     of_arm = table[table["arm"] == arm]
-    by_problem = of_arm.groupby(["step", "problem"], observed=False)[end].mean().unstack()
+    by_problem = of_arm.pivot_table(index="step", columns="problem", values=end, observed=True)
+    by_problem = by_problem.reindex([first, second])
     before, after = (by_problem.loc[step].dropna() for step in (first, second))
     if before.empty or after.empty:
         return []
