@@ -76,7 +76,8 @@ def test_own_results_are_those_of_the_profiles_finished_runs(own):
     with pytest.raises(SageError, match="own results of smoke: sage-companion stage evaluation"):
         _ = own.counts
     place = own.folder / "rl/grpo-s3407"
-    write_json(place / "record.json", {**RECORD, "stage": "rl", "sizes": {"steps.jsonl": 9}})
+    sizes = {"steps.jsonl": (place / "steps.jsonl").stat().st_size + 1}
+    write_json(place / "record.json", {**RECORD, "stage": "rl", "sizes": sizes})
     with pytest.raises(SageError, match=r"rl/grpo-s3407/steps\.jsonl lacks"):
         own.frame("steps")
 
