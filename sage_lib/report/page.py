@@ -64,7 +64,6 @@ class Page:
         self,
         frame: pd.DataFrame,
         name: str,
-        precision: int = 3,
         shown: pd.DataFrame | None = None,
         **formats: str,
     ) -> None:
@@ -75,7 +74,6 @@ class Page:
         Args:
             frame: the table.
             name: of the file.
-            precision: decimals of displayed floats.
             shown: a table that is displayed in its place.
             formats: of displayed columns.
         """
@@ -83,7 +81,7 @@ class Page:
         path = paths.measured(self.name, self.published) / f"{name}.csv"
         if not _says(path, text):
             write_text(path, text)
-        self.table(frame if shown is None else shown, precision, ROWS, **formats)
+        self.table(frame if shown is None else shown, **formats)
 
     def _labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
         if self.study is None:
