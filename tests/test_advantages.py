@@ -13,9 +13,12 @@ import torch
 from sage_lib.algorithm.advantages import (
     ADVANTAGES,
     BatchTokens,
+    BetaNormalised,
     ClipCov,
     Completions,
+    EntropyBonus,
     KLCov,
+    MaxRL,
     NegativeSamples,
     PassAtK,
     PerplexityAdvantage,
@@ -87,6 +90,33 @@ def test_negative_samples_by_hand():
     assert NegativeSamples(0.0).shape(group)[0] == 0, "NSR"
 
 
+def test_bnpo_in_closed_form_and_by_scipy():
+    """Shares 1/4, 1/2 and 3/4 have mean 1/2 and variance 1/16, so a and b are 3/2 and both
+    parameters too: f(p) is 8/pi sqrt(p(1 - p)), and BNPO is GRPO up to a factor."""
+    rewards = [1.0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]
+    r = torch.tensor(rewards).view(3, 4)
+    p = r.mean(1, keepdim=True)
+    expected = (r - p) * math.pi / (8 * (p * (1 - p)).sqrt())
+    shaped = BetaNormalised().shape(completions(rewards))
+    torch.testing.assert_close(shaped, expected.flatten())
+    scipy_beta = pytest.importorskip("scipy.stats").beta
+    shares = np.array([0.125, 0.25, 0.875, 0.125])
+    rewards = [1.0 if i < 8 * share else 0.0 for share in shares for i in range(8)]
+    fit = shares.mean() * (1 - shares.mean()) / shares.var(ddof=1) - 1
+    f = scipy_beta(max(1, 1 + fit * shares.mean() / 3), max(1, 1 + fit * (1 - shares.mean()) / 3))
+    shaped = BetaNormalised().shape(completions(rewards, 8)).view(4, 8)
+    assert shaped[:, 0].numpy() == pytest.approx((1 - shares) / f.pdf(shares), rel=1e-5)
+
+
+def test_bnpo_without_a_spread_of_its_groups_subtracts_the_mean():
+    alone, alike = [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0] * 2
+    for rewards in (alone, alike):
+        expected = torch.tensor(rewards) - 0.25
+        torch.testing.assert_close(BetaNormalised().shape(completions(rewards)), expected)
+    solved = BetaNormalised().shape(completions([1.0] * 4 + [1.0, 0.0, 0.0, 0.0]))
+    assert (solved[:4] == 0).all() and solved.isfinite().all()
+
+
 @pytest.mark.parametrize(("n", "k"), [(4, 2), (4, 4), (6, 3), (8, 4), (8, 5)])
 def test_pass_at_k_is_the_mean_advantage_of_the_subsets_that_hold_a_completion(n, k):
     """All subsets of k completions, one by one; groups with every number of correct ones."""
@@ -101,12 +131,29 @@ def test_pass_at_k_is_the_mean_advantage_of_the_subsets_that_hold_a_completion(n
             assert advantages[i] == pytest.approx(np.mean(holding), abs=1e-6)
 
 
+def test_maxrl_is_the_gradient_of_log_p_in_the_mean():
+    """One binary choice with success p: over all draws of a group of 4 the mean gradient is that of
+    sum over k <= 4 of -(1 - p)^k/k, log p's series up to the size of the group (its Theorem)."""
+    p, n, mean = 0.3, 4, 0.0
+    score = {1.0: 1 - p, 0.0: -p}  # d log pi / d logit of the drawn choice
+    for draw in itertools.product((1.0, 0.0), repeat=n):
+        advantages = MaxRL().shape(completions(list(draw), n)).tolist()
+        gradient = np.mean([a * score[r] for a, r in zip(advantages, draw, strict=True)])
+        mean += math.prod(p if r else 1 - p for r in draw) * gradient
+    by_p = sum((1 - p) ** (k - 1) for k in range(1, n + 1))
+    # The baseline takes one term: groups without a right completion have no gradient.
+    assert mean == pytest.approx(p * (1 - p) * (by_p - (1 - p) ** (n - 1)), abs=1e-6)
+    shaped = MaxRL().shape(completions([1.0, 0.0, math.nan, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    assert shaped.tolist() == pytest.approx([2.0, -1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0])
+
+
 def test_rewards_that_tell_no_right_from_wrong_are_refused():
-    for shaper in (NegativeSamples(), PassAtK()):
+    for shaper in (NegativeSamples(), PassAtK(), MaxRL(), BetaNormalised()):
         with pytest.raises(SageError, match="gives 0 or 1"):
             shaper.shape(completions([0.5, 1.0, 0.0, 0.0]))
-    with pytest.raises(SageError, match="a reward for every completion"):
-        PassAtK().shape(completions([math.nan, 1.0, 0.0, 0.0]))
+    for shaper in (PassAtK(), BetaNormalised()):
+        with pytest.raises(SageError, match="a reward for every completion"):
+            shaper.shape(completions([math.nan, 1.0, 0.0, 0.0]))
 
 
 # -- of tokens -------------------------------------------------------------------------------------
@@ -126,6 +173,21 @@ def test_position_by_hand():
     early = PositionBonus(gamma=0.1, direction=-1).shape(batch)
     assert early.advantages[0, 0] == pytest.approx(2 + 0.1 * ramp[2], abs=1e-6)
     assert early.advantages[0, 2] == pytest.approx(2 + 0.1 * ramp[0], abs=1e-6)
+
+
+def test_the_entropy_bonus_by_hand():
+    """0.4 x 1 nat; half of 0.5, which is less; 0.4 at an advantage of -2; nothing at one of 0."""
+    batch = tokens(
+        [1.0, 0.5, -2.0, 0.0], mask=[[1, 0]] * 4, entropies=[[1.0, 1.0]] * 3 + [[3.0, 3]]
+    )
+    shaped = EntropyBonus().shape(batch)
+    assert shaped.advantages[:, 0].tolist() == pytest.approx([1.4, 0.75, -1.6, 0.0])
+    assert shaped.advantages[:, 1].tolist() == [1.0, 0.5, -2.0, 0.0], "outside the mask"
+    assert shaped.touched.tolist() == [[True, False]] * 3 + [[False, False]]
+    steep = EntropyBonus(alpha=100.0).shape(random_tokens())
+    assert (steep.advantages.sign() == random_tokens().advantages.sign()).all()
+    with pytest.raises(SageError, match="kappa"):
+        build_advantage({"name": "entropy", "kappa": 1.0})
 
 
 def test_the_position_bonus_as_printed_is_a_constant():
@@ -211,14 +273,18 @@ ARGS = {
     "steps_per_generation": 2,
     "gradient_accumulation_steps": 1,
 }
-OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k")
-OF_TOKENS = ("position", "clip_cov", "kl_cov")
+OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k", "maxrl")
+OF_TOKENS = ("position", "clip_cov", "kl_cov", "entropy")
 
 
 @pytest.mark.parametrize(
     ("names", "change", "reason"),
     [
-        (OF_COMPLETIONS, {"per_device_train_batch_size": 6}, "whole groups on every process"),
+        (
+            (*OF_COMPLETIONS, "beta_normalised"),
+            {"per_device_train_batch_size": 6},
+            "whole groups on every process",
+        ),
         (("pass_at_k",), {"num_generations": 2}, "groups of at least as many"),
         (OF_TOKENS, {"use_liger_kernel": True}, "Liger"),
         (OF_TOKENS, {"shaped_at_scoring": True}, "use plain TRL"),
@@ -242,7 +308,7 @@ def test_a_setting_in_which_a_shaper_cannot_work_is_refused_with_its_reason(name
 # -- choices ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "maxrl"])  # has none
 def test_every_shaper_is_built_by_its_name_and_parameters(name):
     field, *_ = dataclasses.fields(ADVANTAGES[name])
     assert build_advantage(name) == build_advantage({"name": name}) == ADVANTAGES[name]()

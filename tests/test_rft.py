@@ -118,7 +118,7 @@ def test_equal_samples_are_drawn_and_equal_rows_learned_from_in_the_study():
     study = load_profile("study")
     assert study.rl["max_steps"] * study.rl["per_device_train_batch_size"] == 12_800
     keys = [key for key, method in study.methods.items() if method.rft is not None]
-    assert len(keys) == 6
+    assert len(keys) == 7
     for key in keys:
         one = study.rft_of(key)
         assert one.drawn == (12_800 if study.methods[key].family == "rft" else 0)

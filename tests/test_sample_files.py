@@ -369,3 +369,5 @@ def test_as_much_data_as_is_said_finds_the_difference():
     assert 0.7 < found / 400 < 0.95
     still = np.tile([[0.3], [-0.2]], (30, 1))  # differences that no sampling makes
     assert metrics.times_as_much(still, [1e-5])[1][0] == np.inf
+    data, times = metrics.times_as_much(apart, [9.0])  # more noise than these differences have
+    assert times == pytest.approx(data), "all of the error falls with more samples"

@@ -35,6 +35,8 @@ CASES = {
     "pass_at_k": ({"k": 1}, {"k": 2}),
     "clip_cov": ({"share": 0.0}, {"share": 0.5, "low": 0.0}),
     "kl_cov": ({"share": 0.0}, {"share": 0.3}),
+    "beta_normalised": (None, {}),
+    "entropy": ({"alpha": 0.0}, {}),
 }
 
 

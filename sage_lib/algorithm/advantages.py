@@ -161,6 +161,31 @@ class NegativeSamples(CompletionShaper):
 
 
 @dataclass(frozen=True, config=STRICT)
+class BetaNormalised(CompletionShaper):
+    """BNPO as SAGE cites it (Xiao et al. 2025, arXiv 2506.02864): (R - p)/f(p) of binary rewards.
+
+    p is a group's mean reward, f the density of Beta(1 + a/3, 1 + b/3). a and b give the Beta
+    distribution with the mean and variance of p over the batch's groups. As in its code both
+    parameters are at least 1, and 1/f at most ``limit``. Without a spread of p, f is 1.
+    """
+
+    limit: NotNegative = 1e6
+
+    def shape(self, completions: Completions) -> torch.Tensor:
+        import torch
+
+        correct = _correct(completions).view(-1, completions.generations).double()
+        if correct.isnan().any():
+            raise SageError("BNPO's advantages need a reward for every completion: give 0 for none")
+        p = correct.mean(1, keepdim=True)
+        mean, variance = p.mean(), p.var() if len(p) > 1 else torch.zeros(())
+        third = (mean * (1 - mean) / variance - 1) / 3 if variance > 0 else mean * 0
+        shapes = [(1 + third * share).clamp(min=1) for share in (mean, 1 - mean)]
+        weight = torch.distributions.Beta(*shapes).log_prob(p).neg().exp().clamp(max=self.limit)
+        return (weight * (correct - p)).flatten().to(completions.advantages)
+
+
+@dataclass(frozen=True, config=STRICT)
 class PassAtK(CompletionShaper):
     """Pass@k training (Chen et al. 2025, arXiv 2508.10751), its analytical derivation.
 
@@ -193,6 +218,17 @@ class PassAtK(CompletionShaper):
             wrong.append((1 - mean - lone) / spread if spread else 0.0)
         of_right, of_wrong = (correct.new_tensor(x).unsqueeze(1) for x in (right, wrong))
         return of_right.where(correct == 1, of_wrong).flatten().to(completions.advantages)
+
+
+@dataclass(frozen=True, config=STRICT)
+class MaxRL(CompletionShaper):
+    """Maximum-likelihood RL (Tajwar et al. 2026, arXiv 2602.02710): (r - m)/m with m the group's
+    mean reward; 0 where no completion is right."""
+
+    def shape(self, completions: Completions) -> torch.Tensor:
+        correct = _correct(completions).view(-1, completions.generations)
+        mean = correct.nanmean(1, keepdim=True)
+        return ((correct - mean) / mean).nan_to_num(nan=0.0).flatten().to(completions.advantages)
 
 
 def _correct(completions: Completions) -> torch.Tensor:
@@ -297,6 +333,23 @@ class KLCov(TokenShaper):
         return ShapedTokens(tokens.advantages, touched, extra_loss)
 
 
+@dataclass(frozen=True, config=STRICT)
+class EntropyBonus(TokenShaper):
+    """Entropy-based advantage shaping (Cheng et al. 2025, arXiv 2506.14758): A + min(alpha·H_t,
+    |A|/kappa) with the entropy H_t (nats) of the policy, which has no gradient here.
+
+    The sign of A stays, because kappa is above 1. The paper has alpha 0.4 for GRPO and kappa 2.
+    """
+
+    alpha: NotNegative = 0.4
+    kappa: Annotated[float, Field(strict=True, gt=1)] = 2.0
+
+    def shape(self, tokens: BatchTokens) -> ShapedTokens:
+        bonus = (self.alpha * tokens.entropies).minimum(tokens.advantages.abs() / self.kappa)
+        bonus = bonus * tokens.mask.bool()
+        return ShapedTokens(tokens.advantages + bonus, touched=bonus != 0)
+
+
 # -- choices ---------------------------------------------------------------------------------------
 
 #: Each shaper by its name in a profile's ``advantage: {name: ...}``.
@@ -304,9 +357,12 @@ ADVANTAGES: dict[str, type[Any]] = {
     "perplexity": PerplexityAdvantage,
     "position": PositionBonus,
     "negative_samples": NegativeSamples,
+    "beta_normalised": BetaNormalised,
     "pass_at_k": PassAtK,
+    "maxrl": MaxRL,
     "clip_cov": ClipCov,
     "kl_cov": KLCov,
+    "entropy": EntropyBonus,
 }
 
 

@@ -109,7 +109,7 @@ def problem_rows(
     task = task_of(problem.task)
     measures = [task.measures(problem, text, True) for text in texts]
     valid, rare = (
-        np.array([row[name] for row in measures], bool) for name in ("valid", "valid_rare")
+        np.array([row.get(name) for row in measures], bool) for name in ("valid", "valid_rare")
     )
     base, mask = enumeration.probabilities.numpy(), enumeration.mask.numpy()
     entropies, logps = enumeration.entropies.double().numpy(), enumeration.logps.double().numpy()

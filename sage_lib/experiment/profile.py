@@ -241,6 +241,9 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
     changed = [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
         yield "it guides the anchor, which needs beta > 0"
+    for name in method.policies:
+        if name not in profile.methods or profile.methods[name].rft is None:
+            yield f"it takes the policy of {name!r}, which is no method with rft of this profile"
     if method.guide is not None and method.kl_form == "forward_kl":
         yield "the KL form forward_kl takes no guide"
     if changed and method.guide is not None and needs_entropies(method.guide):

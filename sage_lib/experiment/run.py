@@ -36,6 +36,7 @@ class Run:
     method: str = BASE
     seed: int | None = None
     policy: Run | None = None  # whose model it starts from, or measures
+    earlier: tuple[Run, ...] = ()  # of other methods, whose policies it starts from or reads
     #: Parts of ``made_from``, each a function of the run: see :mod:`experiment.made_from`.
     reads: tuple[Callable[[Run], dict[str, Any]], ...] = field(
         default=(), compare=False, repr=False
@@ -60,7 +61,8 @@ class Run:
 
     def anew(self) -> Run:
         """Return the run without its fingerprint, which earlier runs may have changed."""
-        return dataclasses.replace(self, policy=self.policy and self.policy.anew())
+        earlier = tuple(run.anew() for run in self.earlier)
+        return dataclasses.replace(self, policy=self.policy and self.policy.anew(), earlier=earlier)
 
     @property
     def base(self) -> Run:
