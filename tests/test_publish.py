@@ -15,7 +15,6 @@ from sage_lib import files, paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import results, runs
 from sage_lib.experiment.profile import load_profile
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.results import load_results
 from sage_lib.pipeline import compare, publish
 
@@ -48,7 +47,7 @@ def finish(profile, number, weights="aa", correct=3):
     if run.stage == "evaluation":
         rows = "".join(f"both,p{n},64,{correct + n},0\n" for n in range(9))
         files.write_text(run.measured / "counts.csv", f"dataset,problem,n,c,truncated\n{rows}")
-    run.finish(Record(run.stage, profile.name, run.fingerprint, 0, {}), weights=weights)
+    run.finish(run.begin(0, {}), weights=weights)
 
 
 def tree(folder):

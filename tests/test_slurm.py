@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import slurm_node
+from test_many_kills import made
 from test_pipeline import TINY
-from test_runner_kills import made
 
 from sage_lib.files import read_lines
 from sage_lib.pipeline import jobs

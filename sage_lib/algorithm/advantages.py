@@ -59,7 +59,6 @@ class BatchTokens:
     old_logps: torch.Tensor  # the same under the policy that drew them
     entropies: torch.Tensor  # before each token, nats, at the sampling temperature
     mask: torch.Tensor  # 1 on counted tokens, else 0
-    progress: float  # how far the run is, in [0, 1)
     generator: torch.Generator  # the only source of noise, on the CPU
 
 
@@ -86,11 +85,7 @@ class CompletionShaper(AdvantageShaper):
     reads_perplexity: ClassVar[bool] = False
 
     def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
-        if not has_whole_groups(trainer):
-            yield (
-                "this advantage needs whole groups on every process: make "
-                "per_device_train_batch_size x steps_per_generation a multiple of num_generations"
-            )
+        yield from need_whole_groups(trainer, "this advantage")
 
     @abstractmethod
     def shape(self, completions: Completions) -> torch.Tensor:
@@ -116,10 +111,14 @@ class TokenShaper(AdvantageShaper):
         """Return the advantages of the tokens."""
 
 
-def has_whole_groups(trainer: GuidedTrainer) -> bool:
-    """Return whether each process scores whole groups of completions."""
+def need_whole_groups(trainer: GuidedTrainer, what: str) -> Iterator[str]:
+    """Yield why ``what`` cannot work, where a process scores only a part of some group."""
     rows: int = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-    return rows % trainer.num_generations == 0
+    if rows % trainer.num_generations:
+        yield (
+            f"{what} needs whole groups on every process: make "
+            "per_device_train_batch_size x steps_per_generation a multiple of num_generations"
+        )
 
 
 # -- of completions --------------------------------------------------------------------------------
@@ -246,7 +245,7 @@ def _correct(completions: Completions) -> torch.Tensor:
 @dataclass(frozen=True, config=STRICT)
 class PositionBonus(TokenShaper):
     """The exploration report's eq. 8 and 12: A + sign(A)·gamma·sigmoid(d·m·(l - n)), with l the
-    token's place in its completion, from 0 to 1, while the run's progress is in [start, end).
+    token's place in its completion, from 0 to 1.
 
     ``direction`` d is 1 for late tokens and -1 for early ones. As printed n is -0.5, which makes
     the bonus constant; 0.5 gives the ramp that the text describes. gamma is 0.1 in the report's
@@ -257,21 +256,12 @@ class PositionBonus(TokenShaper):
     direction: Literal[1, -1] = 1
     slope: Number = 15.0  # m
     shift: Number = 0.5  # n
-    start: Number = 0.0
-    end: Number = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start < self.end <= 1:
-            raise SageError(f"0 <= start < end <= 1, not {self.start} and {self.end}")
 
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
-        counted = tokens.mask.bool()
-        if not self.start <= tokens.progress < self.end:
-            return ShapedTokens(tokens.advantages, touched=counted & False)
         last = (tokens.mask.sum(1, keepdim=True) - 1).clamp(min=1)
         place = (tokens.mask.cumsum(1) - 1) / last
         bonus = self.gamma * (self.direction * self.slope * (place - self.shift)).sigmoid()
-        added = tokens.advantages.sign() * bonus.to(tokens.advantages) * counted
+        added = tokens.advantages.sign() * bonus.to(tokens.advantages) * tokens.mask.bool()
         return ShapedTokens(tokens.advantages + added, touched=added != 0)
 
 
@@ -376,17 +366,15 @@ ADVANTAGES: dict[str, type[Any]] = {
 }
 
 
-def check_advantage(choice: str | Mapping[str, Any], where: str = "advantage") -> None:
-    """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
-    _make(choice, where)
+def build_advantage(
+    choice: str | Mapping[str, Any] | AdvantageShaper, where: str = "advantage"
+) -> AdvantageShaper:
+    """Return the shaper of a choice ``{name: ..., parameter: ...}``. An instance is returned.
 
-
-def build_advantage(choice: str | Mapping[str, Any] | AdvantageShaper) -> AdvantageShaper:
-    """Return the shaper of a choice ``{name: ..., parameter: ...}``. An instance is returned."""
-    return choice if isinstance(choice, AdvantageShaper) else _make(choice, "advantage")
-
-
-def _make(choice: str | Mapping[str, Any], where: str) -> AdvantageShaper:
+    For a wrong name, parameter or value it raises a SageError that begins with ``where``.
+    """
+    if isinstance(choice, AdvantageShaper):
+        return choice
     name, parameters = split_choice(choice)
     shaper: AdvantageShaper = make(pick(name, ADVANTAGES, where, "advantage"), parameters, where)
     return shaper

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sage_lib.errors import SageError
+from sage_lib.validation import pick
 
 if TYPE_CHECKING:
     import torch
@@ -188,18 +189,10 @@ KL_FORMS: dict[str, type[KlForm]] = {
 }
 
 
-def check_kl_form(name: object) -> None:
-    """Raise a SageError where no form has this name."""
-    if not isinstance(name, str) or name not in KL_FORMS:
-        raise SageError(f"there is no KL form {name!r}: choose one of {', '.join(KL_FORMS)}")
-
-
-def build_kl_form(form: str | KlForm) -> KlForm:
-    """Return the form of a name. An instance is returned as it is."""
-    if isinstance(form, KlForm):
-        return form
-    check_kl_form(form)
-    return KL_FORMS[form]()
+def build_kl_form(form: str | KlForm, where: str = "kl_form") -> KlForm:
+    """Return the form of a name; a SageError that begins with ``where`` for an unknown one. An
+    instance is returned as it is."""
+    return form if isinstance(form, KlForm) else pick(form, KL_FORMS, where, "KL form")()
 
 
 # -- formulas --------------------------------------------------------------------------------------

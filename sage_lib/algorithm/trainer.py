@@ -266,7 +266,6 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             old_logps=live_logps.detach() if old_logps is None else old_logps,
             entropies=entropies,
             mask=mask,
-            progress=self._progress(),
             generator=self.advantage_generator,
         )
         shaped = shaper.shape(tokens)

@@ -113,6 +113,10 @@ class Run:
             return False
         return (self.build / self.makes).exists() and records.done(self.record, self.fingerprint)
 
+    def begin(self, seed: int, settings: dict[str, Any]) -> records.Record:
+        """Return the record of this run, whose clock starts."""
+        return records.Record(self.stage, self.profile.name, self.fingerprint, seed, settings)
+
     def finish(self, record: records.Record, **extra: Any) -> dict[str, Any]:
         """Write the record, and last of all the mark that makes the stage done."""
         files = [path for path in sorted(self.measured.iterdir()) if path != self.record]

@@ -168,21 +168,15 @@ def _write(result: dict[str, Any], folder: Path) -> list[Path]:
     for side in result["policies"]:
         size = {name: side[name] for name in ("seeds", "problems", "samples")}
         columns = (result["ks"], side["pass_at_k"], side["low"], side["high"])
-        for k, value, low, high in zip(*columns, strict=True):
-            numbers_of_k = {
-                "policy": side["policy"],
-                "k": k,
-                "value": value,
-                "low": low,
-                "high": high,
-            }
-            rows.append({"what": "pass@k", **numbers_of_k, **size})
+        for numbers in zip(*columns, strict=True):
+            of_k = dict(zip(("k", "value", "low", "high"), numbers, strict=True))
+            rows.append({"what": "pass@k", "policy": side["policy"], **of_k, **size})
     for pair in result["differences"]:
         size = {name: pair[name] for name in ("policy", "against", "seeds", "problems", "samples")}
         for i, k in enumerate(result["ks"]):
-            numbers = {name: pair[name][i] for name in (*BOUNDS, *TO_TELL)}
-            numbers_of_k = {"what": "difference", "k": k, "value": pair["difference"][i]}
-            rows.append({**numbers_of_k, **size, **numbers})
+            of_k = {name: pair[name][i] for name in (*BOUNDS, *TO_TELL)}
+            row = {"what": "difference", "k": k, "value": pair["difference"][i]}
+            rows.append({**row, **size, **of_k})
         crossing = pair["crossing"]
         if crossing["k"] is not None:
             size |= {"policy": crossing["up"], "against": crossing["down"]}

@@ -196,9 +196,9 @@ def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **keywords: 
     axis.fill_between(x, low, high, color=keywords["color"], alpha=0.15, linewidth=0)
 
 
-def steps(axis: Axes, name: str = "RL step") -> None:
+def steps(axis: Axes) -> None:
     """Make x an axis of whole steps."""
-    axis.set_xlabel(name)
+    axis.set_xlabel("RL step")
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 

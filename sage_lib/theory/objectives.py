@@ -58,16 +58,10 @@ def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7)
     return q.clamp(LOW, HIGH).log()
 
 
-def random_policies(seed: int, depth: int = 3, branches: int = 3) -> tuple[Tree, Tensor, Tensor]:
-    """Return a random tree with log pi and log pi_ref of each edge, shape (E,).
-
-    Args:
-        seed: of tree and policies.
-        depth: the most tokens of a completion.
-        branches: the most tokens after a state.
-    """
+def random_policies(seed: int) -> tuple[Tree, Tensor, Tensor]:
+    """Return a random tree with log pi and log pi_ref of each edge, shape (E,)."""
     rng = np.random.default_rng(seed)
-    tree = random_tree(rng, depth, branches)
+    tree = random_tree(rng)
     log_reference = tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges))))
     return tree, tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges)))), log_reference
 
@@ -76,22 +70,17 @@ def _relative_difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.DataFrame:
-    """Compare the estimators' expected gradients with each kind of guide, over random trees.
+def gradients(seeds: Iterable[int]) -> pd.DataFrame:
+    """Compare the estimators' expected gradients with each kind of guide, over random trees, one
+    for each seed.
 
-    Args:
-        seeds: one for each tree.
-        depth: the most tokens of a completion.
-        branches: the most tokens after a state.
-
-    Returns:
-        Columns estimator, kind, to_reverse and to_forward (largest relative difference to the
-        gradient of the per-token reverse and forward KL to q·pi_ref, visits constant), guide_effect
-        (largest relative change by the guide), trees.
+    Columns: estimator, kind, to_reverse and to_forward (largest relative difference to the gradient
+    of the per-token reverse and forward KL to q·pi_ref, visits constant), guide_effect (largest
+    relative change by the guide), trees.
     """
     rows = []
     for seed, kind in product(seeds, KINDS):
-        tree, log_policy, log_reference = random_policies(seed, depth, branches)
+        tree, log_policy, log_reference = random_policies(seed)
         policies = tree, log_policy, log_reference
         log_q = log_guide(tree, kind, log_policy)
         log_mean_q = estimators.mean_over_draws(log_q.exp()).log()

@@ -25,6 +25,8 @@ from sage_lib.experiment.settings import Model
 GROUP, PROMPTS, LONGEST = 4, 2, 16
 #: Standard deviation of the noise by which the policy's weights differ from the reference's.
 NOISE = 0.1
+#: Of weights, noise and samples.
+SEED = 0
 _ARCHITECTURE = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -47,20 +49,17 @@ class LossBatch:
     loss: float  # of SageTrainer
 
 
-def loss_batch(guide: Guide, beta: float, seed: int = 0) -> LossBatch:
+def loss_batch(guide: Guide, beta: float) -> LossBatch:
     """Sample completions of a tiny random model near its reference, and compute the loss.
 
     The KL form is k3 and the loss type "grpo" (1/|o|), as in the paper's code. Probabilities come
     from separate forward passes, not from the trainer's.
 
-    Args:
-        guide: of the loss.
-        beta: coefficient of the KL.
-        seed: of weights, noise and samples.
+    ``guide`` and ``beta``, the coefficient of the KL, are those of the loss.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _hide_gpus) as pool:
-        arrays, loss = pool.submit(_arrays, guide, beta, seed).result()
+        arrays, loss = pool.submit(_arrays, guide, beta).result()
     return LossBatch(**{name: torch.tensor(values) for name, values in arrays.items()}, loss=loss)
 
 
@@ -68,14 +67,14 @@ def _hide_gpus() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, np.ndarray], float]:
+def _arrays(guide: Guide, beta: float) -> tuple[dict[str, np.ndarray], float]:
     """Return the tensors of a :class:`LossBatch` as arrays, and the loss."""
     messages = io.StringIO()  # of libraries, about the machine and files
     quiet = contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages)
     with quiet[0], quiet[1], tempfile.TemporaryDirectory() as folder:
         from sage_lib.algorithm.trainer import SageTrainer  # first: Unsloth before transformers
 
-        trainer = _trainer(SageTrainer, Path(folder), guide, beta, seed)
+        trainer = _trainer(SageTrainer, Path(folder), guide, beta)
         rows = [trainer.train_dataset[i // GROUP] for i in range(GROUP * PROMPTS)]
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
@@ -100,7 +99,7 @@ def _record_logps(trainer: Any) -> list[torch.Tensor]:
     return live_logps
 
 
-def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> Any:
+def _trainer(cls: Any, folder: Path, guide: Guide, beta: float) -> Any:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
 
@@ -108,10 +107,10 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
     from sage_lib.policy import loading, tiny_qwen
     from sage_lib.tasks import prompts
 
-    shape = Model(tiny_qwen.NAME, 64, seed=seed, architecture=_ARCHITECTURE, largest_number=20)
+    shape = Model(tiny_qwen.NAME, 64, seed=SEED, architecture=_ARCHITECTURE, largest_number=20)
     tiny_qwen.create(folder, shape)
     model = AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE)
-    noise = torch.Generator().manual_seed(seed)
+    noise = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(NOISE * torch.randn(weight.shape, generator=noise))
@@ -132,7 +131,7 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
             beta=beta,
             loss_type="grpo",
             use_bias_correction_kl=False,
-            seed=seed,
+            seed=SEED,
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.experiment.settings import Profile, Training
 from sage_lib.files import write_bytes
@@ -51,7 +50,7 @@ def train(training: Training, run: Run) -> dict:
     guide = None if method.guide is None else runs.guide_of(profile, method.guide)
     recorded = {"method": run.method, **method.recorded(), "rl": training.rl}
     recorded |= {"q": repr(guide), "lora": training.lora}
-    record = Record("rl", profile.name, run.fingerprint, training.rl["seed"], recorded)
+    record = run.begin(training.rl["seed"], recorded)
     checkpoints = run.build / "checkpoints"
     trainer, tokenizer, rl_problems = make_trainer(training, profile, checkpoints)
     trainer.add_callback(StepLog(run.live_steps))
