@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import torch
+from ladder import log_q_of, tree_of
 from scipy.stats import linregress, t
 from tqdm import tqdm
 
@@ -34,6 +35,7 @@ from sage_lib.policy.scoring import valid_probabilities
 from sage_lib.report import inference, tradeoff
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
+from sage_lib.theory.solutions import k3_fixed_point
 
 METHODS = ("grpo", "branch_strong", "sequence", "strong_sequence")
 #: Of each KL form: the guided method and its baseline; what is expected of the slope.
@@ -43,6 +45,7 @@ MARGIN = 0.1
 BASES, RUNS = (paths.PUBLISHED / f"law_{name}.csv" for name in ("bases", "runs"))
 #: Methods of the profile guides whose guide is measured, and listed problems of each data set.
 GUIDED, LISTED = ("branch_strong", "reverse", "hard", "likeliest", "success"), 8
+STATE = ("branch_strong", "reverse", "hard")  # q of the state alone
 OF_GUIDES = [paths.PUBLISHED / f"guides_{name}.csv" for name in ("log_rho", "runs")]
 COLUMNS = ["dataset", "problem", "guide", "p", "covered", "acted", "log_rho", "low", "high"]
 
@@ -122,6 +125,36 @@ def log_rho(profile: Profile, methods: tuple[str, ...], number: int) -> pd.DataF
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+def k3_gains(profile: Profile, methods: tuple[str, ...], number: int) -> pd.DataFrame:
+    """Compute what guides add to the log-odds of success at the fixed point of per-token k3.
+
+    A table of each listed problem, rewards without a group's normalisation, the beta of the profile
+    (theory.solutions.k3_fixed_point). What leaves the valid completions of a state is one wrong
+    leaf, whose success ratio is that of its whole mass. The guide ``likeliest`` has no q of an
+    edge. "beta 0.15" and "beta 0.05" are no guides.
+    """
+    base, beta, rows = runs.sft_run(profile).model, profile.rl["beta"], []
+    guides = {key: runs.guide_of(profile, profile.methods[key].guide) for key in methods}
+    model, tokenizer = loading.load(profile.model, base)
+    reads = runs.first_run(profile, "rft").model
+    policy, _ = loading.load(profile.model, reads)
+    for problem in problems.evaluation_problems(profile, ood=False, limit=number):
+        tree, reward, log_ref, entropies = tree_of(model, tokenizer, problem)
+        ratio = tree_of(policy, tokenizer, problem)[2] - log_ref
+        log_qs = {key: log_q_of(guide, entropies) for key, guide in guides.items() if key in STATE}
+        limits = np.log([guides["success"].low, guides["success"].high])
+        log_qs["success"] = (guides["success"].alpha * ratio).clamp(*limits.tolist())
+        settings = {f"beta {other}": (other, None) for other in (0.15, 0.05)}
+        settings |= {key: (beta, log_q) for key, log_q in log_qs.items()}
+        start, *ends = (
+            float(k3_fixed_point(tree, reward, log_ref, *setting)[1][0].logit())
+            for setting in [(beta, None), *settings.values()]
+        )
+        of_guides = zip(settings, ends, strict=True)
+        rows += [(problem.dataset, problem.id, key, end - start) for key, end in of_guides]
+    return pd.DataFrame(rows, columns=[*COLUMNS[:3], "k3"])
+
+
 @torch.no_grad()
 def weighted_q(profile: Profile) -> float:
     """Measure strong Branch's mean q on GRPO's completions, each token weighted by its k3.
@@ -168,11 +201,13 @@ def of_guides() -> None:
     """Write and print what the grid guides made."""
     profile, (path, of_runs) = load_profile("guides"), OF_GUIDES
     if not path.exists():
-        table = log_rho(profile, GUIDED, LISTED)
+        gains, on = k3_gains(profile, GUIDED, LISTED), COLUMNS[:3]
+        table = log_rho(profile, GUIDED, LISTED).merge(gains, how="outer", on=on)
         write_bytes(path, table.to_csv(index=False, float_format="%.6g").encode())
     table = pd.read_csv(path)
     table["above 0"] = table["log_rho"] > 0
-    means = table.groupby(["guide", "dataset"], sort=False)[[*COLUMNS[3:], "above 0"]].mean()
+    shown = [*COLUMNS[3:], "above 0", "k3"]
+    means = table.groupby(["guide", "dataset"], sort=False)[shown].mean()
     print(means.round(3).to_string())
     named = [("base", 0)] + [(m, seed) for seed in profile.seeds for m in profile.methods]
     rows = [of_run("guides", profile, *name) for name in named]
