@@ -59,6 +59,7 @@ class BatchTokens:
     old_logps: torch.Tensor  # the same under the policy that drew them
     entropies: torch.Tensor  # before each token, nats, at the sampling temperature
     mask: torch.Tensor  # 1 on counted tokens, else 0
+    progress: float  # how far the run is, in [0, 1)
     generator: torch.Generator  # the only source of noise, on the CPU
 
 
@@ -245,7 +246,7 @@ def _correct(completions: Completions) -> torch.Tensor:
 @dataclass(frozen=True, config=STRICT)
 class PositionBonus(TokenShaper):
     """The exploration report's eq. 8 and 12: A + sign(A)·gamma·sigmoid(d·m·(l - n)), with l the
-    token's place in its completion, from 0 to 1.
+    token's place in its completion, from 0 to 1, while the run's progress is in [start, end).
 
     ``direction`` d is 1 for late tokens and -1 for early ones. As printed n is -0.5, which makes
     the bonus constant; 0.5 gives the ramp that the text describes. gamma is 0.1 in the report's
@@ -256,12 +257,21 @@ class PositionBonus(TokenShaper):
     direction: Literal[1, -1] = 1
     slope: Number = 15.0  # m
     shift: Number = 0.5  # n
+    start: Number = 0.0
+    end: Number = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end <= 1:
+            raise SageError(f"0 <= start < end <= 1, not {self.start} and {self.end}")
 
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
+        counted = tokens.mask.bool()
+        if not self.start <= tokens.progress < self.end:
+            return ShapedTokens(tokens.advantages, touched=counted & False)
         last = (tokens.mask.sum(1, keepdim=True) - 1).clamp(min=1)
         place = (tokens.mask.cumsum(1) - 1) / last
         bonus = self.gamma * (self.direction * self.slope * (place - self.shift)).sigmoid()
-        added = tokens.advantages.sign() * bonus.to(tokens.advantages) * tokens.mask.bool()
+        added = tokens.advantages.sign() * bonus.to(tokens.advantages) * counted
         return ShapedTokens(tokens.advantages + added, touched=added != 0)
 
 

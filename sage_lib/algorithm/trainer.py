@@ -266,6 +266,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             old_logps=live_logps.detach() if old_logps is None else old_logps,
             entropies=entropies,
             mask=mask,
+            progress=self._progress(),
             generator=self.advantage_generator,
         )
         shaped = shaper.shape(tokens)
