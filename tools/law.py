@@ -22,17 +22,16 @@ from tqdm import tqdm
 from sage_lib import paths
 from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.guides import Guide, GuideInputs
-from sage_lib.errors import SageError
 from sage_lib.evaluation import groups, optima
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.blocks import load_grid
-from sage_lib.experiment.profile import Profile, load_profile
+from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.results import load_results
 from sage_lib.files import write_bytes
 from sage_lib.policy import loading
 from sage_lib.policy.enumeration import Enumeration, enumerate_completions
 from sage_lib.policy.scoring import valid_probabilities
-from sage_lib.report import inference, tradeoff
+from sage_lib.report import inference, passk, tradeoff
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.theory.solutions import k3_fixed_point
@@ -45,6 +44,10 @@ MARGIN = 0.1
 BASES, RUNS = (paths.PUBLISHED / f"law_{name}.csv" for name in ("bases", "runs"))
 #: Methods of the profile guides whose guide is measured, and listed problems of each data set.
 GUIDED, LISTED = ("branch_strong", "reverse", "hard", "likeliest", "success"), 8
+CURVES = {
+    "k3": ["front_beta0.05", "reverse_matched", "grpo", "front_beta0.4"],
+    "sequence": ["sequence_front_beta0.05", "sequence", "sequence_front_beta0.4"],
+}
 STATE = ("branch_strong", "reverse", "hard")  # q of the state alone
 OF_GUIDES = [paths.PUBLISHED / f"guides_{name}.csv" for name in ("log_rho", "runs")]
 COLUMNS = ["dataset", "problem", "guide", "p", "covered", "acted", "log_rho", "low", "high"]
@@ -214,14 +217,17 @@ def of_guides() -> None:
     done = pd.DataFrame([row for row in rows if row is not None])
     write_bytes(of_runs, done.to_csv(index=False, float_format="%.6g").encode())
     print(done.groupby("method", sort=False).mean(numeric_only=True).round(4).to_string())
-    for form in ("k3", "sequence"):
-        try:
-            positions = tradeoff.positions(load_results("guides", own=True), anchor=form)
-        except SageError as error:
-            print(error)
-            continue
-        print(f"against GRPO's curve under {form}")
-        print(positions.iloc[:, :9].round(3).to_string())
+    values = passk.exact(load_results("guides", own=True))
+    for form, curve in CURVES.items():
+        line = [key for key in curve if key in values]
+        betas = [tradeoff.beta_of(profile, key) for key in line]
+        corners = [values[key] for key in (*line, BASE)]
+        of_form = [key for key in values if key in profile.methods and key not in line]
+        of_form = [key for key in of_form if profile.methods[key].kl_form == form]
+        if len(line) > 1:
+            rows = [tradeoff.position(values[key], corners, betas) for key in of_form]
+            print(f"excess over GRPO's curve under {form}, {line}")
+            print(pd.DataFrame(rows, index=of_form).iloc[:, :6].round(3).to_string())
 
 
 def main() -> None:
