@@ -130,8 +130,9 @@ the choice, so you can send it. Drop the `trainer_state.json` of a run of your o
 ours, in black. It stays in your browser.
 
 A thick line is the mean over the chosen seeds, and a thin line is one seed. Reward, entropy and KL
-are those of the completions in training. Exact pass@k is computed on other problems, without
-sampling. The KL is the mean k3 to the reference. A method without a KL term has none.
+are those of the completions in training, means of ten steps. Exact pass@k is computed on other
+problems, without sampling. The KL is the mean k3 to the reference. A method without a KL term has
+none.
 
 ```{raw} html
 <div id="runs"><noscript>The plots need JavaScript.</noscript></div>
@@ -298,6 +299,9 @@ def _methods(results: Results) -> Iterator[dict[str, Any]]:
     """The methods of a profile with their runs; keys beside the study begin with the profile's."""
     runs = results.frame("runs").query("stage == 'rl'")
     parts = {"log": results.frame("steps"), "exact": results.frame("exact")}
+    if results.name in BESIDE:  # means of ten steps, as the study's log has them
+        log = parts["log"].assign(step=-(-parts["log"]["step"] // 10) * 10)
+        parts["log"] = log.groupby(["run", "step"], as_index=False).mean(numeric_only=True)
     if len(parts["exact"]):  # means over data sets
         by_step = parts["exact"].groupby(["run", "step"], as_index=False)
         parts["exact"] = by_step.mean(numeric_only=True)
