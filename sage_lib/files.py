@@ -21,9 +21,9 @@ _REMEDY = (
     "what was made is kept: free some space or make the folder writable, or set SAGE_BUILD and "
     "SAGE_RESULTS to another disk, and go on with --resume"
 )
-#: The error where :func:`is_full`.
+#: The error of a full disk.
 FULL = f"the disk is full; {_REMEDY}"
-#: Numbers that agree to this relative difference are the same: processors round differently.
+#: Relative difference below which two results are the same: processors round differently.
 SAME = 1e-8
 
 
@@ -56,10 +56,10 @@ def write_bytes(path: Path, data: bytes) -> Path:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # else a machine that loses power may keep the name alone
+            os.fsync(file.fileno())  # else a power cut may leave a file without content
         temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # a disk that is read-only has none
+        with contextlib.suppress(OSError):  # on a read-only disk there is no such file
             temporary.unlink(missing_ok=True)
         raise SageError(f"cannot write {path.name} ({error.strerror}); {_REMEDY}") from error
     return path
@@ -70,7 +70,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; SageError when it is not there or not whole."""
+    """Read a JSON file; SageError where it is missing or damaged."""
     folder = path.parent.name
     try:
         return json.loads(path.read_text())
@@ -82,7 +82,7 @@ def read_json(path: Path) -> Any:
 
 
 def in_form(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Return a notebook without the name of a machine's kernel, which JupyterLab writes into it."""
+    """Return a notebook whose kernel is python3, whatever name JupyterLab wrote into it."""
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     common = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return {**notebook, "metadata": {**notebook["metadata"], **common}}
@@ -136,7 +136,7 @@ def read_lines(path: Path, repair: bool = False) -> list[dict]:
     """Return the rows of a JSONL file, [] where there is none. A half-written last line, which a
     kill leaves, is left out. ``repair`` cuts it off the file, which only the writing process may
     do."""
-    rows, whole = [], 0
+    rows, whole_bytes = [], 0
     data = path.read_bytes() if path.is_file() else b""
     for line in data.splitlines(keepends=True):
         try:
@@ -144,15 +144,15 @@ def read_lines(path: Path, repair: bool = False) -> list[dict]:
                 raise ValueError
             rows.append(json.loads(line))
         except (ValueError, RecursionError):
-            if whole + len(line) < len(data):
+            if whole_bytes + len(line) < len(data):
                 raise SageError(
                     f"{path.parent.name}/{path.name}: line {len(rows) + 1} is not valid JSON; "
                     "delete that line, or the file, and run with --resume"
                 ) from None
             if repair:
-                os.truncate(path, whole)
+                os.truncate(path, whole_bytes)
             break
-        whole += len(line)
+        whole_bytes += len(line)
     return rows
 
 
@@ -175,20 +175,20 @@ def locked(path: Path, wait: bool = False) -> Iterator[bool]:
     with path.open("a") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = True
+            is_held = True
         except (BlockingIOError, PermissionError):
-            mine = False
+            is_held = False
         except OSError as error:
             other = "set SAGE_BUILD to a folder on a disk that knows locks"
             raise SageError(f"{path.name} cannot be locked ({error.strerror}): {other}") from error
-        yield mine
+        yield is_held
 
 
 def is_locked(path: Path) -> bool:
     """Return whether another process holds a lock of :func:`locked`."""
     if path.is_file():
-        with locked(path) as mine:
-            return not mine
+        with locked(path) as is_free:
+            return not is_free
     return False
 
 
@@ -196,9 +196,9 @@ def require_space(folder: Path, gigabytes: float, what: str) -> None:
     """Raise SageError where a disk has too little space.
 
     Args:
-        folder: on that disk; it is made.
-        gigabytes: to be free.
-        what: needs them, for the error.
+        folder: on the disk; it is made.
+        gigabytes: space that must be free.
+        what: the part of the work that needs it, for the error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free / 1e9

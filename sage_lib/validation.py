@@ -1,5 +1,6 @@
 """Sections of a profile as objects: pydantic checks them, and every error is one sentence."""
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -95,6 +96,12 @@ def unknown(
     else:
         advice = f"choose one of {', '.join(known)}"
     return SageError(f"{below(where, key)} is unknown; {advice}")
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """Return a field's default, dataclasses.MISSING where it has none."""
+    is_value = field.default_factory is dataclasses.MISSING
+    return field.default if is_value else field.default_factory()
 
 
 def rename_key(section: MutableMapping[str, Any], old: str, new: str, where: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 #: The longest files (half a minute and more), which come first: no worker is left with one of them
 #: when the others have nothing more to do.
 LONGEST = (
-    *("pipeline", "distributed", "runner_kills", "publish", "trainer", "trl_cases", "verifier"),
+    *("pipeline", "distributed", "publish", "trainer", "trl_cases", "verifier"),
     *("grid", "rft", "reproduce", "stages", "pages", "notebooks"),
 )
 #: How many modules there were when the objects there were last set aside.

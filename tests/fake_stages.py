@@ -15,7 +15,6 @@ import types
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.experiment.records import Record
 from sage_lib.files import append_line, read_lines
 from sage_lib.pipeline import cli, jobs, plan, stages
 
@@ -33,7 +32,7 @@ def note(profile, run, what):
 def work(inputs, run):
     """What every stage does here: steps that go on where they stopped, then what it makes."""
     profile = run.profile
-    record = Record(run.stage, profile.name, run.fingerprint, 0, {})
+    record = run.begin(0, {})
     done = len(read_lines(run.live_steps))
     note(profile, run, f"start at {done}")
     fake = told()

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -98,6 +99,13 @@ class Command:
     def communicate(self, timeout=300):
         self.wait(timeout)
         return self.log.read_text(errors="replace")
+
+
+def fresh(code):
+    """The lines that a new interpreter prints, which has loaded nothing before this code."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip().splitlines()
 
 
 def stage(profile, name, run):

@@ -18,12 +18,12 @@ from sage_lib.algorithm.advantages import (
     Completions,
     EntropyBonus,
     KLCov,
+    MaxRL,
     NegativeSamples,
     PassAtK,
     PerplexityAdvantage,
     PositionBonus,
     build_advantage,
-    check_advantage,
     covariance,
 )
 from sage_lib.errors import SageError
@@ -133,8 +133,24 @@ def test_pass_at_k_is_the_mean_advantage_of_the_subsets_that_hold_a_completion(n
             assert advantages[i] == pytest.approx(np.mean(holding), abs=1e-6)
 
 
+def test_maxrl_is_the_gradient_of_log_p_in_the_mean():
+    """One binary choice with success p: over all draws of a group of 4 the mean gradient is that of
+    sum over k <= 4 of -(1 - p)^k/k, log p's series up to the size of the group (its Theorem)."""
+    p, n, mean = 0.3, 4, 0.0
+    score = {1.0: 1 - p, 0.0: -p}  # d log pi / d logit of the drawn choice
+    for draw in itertools.product((1.0, 0.0), repeat=n):
+        advantages = MaxRL().shape(completions(list(draw), n)).tolist()
+        gradient = np.mean([a * score[r] for a, r in zip(advantages, draw, strict=True)])
+        mean += math.prod(p if r else 1 - p for r in draw) * gradient
+    by_p = sum((1 - p) ** (k - 1) for k in range(1, n + 1))
+    # The baseline takes one term: groups without a right completion have no gradient.
+    assert mean == pytest.approx(p * (1 - p) * (by_p - (1 - p) ** (n - 1)), abs=1e-6)
+    shaped = MaxRL().shape(completions([1.0, 0.0, math.nan, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    assert shaped.tolist() == pytest.approx([2.0, -1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0])
+
+
 def test_rewards_that_tell_no_right_from_wrong_are_refused():
-    for shaper in (NegativeSamples(), PassAtK(), BetaNormalised()):
+    for shaper in (NegativeSamples(), PassAtK(), MaxRL(), BetaNormalised()):
         with pytest.raises(SageError, match="gives 0 or 1"):
             shaper.shape(completions([0.5, 1.0, 0.0, 0.0]))
     for shaper in (PassAtK(), BetaNormalised()):
@@ -161,6 +177,15 @@ def test_position_by_hand():
     assert early.advantages[0, 2] == pytest.approx(2 + 0.1 * ramp[0], abs=1e-6)
 
 
+def test_the_position_bonus_acts_in_its_part_of_the_run():
+    shaper = PositionBonus(start=0.666, end=0.9)
+    for progress, acts in ((0.0, False), (199 / 300, False), (200 / 300, True), (0.9, False)):
+        batch = tokens([1.0], mask=[[1, 1]], progress=progress)
+        shaped = shaper.shape(batch)
+        assert bool(shaped.touched.any()) is acts
+        assert torch.equal(shaped.advantages, batch.advantages) is not acts
+
+
 def test_the_entropy_bonus_by_hand():
     """0.4 x 1 nat; half of 0.5, which is less; 0.4 at an advantage of -2; nothing at one of 0."""
     batch = tokens(
@@ -180,15 +205,6 @@ def test_the_position_bonus_as_printed_is_a_constant():
     batch = tokens([1.0], mask=[[1] * 50])
     bonus = PositionBonus(gamma=1.0, shift=-0.5).shape(batch).advantages - 1
     assert bonus.min() > 0.9994 and bonus.max() <= 1
-
-
-def test_the_position_bonus_acts_in_its_part_of_the_run():
-    shaper = PositionBonus(start=0.666, end=0.9)
-    for progress, acts in ((0.0, False), (199 / 300, False), (200 / 300, True), (0.9, False)):
-        batch = tokens([1.0], mask=[[1, 1]], progress=progress)
-        shaped = shaper.shape(batch)
-        assert bool(shaped.touched.any()) is acts
-        assert torch.equal(shaped.advantages, batch.advantages) is not acts
 
 
 def test_the_parts_of_the_covariance_have_it_as_their_mean():
@@ -268,7 +284,7 @@ ARGS = {
     "steps_per_generation": 2,
     "gradient_accumulation_steps": 1,
 }
-OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k")
+OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k", "maxrl")
 OF_TOKENS = ("position", "clip_cov", "kl_cov", "entropy")
 
 
@@ -303,7 +319,7 @@ def test_a_setting_in_which_a_shaper_cannot_work_is_refused_with_its_reason(name
 # -- choices ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "maxrl"])  # has none
 def test_every_shaper_is_built_by_its_name_and_parameters(name):
     field, *_ = dataclasses.fields(ADVANTAGES[name])
     assert build_advantage(name) == build_advantage({"name": name}) == ADVANTAGES[name]()
@@ -317,12 +333,12 @@ def test_every_shaper_is_built_by_its_name_and_parameters(name):
         ("ppl", "mine: there is no advantage 'ppl'; choose one of perplexity, position"),
         ({"alpha": 1}, "mine: there is no advantage None; choose one of perplexity"),
         ({"name": "position", "beta": 1}, "mine: beta is unknown; choose one of gamma"),
-        ({"name": "position", "direction": 0}, "mine: direction: .*, not 0"),
         ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
+        ({"name": "position", "direction": 0}, "mine: direction: .*, not 0"),
         ({"name": "pass_at_k", "k": 2.5}, "mine: k: .*, not 2.5"),
         ({"name": "kl_cov", "share": -1}, "mine: share: .*, not -1"),
     ],
 )
 def test_what_no_advantage_can_have_is_one_sentence(choice, reason):
     with pytest.raises(SageError, match=reason):
-        check_advantage(choice, "mine")
+        build_advantage(choice, "mine")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 
@@ -18,13 +19,6 @@ from sage_lib.paths import ROOT
 from sage_lib.pipeline import stages
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
-
-
-def fresh(code):
-    """What a new process prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +67,7 @@ PROCESSES = [
 
 @pytest.mark.parametrize(("code", "said"), PROCESSES)
 def test_a_process_imports_unsloth_where_it_is_needed_alone(code, said):
-    assert fresh(f"from sage_lib.algorithm import unsloth_first\n{code}")[-1] == said
+    assert forks.fresh(f"from sage_lib.algorithm import unsloth_first\n{code}")[-1] == said
 
 
 def test_unsloth_does_not_come_after_trl_on_a_gpu(monkeypatch):

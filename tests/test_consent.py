@@ -110,6 +110,9 @@ def test_a_name_consents_to_no_other_and_is_no_command_to_a_terminal(capsys):
     consent.require("evaluation.vllm.\x1b[8ma,os:system", "may name code")
     assert consent.os.environ[consent.VARIABLE] == "evaluation.vllm.\\x1b[8ma;os:system"
     assert "\x1b" not in capsys.readouterr().err
+    consent.require("rl.push_to_hub", "sends data to a server")
+    names = "evaluation.vllm.\\x1b[8ma;os:system,rl.push_to_hub"
+    assert consent.os.environ[consent.VARIABLE] == names, "the first consent stays"
 
 
 def test_no_profile_of_the_companion_asks_for_anything():

@@ -117,7 +117,7 @@ def test_every_valid_completion_fits_the_length_limits(name, tokenizer):
     for problem in problems.evaluation_problems(profile):
         prompt = len(loading.encode(tokenizer, problem.question))
         for _, working, answer in countdown.Countdown.completions(problem):
-            whole = scoring._conversation(tokenizer, problem.question, working, answer)
+            whole = scoring.conversation_ids(tokenizer, problem.question, working, answer)
             assert len(whole) <= profile.model.max_seq_length
             lengths.setdefault(len(problem.detail.digits), set()).add(len(whole) - prompt)
     assert lengths == {3: {23}, 4: {33}, 5: {43}}, "one length for each number of digits"
@@ -131,7 +131,7 @@ def learned(model, tokenizer, problem):
     optimiser = torch.optim.Adam(learner.parameters(), 0.01)
     start = len(loading.encode(tokenizer, problem.question))
     turns = [
-        scoring._conversation(tokenizer, problem.question, working, answer)
+        scoring.conversation_ids(tokenizer, problem.question, working, answer)
         for way, working, answer in countdown.Countdown.completions(problem)
         for _ in range(3 if way == "L" else 1)
     ]

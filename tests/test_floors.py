@@ -2,9 +2,8 @@
 door."""
 
 import ast
-import subprocess
-import sys
 
+import forks
 import pytest
 
 from sage_lib.paths import ROOT
@@ -63,14 +62,25 @@ def test_imports_run_down(module):
         assert allowed, f"{module} imports {name}"
 
 
-def test_reading_results_loads_no_training_code():
-    """Everything that draws and tabulates measured files: not theory, not training's curve."""
-    others = {"report.theory", "report.kl_forms", "report.live"}
-    readers = [m for m in MODULES if m.startswith("report.") and m not in others]
-    readers += ["evaluation.metrics", "experiment.results"]
-    readers += ["pipeline.plan", "pipeline.stages", "policy.token_signals"]
-    wanted = ", ".join(f"sage_lib.{m.removesuffix('.__init__')}" for m in readers)
-    heavy = "{'torch', 'trl', 'unsloth', 'transformers'}"
-    code = f"import sys, sage_lib, {wanted}; print(*{heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+#: Everything that draws and tabulates measured files: not theory, not training's curve.
+READERS = {m for m in MODULES if m.startswith("report.")}
+READERS -= {"report.theory", "report.kl_forms", "report.live"}
+READERS |= {"evaluation.metrics", "pipeline.plan", "pipeline.stages", "policy.token_signals"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import " + ", ".join(f"sage_lib.{m.removesuffix('.__init__')}" for m in sorted(READERS)),
+        "from sage_lib import pass_at_k, bootstrap_interval, paired_difference",
+        "from sage_lib import BranchGuide, TokenGuide, RandomGuide, compose, GuideInputs",
+        "from sage_lib import Verifier, last_answer, accuracy_reward, load_profile, SageError",
+        "from sage_lib.experiment import results; results.load_results('smoke').steps",
+        "import sys; from sage_lib.experiment import runs; "
+        "runs.every_run(runs.load_profile('study')); assert 'pandas' not in sys.modules",
+        "from sage_lib.pipeline import cli; cli.main(['dry-run', '--profile', 'paper'])",
+    ],
+)
+def test_reading_and_planning_and_choosing_a_guide_load_no_training_code(code):
+    *_, loaded = forks.fresh(f"{code}; import sys; print(*sys.modules)")
+    assert not {"torch", "transformers", "trl", "unsloth"} & set(loaded.split())

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy.stats import ttest_1samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
@@ -117,6 +118,10 @@ def test_the_bias_of_few_right_samples_is_that_of_shuffled_labels():
     # E log q of one sample less log E q: the mean of a lognormal is exp(0.8^2 / 2).
     assert row["if shuffled"] == pytest.approx(-(0.8**2) / 2, abs=0.05)
     assert row["low"] < row["if shuffled"] < row["high"]
+    few = sampled_gain.gain_table(found[: 5 * 16], beta=0.2).iloc[0]
+    gains = optimum.guide_gain(found["right"][:80], found["noise"][:80], list(problem[:80]))
+    interval = ttest_1samp(gains["log_rho"], 0.0).confidence_interval()
+    assert [few["low"], few["high"]] == pytest.approx(list(interval))
 
 
 def test_problems_that_are_always_or_never_solved_tell_nothing():

@@ -2,38 +2,33 @@
 
 import dataclasses
 import math
-import subprocess
-import sys
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
-from sage_lib import consent
 from sage_lib.algorithm.advantages import PassAtK
-from sage_lib.algorithm.guide_choices import (
-    build_guide,
-    check_choice,
-    needs_entropies,
-    reads_rewards,
-)
+from sage_lib.algorithm.guide_choices import build_guide
 from sage_lib.algorithm.guides import (
-    GUIDES,
     BranchGuide,
     CosineSchedule,
     GuideInputs,
     IdentityGuide,
+    LikeliestGuide,
     RandomGuide,
     RewardGuide,
     ShuffledGuide,
+    SuccessGuide,
     TokenGuide,
     check_guide,
     check_q,
     compose,
 )
 from sage_lib.errors import SageError
-from sage_lib.experiment.profile import load_profile
-from sage_lib.paths import ROOT
+from sage_lib.theory.optimum import log_rho
+from sage_lib.theory.solutions import tilted
+from sage_lib.theory.tree import random_tree
 
 
 def seen(entropies, logps, mask, progress=0.0, seed=0):
@@ -203,13 +198,93 @@ def test_the_reward_guide_flattens_the_reference_where_the_reward_is_0():
             RewardGuide()(dataclasses.replace(x, **{lacking: None}))
 
 
-def test_a_choice_reads_rewards_where_its_guide_or_one_inside_it_does():
-    choice = {"name": "reward", "power": 0.5}
-    for _ in range(3):
-        assert reads_rewards(choice)
-        choice = {"name": "shuffled", "inner": choice}
-    for choice in (MEASURED, {"name": "shuffled", "inner": MEASURED}):
-        assert not reads_rewards(choice)
+def test_the_reverse_of_branch_is_its_mirror_image_and_its_hard_version_leaves_no_kl():
+    x = batch()
+    choice = {"name": "branch", "threshold_quantile": 0.8, "clamp_quantile": 0.9}
+    quantiles = {"0.75": 0.8, "0.8": 1.0, "0.9": 2.0}
+    strong = build_guide(choice, quantiles)(x)
+    reverse = build_guide({**choice, "reverse": True}, quantiles)(x)
+    torch.testing.assert_close(reverse, 2 - strong)
+    assert reverse.min() == 0.6 and reverse.max() == 1
+    steep = {"threshold_quantile": 0.75, "clamp_quantile": 0.8, "low": 0.01}
+    hard = build_guide({"name": "branch", "reverse": True, **steep}, quantiles)(x)
+    above = (x.entropies > 1.0) & x.mask.bool()
+    assert above.any() and (hard[above] == 0.01).all() and (hard[x.entropies < 0.8] == 1).all()
+    with pytest.raises(SageError, match="goes with quantiles"):
+        build_guide({"name": "branch", "threshold": 1.0, "ratio": 0.3, "reverse": True})
+
+
+def of_tree(seed):
+    """A random tree with its base and reward, and its completions as rows of GuideInputs."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng)
+    log_policy = tree.log_policy(torch.tensor(rng.normal(size=len(tree.edges))))
+    right = torch.tensor(rng.random(len(tree.completions)) < 0.4)
+    right[0], right[-1] = True, False
+    time = max(map(len, tree.completions))
+    place = {edge: n for n, edge in enumerate(tree.edges)}
+    logps, mask = torch.zeros(2, len(right), time, dtype=torch.float64)
+    for row, tokens in enumerate(tree.completions):
+        for t, token in enumerate(tokens):
+            logps[row, t], mask[row, t] = log_policy[place[tokens[:t], token]], 1
+    x = seen(torch.zeros_like(logps), logps, mask)
+    x = dataclasses.replace(x, ref_logps=logps, rewards=right.double())
+    return tree, log_policy, right, x
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_at_the_optimum_of_the_likeliest_guide_all_right_completions_are_equally_likely(seed):
+    """Eq. 4 by enumeration, unclamped; MARA's reward at eq. 2 gives the same policy."""
+    tree, log_policy, right, x = of_tree(seed)
+    reference, beta = tree.completion_probabilities(log_policy), 0.3
+    best = reference[right].max().log()
+    x = dataclasses.replace(x, best_logps=best.expand(len(right)))
+    q = LikeliestGuide(low=1e-9, high=1e9)(x).prod(1)
+    policy = tilted(reference, right.double(), beta, q)
+    torch.testing.assert_close(policy[right], policy[right].mean().expand(int(right.sum())))
+    reward = torch.where(right, 1 + beta * (best - reference.log()), 0.0)
+    torch.testing.assert_close(policy, tilted(reference, reward, beta, torch.ones_like(q)))
+    p = float(reference[right].sum())
+    # log rho in closed form: log of (number of right ones · the likeliest's probability / p).
+    expected = math.log(int(right.sum()) * float(best.exp()) / p)
+    assert log_rho(reference, right.double(), q) == pytest.approx(expected, abs=1e-9)
+    assert expected >= 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_success_ratio_has_a_positive_log_rho_where_pi_s_is_the_base_given_success(seed):
+    """With pi_s = pi_ref( . | right) token by token and alpha 1, q is 1/p on right completions and
+    0 on wrong ones: here mixed with the base, so that log rho is finite."""
+    tree, log_policy, right, x = of_tree(seed)
+    reference = tree.completion_probabilities(log_policy)
+    p, share = float(reference[right].sum()), 0.5
+    policy = share * reference * right / p + (1 - share) * reference
+    visits = tree.paths.T @ policy
+    edges = (visits / tree.sum_by_state(visits)[tree.state_of]).log()
+    place = {edge: n for n, edge in enumerate(tree.edges)}
+    logps = torch.zeros_like(x.logps)
+    for row, tokens in enumerate(tree.completions):
+        for t, token in enumerate(tokens):
+            logps[row, t] = edges[place[tokens[:t], token]]
+    x = dataclasses.replace(x, guide_logps=logps)
+    q = SuccessGuide(low=1e-9, high=1e9)(x)
+    torch.testing.assert_close(q.prod(1), policy / reference)
+    expected = math.log((share / p + 1 - share) / (1 - share))
+    assert log_rho(reference, right.double(), q.prod(1)) == pytest.approx(expected, abs=1e-9)
+    half = SuccessGuide(alpha=0.5, low=1e-9, high=1e9)(x)
+    torch.testing.assert_close(half**2, q)
+    assert SuccessGuide()(x).min() >= 0.6 and SuccessGuide()(x).max() <= 1.4
+
+
+@pytest.mark.parametrize(
+    ("guide", "lacking"), [(LikeliestGuide(), "best_logps"), (SuccessGuide(), "guide_logps")]
+)
+def test_guides_of_training_refuse_other_places(guide, lacking):
+    x = of_tree(0)[-1]
+    x = dataclasses.replace(x, best_logps=x.rewards, guide_logps=x.logps)
+    guide(x)
+    with pytest.raises(SageError, match="in RL training"):
+        guide(dataclasses.replace(x, **{lacking: None}))
 
 
 def test_shuffled_guide_keeps_each_sequences_values_and_loses_their_place():
@@ -255,163 +330,10 @@ def test_q_that_is_no_weight_of_every_token_is_refused(q, reason):
             guide(x)
 
 
-QUANTILES = {"0.5": 0.03341073170304298, "0.9": 0.25246456265449524, "0.999": 3.1509079933166504}
-MEASURED = {"name": "branch", "threshold_quantile": 0.9, "clamp_quantile": 0.999}
-THRESHOLD, TOP = QUANTILES["0.9"], QUANTILES["0.999"]
-FROM_ENTROPIES = BranchGuide(threshold=THRESHOLD, ratio=(1.4 - 1) / (TOP - THRESHOLD))
-
-
-@pytest.mark.parametrize(
-    ("choice", "guide"),
-    [
-        ({"name": "branch", "threshold": 1, "ratio": 0.3}, BranchGuide(1.0, 0.3)),
-        (MEASURED, FROM_ENTROPIES),
-        ({**MEASURED, "threshold": None, "ratio": None}, FROM_ENTROPIES),
-        ({"name": "random", "low": 0.7, "high": 1.3}, RandomGuide(low=0.7, high=1.3)),
-        (
-            {"name": "random", "probability": {"high": 0.5, "low": 0.1, "periods": 2}},
-            RandomGuide(CosineSchedule(0.5, 0.1, periods=2)),
-        ),
-        ({"name": "token", "weight": "rank"}, TokenGuide("rank")),
-        ({"name": "identity"}, IdentityGuide()),
-        ({"name": "shuffled", "inner": MEASURED}, ShuffledGuide(FROM_ENTROPIES)),
-    ],
-)
-def test_a_choice_becomes_its_guide(choice, guide):
-    check_choice(choice)
-    assert build_guide(choice, QUANTILES) == guide
-    wants = FROM_ENTROPIES in (guide, getattr(guide, "inner", None))
-    assert needs_entropies(choice) == wants
-    if wants:
-        with pytest.raises(SageError, match="measure them first"):
-            build_guide(choice)
-
-
-@pytest.mark.parametrize(
-    ("choice", "reason"),
-    [
-        (3, "no guide 3; choose one of branch"),
-        ({"weight": "rank"}, "no guide None; choose one of branch"),
-        ({"name": "median"}, "no guide 'median'; choose one of branch, random, token, reward"),
-        ({"name": "identity", "low": 0.6}, "low is unknown; choose one of"),
-        ({"name": "token", "weight": "median"}, "weight: .*'rank'.*, not 'median'"),
-        ({"name": "token", "low": True}, "low: .*valid number, not True"),
-        ({**MEASURED, "low": 1.1}, "clamped around 1"),
-        ({"name": "random", "scale": {"high": 0.1}}, "scale.low: field required"),
-        ({"name": "random", "scale": {"high": 0.1, "low": 0.2}}, "from high down to low"),
-        (
-            {"name": "shuffled", "inner": {"name": "tokn"}},
-            "inner: .* 'tokn'; did you mean token",
-        ),
-        ({"name": "branch"}, "either threshold and ratio, or threshold_quantile and clamp"),
-        ({**MEASURED, "threshold": 1.2, "ratio": 0.3}, "either threshold and ratio"),
-        ({**MEASURED, "clamp_quantile": 0.5}, "threshold_quantile must lie below clamp_quantile"),
-    ],
-)
-def test_a_wrong_choice_is_told_in_one_sentence_that_begins_with_its_place(choice, reason):
-    with pytest.raises(SageError, match=reason) as told:
-        check_choice(choice, "profile mine: methods.a.guide")
-    assert str(told.value).startswith("profile mine: methods.a.guide")
-
-
 @pytest.mark.parametrize("kind", [BranchGuide, RandomGuide, TokenGuide, PassAtK])
 def test_a_misspelt_parameter_is_refused(kind):
     with pytest.raises(ValidationError, match="treshold"):
         kind(treshold=1.0)
-
-
-def test_entropies_that_do_not_give_a_guide_are_refused():
-    with pytest.raises(SageError, match=r"that are measured, 0.5, 0.9, 0.999"):
-        build_guide({**MEASURED, "threshold_quantile": 0.8}, QUANTILES)
-    with pytest.raises(SageError, match="choose them further apart"):
-        build_guide(MEASURED, {"0.9": 0.1, "0.999": 0.1})
-
-
-def test_choices_are_checked_without_torch():
-    choices = [{"name": name} for name in GUIDES if name not in ("branch", "shuffled")]
-    choices += [MEASURED, {"name": "shuffled", "inner": MEASURED}]
-    code = (
-        "import sys; from sage_lib.algorithm import guide_choices, kl_forms\n"
-        f"for choice in {choices}: guide_choices.build_guide(choice, {QUANTILES})\n"
-        "print('torch' in sys.modules)"
-    )
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "False"
-
-
-OWN_GUIDES = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Unsure:
-    threshold: float
-    reads_rewards = False
-
-    def __call__(self, inputs):
-        return 1 + 0.2 * (inputs.entropies > self.threshold)
-
-def half(threshold):
-    return Unsure(threshold / 2)
-
-class Rewarded(Unsure):
-    reads_rewards = True
-
-def nothing():
-    return None
-"""
-
-
-@pytest.fixture
-def own_guides(tmp_path, monkeypatch):
-    (tmp_path / "my_guides.py").write_text(OWN_GUIDES)
-    monkeypatch.syspath_prepend(tmp_path)
-    names = [f"my_guides:{name}" for name in ("Unsure", "half", "Rewarded", "Certain", "nothing")]
-    monkeypatch.setenv(consent.VARIABLE, ",".join([*names, "other_guides:Unsure"]))
-    yield
-    sys.modules.pop("my_guides", None)
-
-
-def test_code_of_a_guide_is_not_imported_without_consent(own_guides, monkeypatch):
-    monkeypatch.delenv(consent.VARIABLE)
-    with pytest.raises(SageError, match="my_guides:half, which is code that it runs"):
-        check_choice({"name": "my_guides:half"})
-    assert "my_guides" not in sys.modules
-
-
-def test_a_profile_takes_a_guide_of_the_users(own_guides):
-    profile = load_profile("smoke+methods.grpo.guide={name: 'my_guides:Unsure', threshold: 0.8}")
-    choice = profile.methods["grpo"].guide
-    entropies = torch.tensor([[0.5, 1.0, 2.0]])
-    inputs = seen(entropies, -entropies, torch.ones(1, 3))
-    for name, q in (("Unsure", [1.0, 1.2, 1.2]), ("half", [1.2, 1.2, 1.2])):
-        guide = build_guide({**choice, "name": f"my_guides:{name}"})
-        assert guide(inputs)[0].tolist() == pytest.approx(q)
-    shuffled = build_guide({"name": "shuffled", "inner": choice})(inputs)
-    assert sorted(shuffled[0].tolist()) == pytest.approx([1.0, 1.2, 1.2])
-    assert not needs_entropies(choice) and not reads_rewards(choice)
-    assert reads_rewards({"name": "shuffled", "inner": {"name": "my_guides:Rewarded"}})
-
-
-@pytest.mark.parametrize(
-    ("choice", "reason"),
-    [
-        (
-            {"name": "my_guides:Unsure", "treshold": 1},
-            "treshold is unknown; did you mean methods.a.guide.threshold",
-        ),
-        ({"name": "my_guides:Unsure"}, "missing 1 required .*'threshold'"),
-        ({"name": "my_guides:Certain"}, "cannot be imported .*add its folder to PYTHONPATH"),
-        ({"name": "other_guides:Unsure"}, "cannot be imported .*other_guides"),
-        ({"name": "my_guides:nothing"}, "a guide is called with a GuideInputs"),
-    ],
-)
-def test_a_guide_of_the_users_that_cannot_be_made_is_told_in_one_sentence(
-    own_guides, choice, reason
-):
-    with pytest.raises(SageError, match=reason) as error:
-        check_choice(choice, "mine: methods.a.guide")
-    assert str(error.value).startswith("mine: methods.a.guide")
 
 
 def test_the_former_name_of_an_input_works_with_a_warning():

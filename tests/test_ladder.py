@@ -7,10 +7,13 @@ import pandas as pd
 import pytest
 import torch
 
-from sage_lib.algorithm.guides import BranchGuide
+from sage_lib.algorithm.guides import BranchGuide, LikeliestGuide, SuccessGuide
+from sage_lib.evaluation import optima
 from sage_lib.experiment.problems import rl_problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import loading, tiny_qwen
+from sage_lib.policy.enumeration import enumerate_completions
+from sage_lib.report import ladder as rungs
 from sage_lib.theory import estimators, ladder, losses, objectives, solutions
 
 
@@ -83,3 +86,63 @@ def test_the_law_is_judged_by_its_committed_rule():
     assert abs(table.loc["sequence", "slope"] - 0.5) < 0.05
     swapped = gaps.rename(columns={"sequence": "k3", "k3": "sequence"})
     assert law.slopes(swapped, rho)["outcome"].tolist() == ["disagrees", "disagrees"]
+
+
+def test_the_tables_of_the_law_are_judged_once_each_base_has_all_methods(tmp_path, monkeypatch):
+    monkeypatch.setattr(law, "BASES", tmp_path / "bases.csv")
+    monkeypatch.setattr(law, "RUNS", tmp_path / "runs.csv")
+    assert law.judged() is None
+    names = list(dict.fromkeys(block.profile for block in law.load_grid("law")))
+    rho = np.linspace(-0.4, 0.4, len(names)) + 0.01 * np.sin(np.arange(len(names)))
+    pd.DataFrame({"base": names, "log_rho": rho}).to_csv(law.BASES, index=False)
+    rows = [
+        (
+            name,
+            method,
+            1,
+            2 * x if method == "strong_sequence" else 0.001 * np.sin(place * len(method)),
+        )
+        for place, (name, x) in enumerate(zip(names, rho, strict=True))
+        for method in law.METHODS
+    ]
+    runs = pd.DataFrame(rows, columns=["base", "method", "seed", "logit"])
+    runs.to_csv(law.RUNS, index=False)
+    table = law.judged().set_index("KL form")
+    assert abs(table.loc["sequence", "slope"] - 2) < 0.01
+    assert table["outcome"].tolist() == ["agrees", "agrees"]
+    runs[:-1].to_csv(law.RUNS, index=False)
+    assert law.judged() is None
+
+
+def test_a_change_is_paired_where_both_steps_have_the_same_problems():
+    rows = [(rung, on, policy, "grpo", 1, f"{on} {n}", p) for rung, on, policy, p, n in (
+        (4, "its prompts", "groups of 64", 0.2, 0), (4, "its prompts", "groups of 64", 0.6, 1),
+        (5, "its prompts", "groups of 8", 0.3, 0), (5, "its prompts", "groups of 8", 0.8, 1),
+        (6, "held out", "groups of 64", 0.1, 0), (6, "held out", "groups of 64", 0.3, 1),
+    )]  # fmt: skip
+    columns = ["rung", "on", "policy", "arm", "seed", "problem", "p"]
+    table = rungs.with_steps(pd.DataFrame(rows, columns=columns))
+    steps = ["4 network, groups of 64", "5 network, groups of 8", "6 rung 4, held out"]
+    paired = rungs.change(table, "grpo", *steps[:2], "pass@1")
+    # By hand: differences 0.1 and 0.2, standard error 0.05, t of one degree of freedom 12.706.
+    np.testing.assert_allclose(paired, [0.15, 0.15 - 0.6353, 0.15 + 0.6353], atol=1e-3)
+    unpaired = rungs.change(table, "grpo", steps[0], steps[2], "pass@1")
+    assert unpaired[0] == pytest.approx(-0.2) and unpaired[2] - unpaired[1] > 1.5
+    assert rungs.change(table, "branch_strong", *steps[:2], "pass@1") == []
+
+
+def test_log_rho_of_listed_completions_is_that_of_the_optimum_in_closed_form(tmp_path):
+    """The likeliest guide has log(n·best/p) over what is listed; pi_s = the base gives q = 1."""
+    profile = load_profile("smoke")
+    tiny_qwen.create(tmp_path, profile.model)
+    model, tokenizer = loading.load(profile.model, tmp_path)
+    prompt = loading.encode(tokenizer, rl_problems(profile)[0].question)
+    end = int(model(torch.tensor([prompt])).logits[0, -1].argmax())  # so that some end at once
+    found = enumerate_completions(model, prompt, end, 1e-4, 2)
+    weights, valid = found.probabilities, np.arange(len(found.ids)) % 3 == 0
+    q = law.q_of(LikeliestGuide(low=1e-9, high=1e9), found, prompt, valid, model).prod(1)
+    rho = optima.log_rho_bounds(weights.numpy(), valid, q.numpy(), float(weights[valid].sum()))[0]
+    best, p = float(weights[valid].max()), float(weights[valid].sum())
+    assert np.isclose(rho, np.log(valid.sum() * best / p), atol=1e-6) and rho > 0
+    same = law.q_of(SuccessGuide(), found, prompt, valid, model)
+    assert torch.allclose(same, torch.ones_like(same), atol=1e-4)

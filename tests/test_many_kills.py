@@ -1,6 +1,9 @@
 """Commands that are killed at random moments, or run two at once on one folder, end as undisturbed
 ones: reproduce, publish and guide-gain. The figures are printed.
 
+A kill is SIGKILL: to the command, whose workers then have to end themselves, or to a worker, whose
+run the next command makes again.
+
 The commands are those of the command line. Notebooks are left out, a user's profile may be
 published, and published results are in the test's folder.
 """
@@ -8,6 +11,7 @@ published, and published results are in the test's folder.
 import hashlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,8 +21,8 @@ from collections import Counter
 
 import psutil
 import pytest
-from test_runner_kills import PROFILE, made, processes_of, progress
 
+from sage_lib.files import read_json, read_lines
 from sage_lib.pipeline import jobs
 
 pytestmark = pytest.mark.slow
@@ -26,6 +30,38 @@ pytestmark = pytest.mark.slow
 #: How many; the variables have fewer, for a first look.
 KILLS = int(os.environ.get("SAGE_KILLS", "50"))
 PAIRS = int(os.environ.get("SAGE_PAIRS", "20"))
+#: The one method has all that a resumed run could lose: noise of a guide, coins for rewards, fresh
+#: prompts in the place of even groups, a log of exact evaluations; and checkpoints every few steps.
+PROFILE = """
+name: killed
+extends: smoke
+train: [killed]
+model:
+  architecture:
+    {hidden_size: 32, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+     num_key_value_heads: 2}
+sft_data: {rows: 192}
+sft: {max_steps: 120, per_device_train_batch_size: 8, logging_steps: 1, save_steps: 15}
+rl_data: {rows: 64}
+rl: {max_steps: 40, per_device_train_batch_size: 16, max_completion_length: 12, save_steps: 6}
+guide_defaults:
+  branch: {threshold: 1.0, ratio: 0.2, threshold_quantile: null, clamp_quantile: null}
+methods:
+  killed: {label: Killed, guide: {name: random}, reward: random, dynamic_sampling: 2}
+evaluation:
+  data:
+    - {name: countdown, rows: 16, seed: 1001, kinds: {both: 1.0}}
+    - {name: countdown, rows: 16, seed: 1002, kinds: {forward: 1.0}}
+    - {name: countdown, rows: 16, seed: 1003, kinds: {reverse: 1.0}}
+  samples: 16
+  ks: [1, 16]
+  batch_size: 16
+  max_new_tokens: 12
+  every: 4
+  traced: 4
+  methods: null
+compute: {parallel: 2, disk_gb: 0}
+"""
 COMMAND = """
 import sys
 import zlib
@@ -50,6 +86,41 @@ WORDS = {
     "publish": ["publish", "--profile", "killed.yaml"],
     "guide-gain": ["guide-gain", "--profile", "killed.yaml", "--out", "gain"],
 }
+
+
+def processes_of(folder):
+    """Every process that works in a folder, known by the environment that it inherited."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            here = process.environ().get("SAGE_BUILD") == str(folder / "build")
+            if here and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def progress(folder):
+    """Lines of every log of steps and of all samples."""
+    logs = [*folder.glob("build/killed/**/steps.jsonl"), *folder.glob("build/**/samples*.jsonl")]
+    return sum(path.read_bytes().count(b"\n") for path in logs if path.is_file())
+
+
+def made(folder):
+    """What is made, by file: weights, logs of steps and exact values without their times, counts,
+    samples and probabilities."""
+    measured, found = folder / "results" / "measured" / "killed", {}
+    for path in sorted([*measured.rglob("*.csv"), *measured.rglob("samples.jsonl.gz")]):
+        found[str(path.relative_to(measured))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in sorted(measured.rglob("*.jsonl")):
+        still = [
+            {k: row[k] for k in row if not re.search("time|second", k)} for row in read_lines(path)
+        ]
+        found[str(path.relative_to(measured))] = still
+    for path in sorted(measured.rglob("record.json")):
+        found[str(path.relative_to(measured))] = read_json(path).get("weights")
+    return found
 
 
 def start(folder, name):
@@ -132,7 +203,11 @@ def test_kills_at_random_moments_lose_nothing(whole, tmp_path, capsys):
         finish(folder, name)
     with capsys.disabled():
         print(f"\nkilled before their end: {dict(done)} of {KILLS}")
-    assert stable(results(folder)) == stable(results(undisturbed))
+    assert KILLS < 8 or "ended by SIGKILL" in (folder / "reproduce.txt").read_text()
+    expected = stable(results(undisturbed))
+    weights = {expected[f"runs/{run}/record.json"] for run in ("sft", "rl/killed-s3407")}
+    assert None not in weights and len(weights) == 2, "a run that learns"
+    assert stable(results(folder)) == expected
 
 
 def test_two_commands_at_once_lose_nothing(whole, tmp_path, capsys):

@@ -23,6 +23,14 @@ ANSWER = re.compile(
     r"```text\n(?P<printed>.*?)```\n\n(?P<why>.+?)\n\n</details>",
     re.DOTALL,
 )
+#: A prediction and, below it, the answer: both folded, in Markdown, for which the blank lines are.
+PREDICTED = re.compile(
+    r"(?P<question>.+)\n\n<details><summary>Predict: [^<]+\?</summary>\n\n(?P<choices>a\) .+?)"
+    r"\n\n</details>\n\n<details><summary>The answer</summary>\n\n"
+    r"(?P<letter>[a-c])\) .+?\n\n</details>",
+    re.DOTALL,
+)
+WORDS = 9_000  # of all notebooks
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 #: All but the map, which has no exercise.
@@ -49,6 +57,28 @@ def imports(path):
 def test_a_notebook_links_its_neighbours_in_the_order_of_the_file_names(path):
     last = cells(path, "markdown")[-1].source
     assert last == links.footer(path.stem, [other.stem for other in NOTEBOOKS]), "make format"
+
+
+@every
+def test_a_notebook_opens_with_a_question_and_closes_with_its_answer(path):
+    """The first cell folds a prediction, and then the answer. The last section says it openly."""
+    first, *others = [cell.source for cell in cells(path, "markdown")]
+    opening = PREDICTED.search(first)
+    assert re.search(r"\*\*Question:\*\* .*\?|\*\*[^*].*\?\*\*", opening["question"], re.DOTALL)
+    assert f"{opening['letter']}) " in opening["choices"].lower()
+    assert sum("## What it means\n" in text for text in others) == 1
+
+
+def test_the_notebooks_can_be_read_in_an_hour():
+    """Their words, without the links that tools/links.py writes and the code of answers."""
+    stems = [path.stem for path in NOTEBOOKS]
+    sources = [
+        cell.source.replace(links.road(path.stem, stems), "")
+        for path in NOTEBOOKS
+        for cell in cells(path, "markdown")[:-1]
+    ]
+    text = re.sub(r"```.*?```", "", "\n".join(sources), flags=re.DOTALL)
+    assert len(text.split()) <= WORDS
 
 
 @with_exercise

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_ind
 
 from sage_lib.errors import SageError
 from sage_lib.theory import optimum
@@ -88,6 +89,18 @@ def test_guide_gain_finds_log_rho_from_samples_as_often_as_it_says():
     assert 0.92 <= held <= 0.98  # 95 %, with 400 tries
     error = table["log_rho"].std() / np.sqrt(len(table))
     assert abs(table["log_rho"].mean() - truth) < 4 * error
+
+
+def test_the_interval_of_a_guide_gain_is_welchs():
+    """That of the means of q over its mean, by scipy."""
+    rng = np.random.default_rng(1)
+    right, wrong = rng.uniform(0.6, 1.4, 3), rng.uniform(0.6, 1.4, 9)
+    q = np.concatenate([right, wrong])
+    [row] = optimum.guide_gain([1] * 3 + [0] * 9, np.log(q), ["a"] * 12).itertuples()
+    relative = right / right.mean(), wrong / wrong.mean()
+    low, high = ttest_ind(*relative, equal_var=False).confidence_interval()
+    expected = np.log(right.mean() / wrong.mean()) + np.array([low, 0.0, high])
+    assert [row.low, row.log_rho, row.high] == pytest.approx(expected)
 
 
 def test_guide_gain_of_a_problem_without_right_samples_is_unknown():

@@ -185,7 +185,7 @@ figure, axes = plt.subplots()
 axes.set(xlabel="k", ylabel="pass@k")
 Page("theory", own=True).show(figure)"""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    [cell] = NotebookClient(notebook, kernel_name="python3").execute()["cells"]
+    [cell] = NotebookClient(notebook, kernel_name="python3", startup_timeout=300).execute()["cells"]
     [output] = [one for one in cell["outputs"] if one["output_type"] != "stream"]
     assert base64.b64decode(output["data"]["image/png"]).startswith(b"\x89PNG")
     assert output["metadata"]["image/png"]["alt"] == "pass@k by k"

@@ -207,6 +207,8 @@ def test_base_and_policy_are_read_on_the_same_tokens(tiny, policy):
     assert (prompts.groupby("source").size() == tiny.exploration.prompts).all()
     assert (prompts["completions"] == tiny.exploration.completions).all()
     top = table[table["by"] == "all"]
+    fifths = table[table["by"] == "perplexity"].groupby(["source", "group"])["tokens"].sum()
+    assert fifths.max() <= 5 * 12, "a fifth of 6 x 4 completions"
     fallen = (top["fallen"] * top["tokens"]).groupby(top["source"]).sum()
     assert fallen.tolist() == pytest.approx((0.2 * totals["all"]).tolist(), abs=1)
 

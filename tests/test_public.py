@@ -1,54 +1,24 @@
 """The public surface: names come from their homes, late."""
 
 import ast
-import json
-import subprocess
-import sys
 
+import forks
 import pytest
 
 import sage_lib
 from sage_lib.algorithm import unsloth_first
 from sage_lib.paths import ROOT
 
-HEAVY = ("torch", "transformers", "trl", "unsloth", "matplotlib", "math_verify")
-
-
-def fresh(code):
-    """What a line of Python prints (as JSON) in an interpreter of its own."""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def loaded_by(code):
-    return fresh(f"{code}; import json, sys; print(json.dumps([m for m in sys.modules]))")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import sage_lib, sage_lib.report, sage_lib.evaluation.metrics",
-        "from sage_lib import pass_at_k, bootstrap_interval, paired_difference",
-        "from sage_lib import BranchGuide, TokenGuide, RandomGuide, compose, GuideInputs",
-        "from sage_lib import Verifier, last_answer, accuracy_reward, load_profile, SageError",
-    ],
-)
-def test_reading_results_and_choosing_a_guide_load_no_trainer(code):
-    assert not {"torch", "transformers", "trl", "unsloth"} & set(loaded_by(code))
-
-
 #: Prints the modules in the order in which they were first looked for, up to the first of TRL's.
 WATCH = """
-import json, os, sys
+import os, sys
 order = []
 class Watch:
     @staticmethod
     def find_spec(name, path=None, target=None):
         order.append(name)
         if name == "trl":
-            print(json.dumps(order), flush=True)
+            print(*order, flush=True)
             os._exit(0)
 sys.meta_path.insert(0, Watch)
 from sage_lib import {name}
@@ -57,7 +27,7 @@ from sage_lib import {name}
 
 @pytest.mark.parametrize("name", ["SageTrainer", "GRPOConfig"])
 def test_a_trainer_imports_the_unsloth_that_it_needs_before_trl(name):
-    order = fresh(WATCH.format(name=name))
+    order = forks.fresh(WATCH.format(name=name))[-1].split()
     if not unsloth_first.is_needed():
         pytest.skip("TRL trains here without Unsloth")
     assert "unsloth" in order, "TRL comes first"

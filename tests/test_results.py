@@ -3,8 +3,6 @@
 import gzip
 import hashlib
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -25,7 +23,7 @@ RECORD = dict.fromkeys(records.KEYS, "x") | {"seconds": 1.5, "weights": "w"}
 RECORD |= {"versions": {}, "machine": {"processor": "p"}}
 
 
-def test_published_results_are_read_without_a_hash_a_problem_or_torch(monkeypatch):
+def test_published_results_are_read_without_a_hash_or_a_problem(monkeypatch):
     def refuse(*given, **more):
         raise AssertionError("reading needs no identity")
 
@@ -36,9 +34,6 @@ def test_published_results_are_read_without_a_hash_a_problem_or_torch(monkeypatc
         frame = getattr(loaded, name)
         assert list(frame)[:3] == results.RUN and frame["seed"].dtype == "Int64", name
         assert frame["seed"].isna().equals(frame["method"] == "base"), name
-    code = "from sage_lib.experiment import results as r; r.load_results('smoke').steps; import sys"
-    code += "; assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.fixture
@@ -76,7 +71,8 @@ def test_own_results_are_those_of_the_profiles_finished_runs(own):
     with pytest.raises(SageError, match="own results of smoke: sage-companion stage evaluation"):
         _ = own.counts
     place = own.folder / "rl/grpo-s3407"
-    write_json(place / "record.json", {**RECORD, "stage": "rl", "sizes": {"steps.jsonl": 9}})
+    sizes = {"steps.jsonl": (place / "steps.jsonl").stat().st_size + 1}
+    write_json(place / "record.json", {**RECORD, "stage": "rl", "sizes": sizes})
     with pytest.raises(SageError, match=r"rl/grpo-s3407/steps\.jsonl lacks"):
         own.frame("steps")
 

@@ -3,8 +3,6 @@ made it has changed."""
 
 import hashlib
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from sage_lib.experiment import problems, records, runs
 from sage_lib.experiment.profile import digest, load_profile
 from sage_lib.experiment.settings import Data
 from sage_lib.files import write_json
+from sage_lib.pipeline import stages
 from sage_lib.tasks.task import Task
 
 
@@ -56,13 +55,6 @@ def test_listing_runs_hashes_nothing_and_generates_no_problem(name, tmp_path, mo
     assert not any(path.exists() for path in [*paths, *(run.lock for run in every)])
     with pytest.raises(AssertionError, match="needs no identity"):
         _ = first.fingerprint
-
-
-def test_a_profile_is_read_without_torch_or_trl():
-    code = "from sage_lib.experiment import runs; runs.every_run(runs.load_profile('study'))"
-    code += "; import sys; assert not {'torch', 'trl', 'transformers', 'pandas'} & {*sys.modules}"
-
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_digests_do_not_see_spelling():
@@ -251,3 +243,23 @@ def test_a_profile_takes_the_base_of_the_one_that_it_extends(tmp_path):
     assert policy.fingerprint == theirs.fingerprint, "also before the base is taken"
     longer = load_profile(f"{mine.spec}+sft.max_steps=3")
     assert runs.sft_run(longer).made_below() is None
+
+
+def test_a_method_waits_for_the_policy_that_it_starts_from_or_reads_and_depends_on_it(tmp_path):
+    """In the profile guides both are the policy of rft's first seed."""
+    profile, other = load_profile("guides"), load_profile("guides+rft.prompts=100")
+    rft = runs.rl_run(profile, "rft", 3407)
+    reads, starts, neither = (
+        runs.rl_run(profile, key, 3408) for key in ("success", "from_success", "reverse")
+    )
+    assert reads.earlier == starts.earlier == (rft,) and neither.earlier == ()
+    assert starts.policy == rft and reads.policy == runs.sft_run(profile) == starts.base
+    jobs = {job.key[2:]: job for job in stages.jobs_of(profile, ["sft", "entropies", "rl"])}
+    for key in ("success", "from_success"):
+        assert jobs["rft", 3407].key in jobs[key, 3408].needs
+    assert jobs["rft", 3407].key not in jobs["reverse", 3408].needs
+    for key, remade in {"success": True, "from_success": True, "reverse": False}.items():
+        ours, theirs = (runs.rl_run(of, key, 3408).made_from for of in (profile, other))
+        assert (ours != theirs) == remade
+    with pytest.raises(SageError, match="policy of 'grpo', which is no method with rft"):
+        load_profile("guides+methods.from_success.start=grpo")

@@ -16,7 +16,7 @@ from scipy import stats
 
 from sage_lib import paths
 from sage_lib.errors import SageError
-from sage_lib.evaluation import metrics, sample_files
+from sage_lib.evaluation import metrics, policy_counts, sample_files
 from sage_lib.pipeline import cli
 
 #: Right and wrong samples of three problems.
@@ -337,8 +337,9 @@ def test_the_variance_of_pass_at_k_is_unbiased():
     chances = stats.binom.pmf(range(n + 1), n, p)
     found = metrics.pass_at_k(n, np.arange(n + 1), k)
     true = chances @ found**2 - (chances @ found) ** 2
-    assert chances @ metrics.variance_of_pass_at_k(n, np.arange(n + 1), k) == pytest.approx(true)
-    assert np.isnan(metrics.variance_of_pass_at_k(5, [1, 2], 3)).all()
+    said = [policy_counts.counted("", {0: (c, n)}).sampling_variance([k, 5]) for c in range(n + 1)]
+    assert chances @ np.array(said)[:, 0] == pytest.approx(true)
+    assert np.isnan(said)[:, 1].all(), "no ten draws"
 
 
 def test_as_much_data_as_is_said_finds_the_difference():
@@ -355,7 +356,10 @@ def test_as_much_data_as_is_said_finds_the_difference():
     chances, n = rng.uniform(0.2, 0.7, size=60), 8
     sides = [rng.binomial(n, chance) for chance in (chances + 0.05, chances)]
     apart = (sides[0] - sides[1])[:, None] / n
-    noise = sum(metrics.variance_of_pass_at_k(n, c, 1).sum() for c in sides) / 60**2
+    policies = [
+        policy_counts.counted("", {place: (c, n) for place, c in enumerate(side)}) for side in sides
+    ]
+    noise = sum(policy.sampling_variance([1])[0] for policy in policies)
     _, times = metrics.times_as_much(apart + 0.05 - apart.mean(), [noise])
     more = int(np.ceil(n * times[0]))
     found = 0
@@ -365,3 +369,5 @@ def test_as_much_data_as_is_said_finds_the_difference():
     assert 0.7 < found / 400 < 0.95
     still = np.tile([[0.3], [-0.2]], (30, 1))  # differences that no sampling makes
     assert metrics.times_as_much(still, [1e-5])[1][0] == np.inf
+    data, times = metrics.times_as_much(apart, [9.0])  # more noise than these differences have
+    assert times == pytest.approx(data), "all of the error falls with more samples"

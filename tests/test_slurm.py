@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import slurm_node
+from test_many_kills import made
 from test_pipeline import TINY
-from test_runner_kills import made
 
 from sage_lib.files import read_lines
 from sage_lib.pipeline import jobs
@@ -37,7 +37,7 @@ class Grid:
         self.node, self.folder = node, folder
         folder.mkdir(exist_ok=True)
         longer = TINY.replace("sft: {max_steps: 6", f"sft: {{max_steps: {steps}, save_steps: 20")
-        longer = longer.replace("sft_data: {rows: 64}", f"sft_data: {{rows: {8 * steps}}}")
+        longer = longer.replace("sft_data: {rows: 64}", f"sft_data: {{rows: {8 * STEPS}}}")
         longer = longer.replace("name: tiny", f"name: {name}")
         (folder / f"{name}.yaml").write_text(longer)
         block = {"name": "base", "about": "", "profile": f"{name}.yaml"}
@@ -112,7 +112,7 @@ def test_a_job_that_is_stopped_for_its_time_is_queued_again(node, tmp_path):
     """SLURM warns it 90 seconds before the end of its six minutes, and its work takes eight."""
     pace = Grid(node, tmp_path / "pace")
     end_of(pace.start(executor="processes"))
-    [record] = (pace.folder / "results").rglob("sft/record.json")
+    record = pace.folder / "results" / "measured" / "killed" / "sft" / "record.json"
     steps = int(480 * STEPS / json.loads(record.read_text())["seconds"]) // 20 * 20
     grid = Grid(node, tmp_path / "slurm", steps)
     end_of(grid.start("--hours", "0.1"))

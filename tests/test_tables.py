@@ -87,6 +87,9 @@ def test_completions_of_a_problem_are_added_up_by_their_way(results):
     assert grpo.loc["a", ["common", "rare", "valid"]].tolist() == pytest.approx([0.4, 0.2, 0.6])
     assert grpo.loc["b", ["common", "rare"]].tolist() == pytest.approx([0.6, 0.0])
     assert len(found) == 6 and found["seed"].isna().sum() == 2, "the base has no seed"
+    results.support = results.support.assign(way="P")  # of a task whose ways have other names
+    others = passk.probabilities(results)
+    assert others["valid"].tolist() == pytest.approx(found["valid"])
 
 
 def test_exact_values_stand_by_seed_and_problem(results):

@@ -274,7 +274,7 @@ def test_every_anchor_of_the_trainer_that_estimates_is_among_the_estimators():
 
 
 def test_the_table_of_gradients_says_which_divergence_each_estimator_descends():
-    frame = objectives.gradients(range(2), depth=2).set_index(["estimator", "kind"])
+    frame = objectives.gradients(range(2)).set_index(["estimator", "kind"])
     assert len(frame) == len(estimators.ESTIMATORS) * len(objectives.KINDS)
     assert (frame["trees"] == 2).all()
     assert frame.loc["k3", "to_forward"].max() < 1e-9

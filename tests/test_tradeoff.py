@@ -53,7 +53,6 @@ def test_the_front_is_grpo_at_every_beta_and_nothing_else():
         "not answer, not guides"
     )
     assert methods[0] == "grpo_no_kl" and "grpo" in methods, "not a rival at the same beta"
-    assert tradeoff.curve_methods(results, anchor="sequence") == ["grpo_no_kl", "sequence"]
     assert tradeoff.curve_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
     few = {"grpo", "grpo_branch", "grpo_no_kl"}
     assert tradeoff.curve_methods(results, few) == ["grpo_no_kl", "grpo"]
@@ -202,17 +201,6 @@ def test_a_front_of_one_point_is_refused(placed):
     )
     with pytest.raises(SageError, match="has 1 evaluated points of GRPO's trade-off curve"):
         tradeoff.positions(results)
-
-
-def test_another_k_can_stand_in_the_place_of_256():
-    """Of the published study, and its differences are named for the k."""
-    results = load_results("study")
-    row = tradeoff.positions(results, ["branch_strong"], ks=(1, 64)).iloc[0]
-    line = [*tradeoff.curve_methods(results.profile), BASE]
-    values = passk.exact(results, (1, 64))
-    betas = [tradeoff.beta_of(results.profile, method) for method in line[:-1]]
-    by_hand = tradeoff.position(values["branch_strong"], [values[one] for one in line], betas)
-    assert row["excess"] == by_hand["excess"] and "pass@64 low" in row.index
 
 
 def test_the_points_follow_from_the_published_frames():

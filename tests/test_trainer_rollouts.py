@@ -66,6 +66,52 @@ def test_a_guide_reads_the_rewards_of_its_own_rows_in_whatever_order(make, aroun
     assert not torch.allclose(last.reference, last.logps), "it is the policy that starts"
 
 
+def test_a_guide_reads_its_group_s_likeliest_right_completion_and_the_guide_model(make, tiny_model):
+    """Two updates a batch, before which TRL shuffles; the guide model is another one."""
+    from transformers import AutoModelForCausalLM
+
+    other = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        other.lm_head.weight.mul_(1.5)
+    prompts, seen = {}, []
+
+    def by_first_token(prompts, completion_ids, **_):
+        for prompt, ids in zip(prompts, completion_ids, strict=True):
+            drawn_for[tuple(ids)] = str(prompt)
+        return [float(ids[0] % 2) for ids in completion_ids]
+
+    drawn_for = prompts
+    settings = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "max_steps": 2}
+
+    def spy(inputs):
+        seen.append(inputs)
+        return torch.ones_like(inputs.logps)
+
+    trainer = make(spy, guide_model=other, reward=[by_first_token], **settings)
+    trainer.train()
+    rows, best = [], {}
+    for x in seen:
+        for i in range(len(x.ids)):
+            n = int(x.mask[i].sum())
+            prompt = drawn_for[tuple(x.ids[i, :n].tolist())]
+            logp = float(x.ref_logps[i, :n].sum())
+            rows.append((prompt, float(x.best_logps[i])))
+            if x.rewards[i] > 0:
+                best[prompt] = max(best.get(prompt, -math.inf), logp)
+    for prompt, value in rows:
+        assert value == pytest.approx(best.get(prompt, -math.inf), abs=1e-5)
+    assert any(value > -math.inf for _, value in rows)
+    x = seen[0]
+    assert not torch.allclose(x.guide_logps, x.ref_logps, atol=1e-3)
+    batch = drawn(trainer)
+    ids, n = row_alone(batch, 0)
+    with torch.no_grad():
+        log_pi = other(ids[None]).logits[0, -n - 1 : -1].log_softmax(-1)
+    expected = log_pi.gather(-1, ids[-n:, None])[:, 0]
+    trainer._log_q(batch, batch["ref_per_token_logps"], batch["ref_per_token_logps"])
+    torch.testing.assert_close(seen[-1].guide_logps[0, :n], expected, atol=1e-4, rtol=1e-4)
+
+
 def test_dynamic_sampling_leaves_no_group_without_a_spread_and_keeps_rows_whole(make):
     trainer = make(
         None,

@@ -72,7 +72,7 @@ def test_stop_leaves_a_usable_kernel(walked):
 
     cells = code_cells("06")
     [place] = [n for n, cell in enumerate(cells) if "sage = train(" in cell.source]
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(paths.NOTEBOOKS))
+    manager, client = start_new_kernel(300, "python3", cwd=str(paths.NOTEBOOKS))
 
     def run(code):
         return client.execute_interactive(code, timeout=300, output_hook=lambda _: None)["content"]
@@ -84,11 +84,11 @@ def test_stop_leaves_a_usable_kernel(walked):
             if "parameters" in cell.metadata.get("tags", []):
                 run("steps, rollouts = 500, 16")
         client.execute(cells[place].source)
-        while "image/png" not in client.get_iopub_msg(timeout=60)["content"].get("data", {}):
+        while "image/png" not in client.get_iopub_msg(timeout=300)["content"].get("data", {}):
             pass  # until the curve's first drawing: it trains
         time.sleep(3)
         manager.interrupt_kernel()
-        stopped = client.get_shell_msg(timeout=60)["content"]
+        stopped = client.get_shell_msg(timeout=300)["content"]
         assert stopped["ename"] == "KeyboardInterrupt", stopped
         run("arguments.max_steps = 2")
         assert run(cells[place].source)["status"] == "ok"

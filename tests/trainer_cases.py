@@ -9,7 +9,7 @@ from sage_lib.tasks import prompts
 
 #: Arguments of SageTrainer beside its guide.
 OWN = ("kl_form", "dynamic_sampling", "other_reference", "ref_model", "merge_adapter")
-OWN += ("trim_padding", "share_prompts", "advantage", "reference_reset")
+OWN += ("trim_padding", "share_prompts", "advantage", "reference_reset", "guide_model")
 OWN += ("anchor", "reference")  # former names
 
 

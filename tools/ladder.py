@@ -52,7 +52,7 @@ def tree_of(
     wrong leaf; the reward of each completion, log pi_ref and the state's entropy of each edge."""
     prompt = loading.encode(tokenizer, problem.question)
     turns = [
-        scoring._conversation(tokenizer, problem.question, *worked)[len(prompt) :]
+        scoring.conversation_ids(tokenizer, problem.question, *worked)[len(prompt) :]
         for _, *worked in task_of(problem.task).completions(problem)
     ]
     bodies = sorted(set(map(tuple, turns)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
+import law
 import pandas as pd
 from matplotlib.markers import MarkerStyle
 from matplotlib.transforms import Affine2D
@@ -14,7 +15,7 @@ from matplotlib.transforms import Affine2D
 from sage_lib import paths
 from sage_lib.experiment.results import Results, load_results
 from sage_lib.experiment.settings import Method
-from sage_lib.report import outcomes, style
+from sage_lib.report import inference, ladder, outcomes, style
 
 #: The figures that matter, best first. Ten are shown: the last ones stand in for those that no
 #: notebook draws any more.
@@ -42,7 +43,7 @@ FIGURES = {
     "minus the slope at fixed weights.",
     "study/figure3": "Exact pass@k minus that of GRPO, over k, on three kinds of problems.",
     "study/exact_training": "Exact pass@1, exact pass@256 and the probability of the rare way "
-    "along training. A thin line is one seed.",
+    "along training. A thin line is one base.",
     "study/figure1": "The guides on one completion. From the top: entropy, the guide's q, the "
     "probabilities.",
 }
@@ -72,8 +73,8 @@ before the first run of its methods.
 
 A number is a difference between two methods, with the interval by which it is judged. A claim has
 the worst outcome of its comparisons. Notebook 11 explains the rule. Claims on entropies and tokens
-are in [notebook 15](notebooks/{tokens}.ipynb), and those on the ladder and on the law of rho in
-[notebook 12](notebooks/{why}.ipynb) and [notebook 13](notebooks/{guide}.ipynb).
+are in [notebook 15](notebooks/{tokens}.ipynb). The predictions of the ladder are decided by single
+seeds, and those of the law of rho by a slope over bases.
 
 ```{{raw}} html
 <div id="filter"></div>
@@ -206,8 +207,8 @@ def claims_map() -> str:
         f'<th scope="col">{name}</th>' for name in names
     )  # the search takes lines apart
     rows = [row for file in CLAIMS for row in _claim_rows(file)]
+    rows += [*_ladder_rows(), *_law_rows()]
     endings = {"verdict": "verdict", "tokens": "entropy_and_tokens"}
-    endings |= {"why": "why_training_loses", "guide": "which_guide_would_help"}
     parts = [CLAIMS_PAGE.format(**{key: notebook(ending) for key, ending in endings.items()})]
     for by, heading in WHOSE.items():
         counts = Counter(outcome for whose, outcome, _ in rows if whose == by)
@@ -217,6 +218,14 @@ def claims_map() -> str:
         parts += [f"## {heading}\n\n{counts.total()} claims: {tally}.\n\n"]
         parts += [f'<div class="claims">{table}</div>\n\n']
     return "".join([*parts, CLAIMS_SCRIPT])
+
+
+def _row(statement: str, outcome: str, tested: list[str], source: str, ending: str) -> str:
+    """A row of the claims map; what was tested is HTML, and the notebook is the end of its name."""
+    page, statement = notebook(ending), statement[0].upper() + statement[1:]
+    cells = [escape(statement), outcome, "\n".join(f"<div>{text}</div>" for text in tested)]
+    cells += [escape(source), f'<a href="notebooks/{page}.html">notebook {page[:2]}</a>']
+    return "<tr>" + "\n".join(f"<td>{text}</td>" for text in cells) + "</tr>"
 
 
 def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
@@ -232,18 +241,39 @@ def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
         place = claim.source
         if place.startswith(("Table", "Figure", "Appendix")):
             place = f"{paper}, {place}"
-        page = notebook(notebooks[claim.question])
         tested = [
             f'{escape(_words(results, row))}: <span class="number">{numbers[row.Index]}</span>'
             for row in compared[compared["claim"] == claim.claim].itertuples()
         ] or ["nothing"]
         outcome = str(by_claim[claim.claim])
-        statement = claim.statement[0].upper() + claim.statement[1:]
-        cells = [escape(statement), outcome]
-        cells += ["\n".join(f"<div>{text}</div>" for text in tested)]
-        cells += [escape(place), f'<a href="notebooks/{page}.html">notebook {page[:2]}</a>']
-        row = "\n".join(f"<td>{text}</td>" for text in cells)
-        yield claim.by, outcome, f"<tr>{row}</tr>"
+        row = _row(claim.statement, outcome, tested, place, notebooks[claim.question])
+        yield claim.by, outcome, row
+
+
+def _ladder_rows() -> Iterator[tuple[str, str, str]]:
+    """The predictions of the ladder, as _claim_rows has claims."""
+    table = ladder.load()
+    seeds = style.count(table.loc[table["rung"] >= 4, "seed"].nunique(), "seed")
+    source = f"ours: predicted before its runs; {seeds}"
+    for row in ladder.outcomes(table).itertuples():
+        tested = [escape(part) for part in row.measured.split("; ")]
+        html = _row(row.predicted, row.outcome, tested, source, "why_training_loses")
+        yield "ours", row.outcome, html
+
+
+def _law_rows() -> Iterator[tuple[str, str, str]]:
+    """The claims of the law of rho, as _claim_rows has claims."""
+    judged = law.judged()
+    for form, expected in law.EXPECTED.items():
+        statement = f"under {form} the slope of strong Branch's gain in log-odds on log rho is "
+        outcome, tested = inference.NOT_RUN, "nothing"
+        if judged is not None:
+            row = judged.set_index("KL form").loc[form]
+            outcome = str(row["outcome"])
+            tested = f"slope {row['slope']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+        source = "ours: predicted before its runs"
+        given = (f"{statement}{expected} 0", outcome, [tested], source)
+        yield "ours", outcome, _row(*given, "which_guide_would_help")
 
 
 def _words(results: Results, row: Any) -> str:

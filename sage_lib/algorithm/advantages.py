@@ -86,11 +86,7 @@ class CompletionShaper(AdvantageShaper):
     reads_perplexity: ClassVar[bool] = False
 
     def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
-        if not has_whole_groups(trainer):
-            yield (
-                "this advantage needs whole groups on every process: make "
-                "per_device_train_batch_size x steps_per_generation a multiple of num_generations"
-            )
+        yield from need_whole_groups(trainer, "this advantage")
 
     @abstractmethod
     def shape(self, completions: Completions) -> torch.Tensor:
@@ -116,10 +112,14 @@ class TokenShaper(AdvantageShaper):
         """Return the advantages of the tokens."""
 
 
-def has_whole_groups(trainer: GuidedTrainer) -> bool:
-    """Return whether each process scores whole groups of completions."""
+def need_whole_groups(trainer: GuidedTrainer, what: str) -> Iterator[str]:
+    """Yield why ``what`` cannot work, where a process scores only a part of some group."""
     rows: int = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-    return rows % trainer.num_generations == 0
+    if rows % trainer.num_generations:
+        yield (
+            f"{what} needs whole groups on every process: make "
+            "per_device_train_batch_size x steps_per_generation a multiple of num_generations"
+        )
 
 
 # -- of completions --------------------------------------------------------------------------------
@@ -219,6 +219,17 @@ class PassAtK(CompletionShaper):
             wrong.append((1 - mean - lone) / spread if spread else 0.0)
         of_right, of_wrong = (correct.new_tensor(x).unsqueeze(1) for x in (right, wrong))
         return of_right.where(correct == 1, of_wrong).flatten().to(completions.advantages)
+
+
+@dataclass(frozen=True, config=STRICT)
+class MaxRL(CompletionShaper):
+    """Maximum-likelihood RL (Tajwar et al. 2026, arXiv 2602.02710): (r - m)/m with m the group's
+    mean reward; 0 where no completion is right."""
+
+    def shape(self, completions: Completions) -> torch.Tensor:
+        correct = _correct(completions).view(-1, completions.generations)
+        mean = correct.nanmean(1, keepdim=True)
+        return ((correct - mean) / mean).nan_to_num(nan=0.0).flatten().to(completions.advantages)
 
 
 def _correct(completions: Completions) -> torch.Tensor:
@@ -358,23 +369,22 @@ ADVANTAGES: dict[str, type[Any]] = {
     "negative_samples": NegativeSamples,
     "beta_normalised": BetaNormalised,
     "pass_at_k": PassAtK,
+    "maxrl": MaxRL,
     "clip_cov": ClipCov,
     "kl_cov": KLCov,
     "entropy": EntropyBonus,
 }
 
 
-def check_advantage(choice: str | Mapping[str, Any], where: str = "advantage") -> None:
-    """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
-    _make(choice, where)
+def build_advantage(
+    choice: str | Mapping[str, Any] | AdvantageShaper, where: str = "advantage"
+) -> AdvantageShaper:
+    """Return the shaper of a choice ``{name: ..., parameter: ...}``. An instance is returned.
 
-
-def build_advantage(choice: str | Mapping[str, Any] | AdvantageShaper) -> AdvantageShaper:
-    """Return the shaper of a choice ``{name: ..., parameter: ...}``. An instance is returned."""
-    return choice if isinstance(choice, AdvantageShaper) else _make(choice, "advantage")
-
-
-def _make(choice: str | Mapping[str, Any], where: str) -> AdvantageShaper:
+    For a wrong name, parameter or value it raises a SageError that begins with ``where``.
+    """
+    if isinstance(choice, AdvantageShaper):
+        return choice
     name, parameters = split_choice(choice)
     shaper: AdvantageShaper = make(pick(name, ADVANTAGES, where, "advantage"), parameters, where)
     return shaper

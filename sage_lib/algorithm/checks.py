@@ -15,7 +15,7 @@ from sage_lib.algorithm.backend import Batch, counted_tokens, use_adapter
 import torch
 from datasets import IterableDataset
 
-from sage_lib.algorithm.advantages import has_whole_groups
+from sage_lib.algorithm.advantages import need_whole_groups
 from sage_lib.algorithm.checkpoints import is_of_reference
 from sage_lib.algorithm.guided_trainer import GuidedTrainer
 from sage_lib.algorithm.guides import Guide, GuideInputs, IdentityGuide
@@ -66,11 +66,7 @@ def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
             yield from part.requires(trainer)
     if not trainer.resampling:
         return
-    if not has_whole_groups(trainer):
-        yield (
-            "dynamic sampling needs whole groups on every process: make "
-            "per_device_train_batch_size x steps_per_generation a multiple of num_generations"
-        )
+    yield from need_whole_groups(trainer, "dynamic sampling")
     if (
         trainer.scale_rewards == "batch"
         or trainer.multi_objective_aggregation == "normalize_then_sum"

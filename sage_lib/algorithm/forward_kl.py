@@ -13,30 +13,30 @@ from sage_lib.algorithm.backend import Batch, counted_tokens
 from sage_lib.algorithm.kl_forms import Vocabulary
 from sage_lib.errors import SageError
 
-#: Logits (tokens x vocabulary) of which a few copies are held at once: 268 MB in float32; on a
-#: processor 21 MB, since three copies of more are over the 64 MB that glibc keeps.
+#: Logits (tokens x vocabulary) of a chunk: 268 MB in float32. On a processor 21 MB: three copies
+#: exist at once, and glibc keeps 64 MB of freed memory for reuse.
 CHUNK_LOGITS, PROCESSOR_CHUNK_LOGITS = 2**26, 5 * 2**20
 #: Added to TRL's batch: the reference's hidden states, shape (batch, time, width). TRL shuffles and
 #: splits its batch after scoring, and they must stay with their rows.
 REF_HIDDEN = "ref_hidden"
-#: How far the log-probability of a token, computed twice, may lie apart on average: in float32, and
-#: where one of the two is rounded to bfloat16.
+#: Largest mean difference between our log-probabilities and TRL's: in float32, and where one of the
+#: two is rounded to bfloat16.
 SINGLE_GAP, HALF_GAP = 1e-3, 0.15
-#: Tokens whose whole vocabulary the check of the first batch compares.
-CANARY_TOKENS = 64
+#: Tokens of a completion that :func:`require_same` compares in the first batch.
+CHECKED_TOKENS = 64
 
 
 def exact_forward_kl(v: Vocabulary) -> torch.Tensor:
     """Return KL(pi_ref ‖ pi) at each token with its gradient, nats: float32 of (batch, time).
 
-    If the head is not trained, as below an adapter, the gradient by the hidden states is taken with
-    the logits. If it is trained, the logits are computed once more in the backward pass. The
+    If the head is not trained, as below an adapter, the forward pass also computes the gradient in
+    the hidden states. If it is trained, the backward pass computes the logits once more. The
     reference's logits are overwritten.
     """
     with torch.no_grad():
-        words = v.head(v.hidden[:1, :1]).shape[-1]
+        vocabulary_size = v.head(v.hidden[:1, :1]).shape[-1]
     on_processor = v.hidden.device.type == "cpu"
-    size = max(1, (PROCESSOR_CHUNK_LOGITS if on_processor else CHUNK_LOGITS) // words)
+    size = max(1, (PROCESSOR_CHUNK_LOGITS if on_processor else CHUNK_LOGITS) // vocabulary_size)
     states, ref_states = v.hidden.flatten(0, 1), v.ref_hidden.flatten(0, 1)
     if not v.head_trained:
         divergences: torch.Tensor = _WithSlopes.apply(  # type: ignore[no-untyped-call]
@@ -44,28 +44,28 @@ def exact_forward_kl(v: Vocabulary) -> torch.Tensor:
         )
         return divergences.view(v.hidden.shape[:2])
 
-    def of_tokens(h: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        log_pi = probs.log_probabilities(v.head(h[None])[0], v.temperature)
+    def of_chunk(hidden: torch.Tensor, ref_hidden: torch.Tensor) -> torch.Tensor:
+        log_pi = probs.log_probabilities(v.head(hidden[None])[0], v.temperature)
         with torch.no_grad():
-            log_ref = probs.log_probabilities(v.ref_head(r[None])[0], v.temperature)
+            log_ref = probs.log_probabilities(v.ref_head(ref_hidden[None])[0], v.temperature)
         terms = torch.nn.functional.kl_div(log_pi, log_ref, reduction="none", log_target=True)
         return terms.sum(-1)
 
     chunks = zip(states.split(size), ref_states.split(size), strict=True)
-    parts = [checkpoint(of_tokens, *chunk, use_reentrant=False) for chunk in chunks]
+    parts = [checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
     return torch.cat(parts).view(v.hidden.shape[:2])
 
 
 class _WithSlopes(torch.autograd.Function):
-    """The divergence of each token, from states of shape (tokens, width), and its gradient by them:
-    the backward pass only multiplies it."""
+    """Computes the divergence of each token from hidden states, shape (tokens, width). The forward
+    pass also computes the gradient in these states; the backward pass only multiplies it."""
 
     @staticmethod
     def forward(
         ctx: Any, states: torch.Tensor, ref_states: torch.Tensor, v: Vocabulary, size: int
     ) -> torch.Tensor:
-        # Allocated before the chunks: small tensors between large ones leave holes in the heap that
-        # the next large ones do not fit.
+        # Allocated before the chunks: allocated between two of them, they would split free memory
+        # into parts that are too small for the next chunk.
         slopes = torch.empty_like(states)
         divergences = torch.empty(len(states), dtype=torch.float32, device=states.device)
         for first in range(0, len(states), size):
@@ -75,9 +75,9 @@ class _WithSlopes(torch.autograd.Function):
         return divergences
 
     @staticmethod
-    def backward(ctx: Any, arrived: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
-        return (arrived.unsqueeze(-1) * slopes).to(slopes.dtype), None, None, None
+        return (grad_output.unsqueeze(-1) * slopes).to(slopes.dtype), None, None, None
 
 
 def _with_slopes(
@@ -89,18 +89,18 @@ def _with_slopes(
         leaf = states.detach().requires_grad_()
         logits = v.head(leaf[None])[0]
     scores = probs.at_temperature(logits.detach(), v.temperature)
-    gaps = probs.at_temperature(v.ref_head(ref_states[None])[0], v.temperature)
-    pi_ref = gaps.softmax(-1)
-    # log pi = score - highest + log pi(highest): one exponential for each logit. The highest are
-    # taken off before the sum, which would lose digits where one side's scores lie elsewhere.
-    shift = gaps.amax(-1, keepdim=True) - scores.amax(-1, keepdim=True)
-    expected = gaps.sub_(scores).sub_(shift).mul_(pi_ref).sum(-1)
-    pi = torch.softmax(scores, -1, out=gaps)  # in memory that is at hand
-    # Over a large vocabulary softmax sums to 1 within a few 1e-6, and its sum knows by how much.
+    ref_scores = probs.at_temperature(v.ref_head(ref_states[None])[0], v.temperature)
+    pi_ref = ref_scores.softmax(-1)
+    # log pi = score - highest + log pi(highest): one exponential for each logit. Scores less the
+    # highest keep the sum's digits, however large the scores of one model are.
+    shift = ref_scores.amax(-1, keepdim=True) - scores.amax(-1, keepdim=True)
+    expected = ref_scores.sub_(scores).sub_(shift).mul_(pi_ref).sum(-1)
+    pi = torch.softmax(scores, -1, out=ref_scores)  # in the same memory
+    # Over a large vocabulary the sum of softmax differs from 1 by a few 1e-6: divide by it.
     total_ref = pi_ref.sum(-1)
     highest_ref, highest = pi_ref.amax(-1) / total_ref, pi.amax(-1) / pi.sum(-1)
     divergences = expected / total_ref + (highest_ref / highest).log()
-    by_scores = pi.sub_(pi_ref).to(logits.dtype)  # the gradient by the logits, times temperature
+    by_scores = pi.sub_(pi_ref).to(logits.dtype)  # the gradient in the logits, times temperature
     (slopes,) = torch.autograd.grad(logits, leaf, by_scores)
     return divergences, slopes.div_(v.temperature)
 
@@ -152,7 +152,7 @@ def require_same(v: Vocabulary, batch: Batch, logps: torch.Tensor, half: bool) -
         half: whether either is rounded to half precision.
     """
     mask = counted_tokens(batch)
-    row, first = int(mask.sum(1).argmax()), slice(CANARY_TOKENS)
+    row, first = int(mask.sum(1).argmax()), slice(CHECKED_TOKENS)
     mask = mask[row, first]
     sides = (
         ("policy", v.hidden, v.head, logps),

@@ -1,8 +1,7 @@
 """Guides that a profile chooses, by a mapping such as ``{name: token, weight: rank}``.
 
 The name is one of :data:`~sage_lib.algorithm.guides.GUIDES`, or names a class of the user's:
-``{name: "my_module:MyGuide", threshold: 1.0}``. Choices of the first kind are checked without
-torch.
+``{name: "my_module:MyGuide", threshold: 1.0}``. To check one of our guides needs no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sage_lib import consent
-from sage_lib.algorithm.guides import GUIDES, HIGH, BranchGuide, Guide, check_guide
+from sage_lib.algorithm.guides import GUIDES, HIGH, LOW, BranchGuide, Guide, check_guide
 from sage_lib.errors import SageError
 from sage_lib.validation import make, pick, unknown
 
@@ -26,13 +25,11 @@ def split_choice(choice: object) -> tuple[Any, dict[str, Any]]:
 
 
 def guide_class(name: object, where: str = "guide") -> Callable[..., Any]:
-    """Return the class of a name, one of :data:`GUIDES` or ``module:Class``.
-
-    A profile imports code of the user's for a guide here and nowhere else, after consent
+    """Return the class of a guide. This function alone imports a user's guide, after consent
     (:func:`sage_lib.consent.imported`).
 
     Args:
-        name: of a choice.
+        name: one of :data:`GUIDES`, or ``module:Class``.
         where: the place of the choice. An error begins with it.
 
     Returns:
@@ -76,7 +73,8 @@ def build_guide(
     """Return the guide of a choice ``{name: ..., parameter: ...}``; schedules are mappings, too.
 
     The branch guide takes threshold and ratio, or threshold_quantile and clamp_quantile: the
-    quantiles of the base model's entropies where it begins to act and where q reaches ``high``.
+    quantiles of the base model's entropies where it begins to act and where q reaches ``high``, or
+    with ``reverse: true`` its ``low``.
 
     Args:
         choice: its name is one of :data:`GUIDES`, or ``module:Class``.
@@ -122,16 +120,19 @@ def _make_imported(cls: Callable[..., Any], parameters: dict[str, Any], where: s
 def _with_threshold(
     parameters: dict[str, Any], where: str, quantiles: Mapping[str, float] | None
 ) -> dict[str, Any]:
-    """Put threshold and ratio in the place of quantiles. Without ``quantiles`` the defaults stand
-    in, which is enough to check everything else."""
-    fixed = parameters.keys() & {"threshold", "ratio"}
+    """Replace the quantiles of a choice by threshold and ratio. Without ``quantiles`` the guide has
+    its defaults, with which a check reads all other parameters."""
+    numbers = parameters.keys() & {"threshold", "ratio"}
+    reverse = parameters.pop("reverse", False)
+    if not isinstance(reverse, bool) or (reverse and numbers):
+        raise SageError(f"{where}: reverse: true goes with quantiles; a ratio may be below 0")
     shares = [parameters.pop(name) for name in BranchGuide.quantile_keys if name in parameters]
-    if (len(fixed), len(shares)) not in ((2, 0), (0, 2)):
+    if (len(numbers), len(shares)) not in ((2, 0), (0, 2)):
         raise SageError(
             f"{where}: the guide takes either threshold and ratio, or threshold_quantile and "
             "clamp_quantile: set the other two to null"
         )
-    if fixed:
+    if numbers:
         return parameters
     low, high = shares
     if not (isinstance(low, float) and isinstance(high, float) and 0 <= low < high <= 1):
@@ -151,5 +152,6 @@ def _with_threshold(
             "the base model's entropies do not differ between threshold_quantile and "
             "clamp_quantile: choose them further apart"
         )
-    ratio = (parameters.get("high", HIGH) - 1) / (top - threshold)
+    end = parameters.get("low", LOW) if reverse else parameters.get("high", HIGH)
+    ratio = (end - 1) / (top - threshold)
     return {**parameters, "threshold": threshold, "ratio": ratio}

@@ -43,6 +43,9 @@ class GuideInputs:
     # In training alone, for a guide that reads rewards:
     ref_logps: torch.Tensor | None = None  # log pi_ref of the sampled tokens
     rewards: torch.Tensor | None = None  # of the completions, shape (batch,)
+    #: log pi_ref of the likeliest right completion of each row's group, -inf where none is right.
+    best_logps: torch.Tensor | None = None
+    guide_logps: torch.Tensor | None = None  # log of the sampled tokens under the guide_model
 
     @property
     def reference(self) -> torch.Tensor | None:
@@ -99,12 +102,17 @@ class _Clamped:
 
 @dataclass(frozen=True, config=STRICT)
 class BranchGuide(_Clamped):
-    """Eq. 11: q_t = 1 + ratio · max(0, H_t - threshold). Threshold in nats; Table 8: 1.2, 0.3."""
+    """Eq. 11: q_t = 1 + ratio · max(0, H_t - threshold). Threshold in nats; Table 8: 1.2, 0.3.
+
+    A negative ratio weakens the KL where the policy is unsure, as Archer does (Wang et al. 2025,
+    arXiv 2507.15778): it has none on the fifth of a completion's tokens with the highest entropy.
+    """
 
     threshold: Number = 1.2
     ratio: Number = 0.3
 
-    #: Keys of a choice in the place of threshold and ratio: see :func:`build_guide`.
+    #: Keys of a choice in the place of threshold and ratio, with which it may have ``reverse``: see
+    #: :func:`build_guide`.
     quantile_keys: ClassVar[tuple[str, str]] = ("threshold_quantile", "clamp_quantile")
 
     def __call__(self, inputs: GuideInputs) -> torch.Tensor:
@@ -168,6 +176,46 @@ class RewardGuide(_Clamped):
         wrong = (inputs.rewards == 0).unsqueeze(1)
         q = ((self.power - 1) * inputs.ref_logps).exp()
         return self._finish(q.where(wrong, 1.0), inputs)
+
+
+@dataclass(frozen=True, config=STRICT)
+class LikeliestGuide(_Clamped):
+    """MARA's reward (GX-Chen et al. 2025, arXiv 2510.20817) as a guide of right completions.
+
+    MARA puts R(z) + beta·(log pi_ref(z) - log pi_ref(y)) for the reward of a right y; z is the
+    likeliest right completion of its group. q(y) = pi_ref(z)/pi_ref(y) gives the same optimum, in
+    which all right completions are equally likely. The clamped tokens of y share log q(y) equally.
+    """
+
+    reads_rewards: ClassVar[bool] = True
+
+    def __call__(self, inputs: GuideInputs) -> torch.Tensor:
+        if inputs.ref_logps is None or inputs.rewards is None or inputs.best_logps is None:
+            raise SageError("the guide 'likeliest' reads rewards of whole groups in RL training")
+        logp = (inputs.ref_logps * inputs.mask).sum(1)
+        log_q = (inputs.best_logps - logp) / inputs.mask.sum(1).clamp(min=1)
+        q = log_q.exp().where(inputs.rewards > 0, 1.0)
+        return self._finish(q.unsqueeze(1).expand_as(inputs.logps), inputs)
+
+
+@dataclass(frozen=True, config=STRICT)
+class SuccessGuide(_Clamped):
+    """q_t = (pi_s(y_t)/pi_ref(y_t))^``alpha``: the anchor leans to where the base succeeds.
+
+    pi_s is the ``guide_model`` of SageTrainer: the base after SFT on right samples of its own. In a
+    profile it is the first seed's policy of the method ``policy``, which has ``rft``.
+    """
+
+    alpha: Number = 1.0
+    policy: str | None = None
+
+    reads_rewards: ClassVar[bool] = True  # as what trained pi_s did
+
+    def __call__(self, inputs: GuideInputs) -> torch.Tensor:
+        if inputs.ref_logps is None or inputs.guide_logps is None:
+            raise SageError("the guide 'success' needs a guide_model, in RL training alone")
+        q = (self.alpha * (inputs.guide_logps - inputs.ref_logps)).exp()
+        return self._finish(q, inputs)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -274,6 +322,8 @@ GUIDES: dict[str, type[Any]] = {
     "random": RandomGuide,
     "token": TokenGuide,
     "reward": RewardGuide,
+    "likeliest": LikeliestGuide,
+    "success": SuccessGuide,
     "identity": IdentityGuide,
     "shuffled": ShuffledGuide,
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sage_lib.errors import SageError
+from sage_lib.validation import pick
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +72,7 @@ class KlForm:
 
     name: ClassVar[str]
     bias_corrected: ClassVar[bool] = False  # TRL multiplies its KL by the importance ratio
-    kl_is_trls: ClassVar[bool] = True  # TRL's metric "kl" is of this form; else it is replaced
+    kl_is_trls: ClassVar[bool] = True  # TRL logs the KL of this form; else we log it as "kl"
     keeps_hidden: ClassVar[bool] = False  # it reads :class:`Vocabulary`
     works_at_scoring: ClassVar[bool] = False  # it changes nothing but ref_logps
     credits_returns: ClassVar[bool] = False  # it reads ``credit`` of :class:`Tokens`
@@ -84,14 +85,14 @@ class KlForm:
             yield f"Unsloth's GPU trainer has no KL form {self.name!r}: use plain TRL for it"
 
     def shape(self, tokens: Tokens) -> Shaped:
-        """Put the anchor q·pi_ref in the place of pi_ref, so that TRL's k3 is taken to it."""
+        """Replace pi_ref by the anchor q·pi_ref: TRL computes its k3 to what stands there."""
         log_anchor = tokens.ref_logps
         if tokens.log_q is not None:
             log_anchor = log_anchor + tokens.log_q
         return Shaped(log_anchor, kl=k3(log_anchor, tokens.logps))
 
     def first_loss(self, shaped: Shaped) -> torch.Tensor | None:
-        """Return the per-token loss of the first batch; None where its KL is check enough."""
+        """Return the per-token loss of the first batch; None where a check of the KL suffices."""
         return None
 
 
@@ -105,8 +106,8 @@ class K3(KlForm):
 class K3Corrected(K3):
     """Eq. 38 per token, multiplied by the token's importance ratio: TRL's own default.
 
-    A guide of the state alone cancels in expectation if tokens are drawn from the policy
-    untruncated and weigh a constant (loss_type "dr_grpo"), not with weights by lengths.
+    The expected gradient does not depend on a guide of the state, if tokens are drawn from the
+    policy untruncated and all have the same weight (loss_type "dr_grpo").
     """
 
     name = "k3_corrected"
@@ -161,7 +162,7 @@ class Sequence(SeparateKl):
 class ForwardKL(SeparateKl):
     """KL(pi_ref ‖ pi) per token (Section A.4), summed over the whole vocabulary, without a guide.
 
-    After each sampled prefix it has no noise of a sampled token; the prefixes are the policy's.
+    It is exact after each prefix, where k3 estimates from one token. The policy draws the prefixes.
     """
 
     name = "forward_kl"
@@ -188,25 +189,17 @@ KL_FORMS: dict[str, type[KlForm]] = {
 }
 
 
-def check_kl_form(name: object) -> None:
-    """Raise a SageError where no form has this name."""
-    if not isinstance(name, str) or name not in KL_FORMS:
-        raise SageError(f"there is no KL form {name!r}: choose one of {', '.join(KL_FORMS)}")
-
-
-def build_kl_form(form: str | KlForm) -> KlForm:
-    """Return the form of a name. An instance is returned as it is."""
-    if isinstance(form, KlForm):
-        return form
-    check_kl_form(form)
-    return KL_FORMS[form]()
+def build_kl_form(form: str | KlForm, where: str = "kl_form") -> KlForm:
+    """Return the form of a name; a SageError that begins with ``where`` for an unknown one. An
+    instance is returned as it is."""
+    return form if isinstance(form, KlForm) else pick(form, KL_FORMS, where, "KL form")()
 
 
 # -- formulas --------------------------------------------------------------------------------------
 
 
 def masks_tokens(trainer: GuidedTrainer) -> bool:
-    """Return whether TRL takes tokens out of its loss, and leaves their KL in."""
+    """Return whether TRL masks the advantages of some tokens in its loss, but not their KL."""
     return trainer.top_entropy_quantile < 1 or trainer.off_policy_mask_threshold is not None
 
 
@@ -219,7 +212,7 @@ def k3(log_anchor: torch.Tensor, logps: torch.Tensor) -> torch.Tensor:
 def return_credit(
     logps: torch.Tensor, ref_logps: torch.Tensor, log_q: torch.Tensor | None, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Return eq. 8 as a return: minus the log-ratio to q·pi_ref, summed from each token on.
+    """Return minus the log-ratio to q·pi_ref (eq. 8), summed from each token to the end.
 
     Beta times the result is added to the advantages. Their expected policy gradient then gains the
     gradient of -beta·K~L(pi ‖ q·pi_ref) of whole completions. This holds where tokens are drawn

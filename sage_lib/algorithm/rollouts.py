@@ -24,6 +24,8 @@ from sage_lib.algorithm.shared_prompts import prompts_read_once
 
 #: Added to the batch for a guide that reads it: weighted sum of each completion's rewards.
 REWARDS = "summed_rewards"
+#: The same: log pi_ref of the likeliest right completion of each one's group.
+BEST_LOGPS = "best_ref_logps"
 #: The k of pass@k that training logs, up to the size of a group.
 TRAINING_KS = (1, 2, 4, 8)
 #: Float32 logits at a time, where the policy is scored outside the loss: 1 GB.
@@ -157,7 +159,10 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             if self.resampling:
                 batch[dynamic_sampling.REWARD_TERMS] = terms
             if self.guide is not None:  # it, or its inner guide, may read them
-                batch[REWARDS] = _summed(terms)
+                batch[REWARDS] = rewards = _summed(terms)
+                if "ref_per_token_logps" in batch and len(rewards) % self.num_generations == 0:
+                    logps = (batch["ref_per_token_logps"] * counted_tokens(batch)).sum(1)
+                    batch[BEST_LOGPS] = best_logps(logps, rewards, self.num_generations)
             if isinstance(self.advantage, CompletionShaper):
                 self._shape_completions(self.advantage, batch, _summed(terms))
             if self.shaped_at_scoring and "ref_per_token_logps" in batch:
@@ -216,6 +221,13 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
 def pass_at_k(n: int, c: int, k: int) -> float:
     """The unbiased pass@k of one group, c of n right: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021)."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def best_logps(logps: torch.Tensor, rewards: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the largest value of ``logps`` among the rewarded rows of each group of ``size``
+    neighbours, -inf where no row is; all of shape (rows,)."""
+    right = logps.masked_fill(~(rewards > 0), -torch.inf).view(-1, size)
+    return right.amax(1).repeat_interleave(size)
 
 
 def _summed(terms: torch.Tensor) -> torch.Tensor:

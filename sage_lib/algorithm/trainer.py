@@ -46,7 +46,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,7 @@ from sage_lib.algorithm.backend import (
     add_fused_lm_head,
     counted_tokens,
     disable_dropout_in_model,
+    whole_rows,
 )
 
 # isort: split
@@ -66,6 +67,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sage_lib.algorithm import checks, kl_forms
+from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.advantages import (
     AdvantageShaper,
     BatchTokens,
@@ -78,7 +80,7 @@ from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
 from sage_lib.algorithm.kl_forms import K3, K3Corrected, KlForm, Shaped, Tokens, build_kl_form
 from sage_lib.algorithm.merging import merged_to_score
 from sage_lib.algorithm.padding import by_length
-from sage_lib.algorithm.rollouts import REWARDS
+from sage_lib.algorithm.rollouts import BEST_LOGPS, REWARDS
 from sage_lib.algorithm.unsloth_seam import ShapedAtScoring
 from sage_lib.errors import SageError
 from sage_lib.validation import rename_key
@@ -104,6 +106,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         advantage: a choice of ``advantages.ADVANTAGES`` or an AdvantageShaper; None: TRL's own.
         dynamic_sampling: the most fresh batches of prompts that replace groups of equal rewards.
         ref_model: the reference, a model or its folder, if training starts from another policy.
+        guide_model: a model or its folder, whose log-probabilities the guide reads.
         other_reference: the policy may start apart from its reference.
         reference_reset: steps after which an adapter's reference becomes the policy, and the
             optimiser starts anew (ProRL); 0 is never.
@@ -136,6 +139,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         dynamic_sampling: int = 0,
         other_reference: bool = False,
         ref_model: PreTrainedModel | str | None = None,
+        guide_model: PreTrainedModel | str | None = None,
         merge_adapter: bool = False,
         trim_padding: bool = False,
         share_prompts: bool = False,
@@ -167,6 +171,9 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             ref_model = AutoModelForCausalLM.from_pretrained(ref_model, dtype=self.model.dtype)
         if ref_model is not None:
             self._set_reference(ref_model)
+        if isinstance(guide_model, str):
+            guide_model = AutoModelForCausalLM.from_pretrained(guide_model, dtype=self.model.dtype)
+        self.guide_model = guide_model and guide_model.to(self.accelerator.device).eval()
         if self.kl_form is not None:
             dropped = self.args.use_bias_correction_kl and not self.kl_form.bias_corrected
             if dropped and self.kl_form.kl_is_trls and self.beta != 0:
@@ -323,7 +330,13 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             ids=batch["completion_ids"],
             ref_logps=batch["ref_per_token_logps"],
             rewards=batch.get(REWARDS),
+            best_logps=batch.get(BEST_LOGPS),
         )
+        if self.guide_model is not None:
+            rows = whole_rows(batch)
+            with torch.no_grad():
+                drawn = probs.completion_signals(self.guide_model, *rows, self.temperature)
+            inputs = replace(inputs, guide_logps=drawn.logps)
         q = check_q(self.guide(inputs), inputs).detach()
         self._log_guide(q, inputs.mask)
         if not self._guide_called:

@@ -10,18 +10,20 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.evaluation.metrics import Array
 
+#: Share of cases in which a band, or an interval, holds.
+LEVEL = 0.95
 #: Simulated errors at a time.
 BATCH = 500
 
 
 def simultaneous_band(
-    a: ArrayLike, b: ArrayLike, level: float = 0.95, draws: int = 10_000, seed: int = 0
+    a: ArrayLike, b: ArrayLike, draws: int = 10_000, seed: int = 0
 ) -> tuple[Array, Array, float]:
     """A band that holds the true difference in all columns at once.
 
     It consists of the intervals of :func:`metrics.paired_difference`, at a higher level that is
     the same for all columns. That level is such that normal errors, correlated between columns as
-    those of these data, leave no interval in a share ``level`` of cases: a sup-t band (Montiel Olea
+    those of these data, leave no interval in 95 % of cases: a sup-t band (Montiel Olea
     and Plagborg-Moller 2019, J. Appl. Econometrics 34, 1-17). With several seeds it is the higher
     one of this level and that of a parametric bootstrap (:func:`_bootstrap_level`). Three seeds
     that lie far apart still tell little: then the band holds in about 91 % of cases, not in 95 %.
@@ -32,19 +34,19 @@ def simultaneous_band(
     """
     difference = metrics.differences(a, b)
     varies = np.ptp(difference, axis=(0, 1)) > 1e-12
-    of_each = level
+    of_each = LEVEL
     if varies.any() and difference.shape[1] > 1:
         rng = np.random.default_rng(seed)
         # Simulated, so it may come out a little below the level where the columns are alike.
-        of_each = max(level, _normal_level(difference[..., varies], level, draws, rng))
+        of_each = max(LEVEL, _normal_level(difference[..., varies], draws, rng))
         if len(difference) > 1:
-            again = _bootstrap_level(difference[..., varies], level, draws, rng)
+            again = _bootstrap_level(difference[..., varies], draws, rng)
             of_each = max(of_each, again)
     _, low, high = metrics.paired_difference(a, b, level=of_each)
     return np.where(np.isnan(low), -1.0, low), np.where(np.isnan(high), 1.0, high), of_each
 
 
-def _normal_level(difference: Array, level: float, draws: int, rng: np.random.Generator) -> float:
+def _normal_level(difference: Array, draws: int, rng: np.random.Generator) -> float:
     """The level of normal errors whose correlations are those of the means of problems and of the
     means of seeds, added."""
     parts = [
@@ -55,16 +57,14 @@ def _normal_level(difference: Array, level: float, draws: int, rng: np.random.Ge
     spread = np.sqrt((errors**2).sum(axis=0))
     varies = spread > 0
     if not varies.any():
-        return level
+        return LEVEL
     root = np.linalg.qr(errors[:, varies] / spread[varies], mode="r")  # the same in fewer rows
     sizes = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
     largest = [np.abs(rng.standard_normal((size, len(root))) @ root).max(axis=1) for size in sizes]
-    return float(2 * ndtr(np.quantile(np.concatenate(largest), level)) - 1)
+    return float(2 * ndtr(np.quantile(np.concatenate(largest), LEVEL)) - 1)
 
 
-def _bootstrap_level(
-    difference: Array, level: float, draws: int, rng: np.random.Generator
-) -> float:
+def _bootstrap_level(difference: Array, draws: int, rng: np.random.Generator) -> float:
     """The level at which the intervals of simulated data leave out the truth nowhere.
 
     It draws errors of problems and of seeds with the covariances of these data. Variances over
@@ -82,9 +82,7 @@ def _bootstrap_level(
     of_sampling = np.maximum(variance - noise, 0)
     spread = np.sqrt((centred**2).sum(axis=0))
     scaled = np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 0)
-    root = np.linalg.qr(
-        scaled * np.sqrt(of_sampling), mode="r"
-    )  # the same covariances in fewer rows
+    root = np.linalg.qr(scaled * np.sqrt(of_sampling), mode="r")  # covariances in fewer rows
     doubt = of_sampling**2 / (problems - 1)
     spreads = (of_seeds - of_seeds.mean(axis=0)) / np.sqrt(seeds - 1)
     smallest = []
@@ -99,20 +97,16 @@ def _bootstrap_level(
             t = np.abs(error) / np.sqrt(total)
             p = 2 * stdtr(total**2 / (doubt + of_between), -t)
         smallest.append(np.nanmin(np.where(total > 0, p, 1.0), axis=1))
-    return float(1 - np.quantile(np.concatenate(smallest), 1 - level))
+    return float(1 - np.quantile(np.concatenate(smallest), 1 - LEVEL))
 
 
-def crossing_interval(
-    a: ArrayLike, b: ArrayLike, ks: Sequence[int], sets: metrics.Sets = None, level: float = 0.95
-) -> dict[str, float]:
+def crossing_interval(a: ArrayLike, b: ArrayLike, ks: Sequence[int]) -> dict[str, float]:
     """Return the k at which curve b passes curve a for the first time, on a log2 axis of k.
 
     Args:
         a: pass@k, shape (seeds, problems, len(ks)) or (problems, len(ks)).
         b: shaped as ``a``.
         ks: rising. Between two of them the curves are straight lines.
-        sets: the data set of each problem.
-        level: of the intervals.
 
     Returns:
         ``k`` of the mean curves (NaN where b does not go from at most a to above a); ``low``, the
@@ -123,7 +117,7 @@ def crossing_interval(
     difference = metrics.differences(b, a)
     if difference.shape[-1] != len(ks):
         raise SageError(f"a crossing over {len(ks)} values of k, not over {difference.shape[-1]}")
-    k = _first_crossing(metrics.mean_over_sets(difference.mean(axis=0), sets), ks)
+    k = _first_crossing(metrics.mean_over_sets(difference.mean(axis=0)), ks)
     # Where it is looked for: at each k, and 16 times for each doubling of k.
     steps = np.ceil(16 * np.diff(np.log2(ks))).astype(int)
     inner = [place + np.arange(step) / step for place, step in enumerate(steps)]
@@ -133,7 +127,7 @@ def crossing_interval(
     after = np.minimum(before + 1, len(ks) - 1)
     finer = difference[..., before] * (1 - share) + difference[..., after] * share
     finer_ks = 2 ** np.interp(places, np.arange(len(ks)), np.log2(ks))
-    _, lows, highs = metrics.paired_difference(finer, np.zeros_like(finer), sets, level)
+    _, lows, highs = metrics.paired_difference(finer, np.zeros_like(finer))
     is_below = finer_ks[(highs < 0) & (finer_ks <= k)]  # none where k is NaN
     is_above = finer_ks[(lows > 0) & (finer_ks >= k)]
     return {

@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 from sage_lib.evaluation import groups
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_text
 from sage_lib.policy import loading, token_groups
@@ -27,7 +26,7 @@ def measure_dynamics(profile: Profile, run: Run) -> dict:
     exploration = profile.exploration
     seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
     sizes = {"prompts": exploration.prompts, "completions": exploration.completions}
-    record = Record("dynamics", profile.name, run.fingerprint, seed, sizes)
+    record = run.begin(seed, sizes)
     prompts = problems.rl_problems(profile)[: exploration.prompts]
     tables, prompt_rows = [], []
     run.live_steps.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sage_lib.algorithm.token_probabilities import completion_logits, entropies
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import write_json
 from sage_lib.policy import loading
@@ -23,7 +22,7 @@ def measure_entropies(profile: Profile, run: Run) -> dict:
     """Write entropy.json, the distribution of :func:`token_entropies`; return the run record."""
     policy = runs.finished(profile, run.policy)
     sizes = {"prompts": profile.evaluation.traced, "completions": COMPLETIONS}
-    record = Record("entropies", profile.name, run.fingerprint, profile.rl["seed"], sizes)
+    record = run.begin(profile.rl["seed"], sizes)
     model, tokenizer = loading.load(profile.model, policy.model)
     prompts = problems.rl_problems(profile)[: profile.evaluation.traced]
     distribution = summary(token_entropies(model, tokenizer, profile, prompts))

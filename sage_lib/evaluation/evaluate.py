@@ -15,7 +15,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_bytes, write_text
 from sage_lib.policy import loading
@@ -41,8 +40,7 @@ def evaluate_policy(profile: Profile, run: Run) -> dict:
     launch`` the processes share the drawing; the main one does the rest.
     """
     policy, evaluation = runs.finished(profile, run.policy), profile.evaluation
-    flat = profile.flat(methods=False)
-    record = Record("evaluation", profile.name, run.fingerprint, evaluation.seed, flat)
+    record = run.begin(evaluation.seed, profile.flat(methods=False))
     tokenizer = loading.load_tokenizer(profile.model, policy.model)
     # vLLM loads the model itself, and needs a GPU's memory for it: ours comes after.
     model = None if evaluation.engine == "vllm" else loading.load(profile.model, policy.model)[0]

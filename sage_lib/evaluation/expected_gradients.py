@@ -18,7 +18,6 @@ from sage_lib.algorithm.kl_forms import return_credit
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_json
 from sage_lib.policy import loading
@@ -72,7 +71,7 @@ def measure_effects(profile: Profile, run: Run) -> dict:
     runs.require_entropies(profile, profile.guide_choice("branch"))
     sizes = {"prompts": PROMPTS, "batches": BATCHES, "completions": COMPLETIONS, "moved": MOVED}
     seed = profile.rl["seed"]
-    record = Record("effects", profile.name, run.fingerprint, seed, sizes)
+    record = run.begin(seed, sizes)
     ref_model, tokenizer = loading.load(profile.model, base.model)
     model, _ = loading.load(profile.model, base.model)
     _move(model, seed)

@@ -11,7 +11,6 @@ from sage_lib.algorithm.guides import GuideInputs
 from sage_lib.evaluation import groups
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_json
 from sage_lib.policy import loading, token_signals
@@ -34,7 +33,7 @@ def trace_guides(profile: Profile, run: Run) -> dict:
         runs.require_entropies(profile, profile.guide_choice(name))
     seed, traced = profile.seeds[0] if run.seed is None else run.seed, profile.evaluation.traced
     sizes = {"method": run.method, "problems": traced, "completions": COMPLETIONS}
-    record = Record("trace", profile.name, run.fingerprint, seed, sizes)
+    record = run.begin(seed, sizes)
     ref_model, _ = loading.load(profile.model, runs.sft_run(profile).model)
     guides = {name: runs.guide_of(profile, profile.guide_choice(name)) for name in runs.TRACED}
     run.samples.unlink(missing_ok=True)

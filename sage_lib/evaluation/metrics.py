@@ -32,9 +32,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
     Returns:
         pass@k, shape (problems,). SageError where k is not in 1..n, or c not in 0..n.
     """
-    samples, correct = _checked_counts(n, c, [k])
-    estimate: Array = np.asarray(1.0 - np.prod(_wrong_draws(samples, correct, k), axis=-1))
-    return estimate
+    return pass_at_k_curve(n, c, [k])[:, 0]
 
 
 def pass_at_k_curve(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> Array:
@@ -74,22 +72,6 @@ def _wrong_draws(samples: Array, correct: Array, k: int) -> Array:
     wrong_left = np.clip(wrong - drawn_before, 0, None)
     chances: Array = wrong_left / (samples[..., None] - drawn_before)
     return chances
-
-
-def variance_of_pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
-    """Estimate the variance of :func:`pass_at_k` over draws of the n samples, without bias.
-
-    It is the square of the estimated chance that k draws are wrong, less an unbiased estimate of
-    the square: the chance that 2 k draws are wrong. The arguments are as in :func:`pass_at_k`.
-
-    Returns:
-        Variances, shape (problems,); NaN with fewer than 2 k samples of a problem.
-    """
-    estimate = pass_at_k(n, c, k)
-    if 2 * k > np.asarray(n).min():
-        return np.full_like(estimate, np.nan)
-    variance: Array = (1 - estimate) ** 2 - (1 - pass_at_k(n, c, 2 * k))
-    return variance
 
 
 # --- the uncertainty of means over problems -------------------------------------------------------
@@ -216,17 +198,13 @@ def minimum_detectable_effect(
     return effect
 
 
-def times_as_much(
-    differences: ArrayLike, noise: ArrayLike, sets: Sets = None, power: float = 0.8
-) -> tuple[Array, Array]:
+def times_as_much(differences: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
     """Return by which factor more data finds a true difference as large as the mean.
 
     Args:
         differences: a - b, shaped as in :func:`paired_difference`.
         noise: the variance of the mean from drawing samples, shape (columns,). It falls as
             1 / samples.
-        sets: the data set of each problem.
-        power: the probability of finding the difference.
 
     Returns:
         Two factors, shape (columns,), at the same degrees of freedom. The first multiplies seeds
@@ -235,9 +213,9 @@ def times_as_much(
         vary too much. NaN as in :func:`minimum_detectable_effect`.
     """
     by_seed = _with_seeds(differences)
-    effect = minimum_detectable_effect(by_seed, sets, power)
-    error, _ = _standard_error(by_seed, sets)
-    mean = mean_over_sets(by_seed.mean(axis=0), sets)
+    effect = minimum_detectable_effect(by_seed)
+    error, _ = _standard_error(by_seed, None)
+    mean = mean_over_sets(by_seed.mean(axis=0))
     # Sides that were drawn with the same random numbers differ by less than their own noise says.
     drawing = np.minimum(np.asarray(noise, dtype=np.float64), error**2)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -15,7 +15,6 @@ from sage_lib.algorithm.guide_choices import reads_rewards
 from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import write_bytes
 from sage_lib.policy import loading
@@ -47,7 +46,7 @@ def measure_optimum(profile: Profile, run: Run) -> dict[str, Any]:
     policy = runs.finished(profile, run.policy)
     listed = profile.evaluation.listed
     sizes = {"floor": FLOOR, "problems": listed, "draws": DRAWS, "betas": BETAS}
-    record = Record("optimum", profile.name, run.fingerprint, profile.seeds[0], sizes)
+    record = run.begin(profile.seeds[0], sizes)
     model, tokenizer = loading.load(profile.model, policy.model)
     guides = guides_of(profile)
     in_average = problems.evaluation_problems(profile, ood=False, limit=listed)
@@ -110,7 +109,7 @@ def problem_rows(
     task = task_of(problem.task)
     measures = [task.measures(problem, text, True) for text in texts]
     valid, rare = (
-        np.array([row[name] for row in measures], bool) for name in ("valid", "valid_rare")
+        np.array([row.get(name) for row in measures], bool) for name in ("valid", "valid_rare")
     )
     base, mask = enumeration.probabilities.numpy(), enumeration.mask.numpy()
     entropies, logps = enumeration.entropies.double().numpy(), enumeration.logps.double().numpy()

@@ -162,7 +162,7 @@ def compare(ours: PolicyCounts, theirs: PolicyCounts, ks: Sequence[int]) -> dict
         raise SageError(f"{pair} share {count(len(both), 'problem')}: a difference needs two")
     seeds = _common_seeds(ours, theirs)
     x, y = ours.at(both, seeds), theirs.at(both, seeds)
-    a, b = _of_one_shape(x.curves(ks), y.curves(ks))
+    a, b = np.broadcast_arrays(x.curves(ks), y.curves(ks))  # one without seeds goes with each
     mean, low, high = metrics.paired_difference(a, b)
     band_low, band_high, level = bands.simultaneous_band(a, b)
     noise = x.sampling_variance(ks) + y.sampling_variance(ks)
@@ -199,13 +199,6 @@ def _common_seeds(ours: PolicyCounts, theirs: PolicyCounts) -> list[int | None]:
         pair = f"{ours.label} and {theirs.label}"
         raise SageError(f"{pair} share no seed: train them with the same ones")
     return seeds
-
-
-def _of_one_shape(
-    a: NDArray[np.float64], b: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    seeds = max(len(a), len(b))
-    return np.broadcast_to(a, (seeds, *a.shape[1:])), np.broadcast_to(b, (seeds, *b.shape[1:]))
 
 
 def _first_loss(

@@ -51,8 +51,12 @@ class PolicyCounts:
         return values.reshape(*self.n.shape, len(ks))
 
     def sampling_variance(self, ks: Sequence[int]) -> NDArray[np.float64]:
-        """Return the variance, shape (ks,), that drawing samples gives the mean pass@k: NaN where
-        a problem has fewer than 2 k samples. See :func:`metrics.variance_of_pass_at_k`."""
+        """Return the variance, shape (ks,), that drawing samples gives the mean pass@k, without
+        bias: NaN where a problem has fewer than 2 k samples.
+
+        It is the square of the estimated chance that k draws are wrong, less an unbiased estimate
+        of the square: the chance that 2 k draws are wrong.
+        """
         twice = [2 * k for k in ks if 2 * k <= self.fewest]
         n, c = self.n.ravel(), self.c.ravel()
         variance = np.full(len(ks), np.nan)

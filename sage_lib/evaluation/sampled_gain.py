@@ -162,13 +162,12 @@ def candidate_guides(samples: pd.DataFrame) -> dict[str, Guide]:
     return guides
 
 
-def apply_guides(samples: pd.DataFrame, guides: Mapping[str, Guide], seed: int = 0) -> pd.DataFrame:
+def apply_guides(samples: pd.DataFrame, guides: Mapping[str, Guide]) -> pd.DataFrame:
     """Compute q of each guide on each sample.
 
     Args:
         samples: of :func:`scored_samples`.
         guides: by name.
-        seed: of the guides that draw.
 
     Returns:
         A row for each sample: problem, right and tokens (how many). Each guide adds two columns:
@@ -178,7 +177,7 @@ def apply_guides(samples: pd.DataFrame, guides: Mapping[str, Guide], seed: int =
     table = samples[["problem", "right"]].assign(tokens=samples["logps"].map(len))
     columns = [samples[name] for name in ("entropies", "logps", "ids")]
     for name, guide in guides.items():
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         of_token = [
             q_of(guide, entropies, logps, generator, ids)
             for entropies, logps, ids in zip(*columns, strict=True)

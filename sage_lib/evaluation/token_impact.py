@@ -17,7 +17,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sage_lib.evaluation import groups
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, read_lines, write_text
 from sage_lib.policy import token_signals
@@ -157,7 +156,7 @@ def measure_impact(profile: Profile, run: Run) -> dict:
     drawer = groups.Drawer(profile, run)
     exploration = profile.exploration
     seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
-    record = Record("impact", profile.name, run.fingerprint, seed, dataclasses.asdict(exploration))
+    record = run.begin(seed, dataclasses.asdict(exploration))
     drawn: list[DrawnCompletion] = []
     for problem in problems.rl_problems(profile)[: exploration.prompts]:
         group = drawer.draw(problem, exploration.completions, seed)

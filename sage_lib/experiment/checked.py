@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sage_lib.validation import below, refusal, unknown
+from sage_lib.validation import below, default_of, refusal, unknown
 
 
 @functools.cache
@@ -60,11 +60,6 @@ def canonical(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
-
-
-def default_of(f: dataclasses.Field) -> Any:
-    """Return a field's default, dataclasses.MISSING where it has none."""
-    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -71,6 +71,8 @@ def rl_training(run: Run) -> dict[str, Any]:
     if "kl_form" in part["method"]:  # called anchor in published fingerprints
         part["method"]["anchor"] = part["method"].pop("kl_form")
     part["entropies"] = _entropy_digest(profile, method.guide)
+    if run.earlier:
+        part["policies"] = [(policy.fingerprint, policy.weights) for policy in run.earlier]
     if profile.compute.backend != "trl":  # whose loss is not TRL's to the last digit
         part["backend"] = profile.compute.backend
     return part

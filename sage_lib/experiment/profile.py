@@ -21,17 +21,17 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 
-from sage_lib.algorithm.advantages import check_advantage
+from sage_lib.algorithm.advantages import build_advantage
 from sage_lib.algorithm.guide_choices import check_choice, needs_entropies
 from sage_lib.algorithm.guides import GUIDES
-from sage_lib.algorithm.kl_forms import check_kl_form
+from sage_lib.algorithm.kl_forms import build_kl_form
 from sage_lib.errors import SageError
 from sage_lib.experiment import settings as kinds
-from sage_lib.experiment.checked import default_of, digest
+from sage_lib.experiment.checked import digest
 from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Method, Model, Profile, Rft
 from sage_lib.paths import PROFILES, SHARED
 from sage_lib.tasks.table import TASKS, make_task
-from sage_lib.validation import below, make, rename_key, unknown
+from sage_lib.validation import below, default_of, make, rename_key, unknown
 
 __all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_profile"]
 
@@ -205,9 +205,11 @@ def _method(fields: dict[str, Any], guides: dict[str, dict], where: str) -> Meth
         fields["guide"] = kinds.guide_choice(guide, guides)
         check_choice(fields["guide"], f"{where}.guide")
     if advantage is not None:
-        check_advantage(advantage, f"{where}.advantage")
+        build_advantage(advantage, f"{where}.advantage")  # refuses what is none
         fields["advantage"] = {"name": advantage} if isinstance(advantage, str) else advantage
-    return make(Method, fields, where)
+    method = make(Method, fields, where)
+    build_kl_form(method.kl_form, f"{where}.kl_form")
+    return method
 
 
 def _faults(profile: Profile) -> Iterator[str]:
@@ -235,14 +237,13 @@ def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
     words = (key, method.family)  # in names of folders
     if key == BASE or not all(re.fullmatch(r"[\w.-]{1,100}", word) for word in words):
         yield f"key and family are letters, digits, - and _, and no key is {BASE!r}, the SFT model"
-    try:
-        check_kl_form(method.kl_form)
-    except SageError as error:
-        yield str(error)
     beta = make(kinds.Rl, profile.rl_of(key), f"{profile.name}: methods.{key}.rl").beta
     changed = [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
         yield "it guides the anchor, which needs beta > 0"
+    for name in method.policies:
+        if name not in profile.methods or profile.methods[name].rft is None:
+            yield f"it takes the policy of {name!r}, which is no method with rft of this profile"
     if method.guide is not None and method.kl_form == "forward_kl":
         yield "the KL form forward_kl takes no guide"
     if changed and method.guide is not None and needs_entropies(method.guide):

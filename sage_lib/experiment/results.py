@@ -86,6 +86,10 @@ class Results:
         known = method == BASE or method in self.profile.methods
         return self.profile.label(method) if known else method
 
+    def base_of(self, rows: pd.DataFrame) -> pd.Series:
+        """Return the profile whose base each row's run began with."""
+        return rows["run"].str.rpartition("/")[0].replace("", self.name)
+
     def __getattr__(self, name: str) -> Any:
         if name in DOCUMENTS:
             stage, file = DOCUMENTS[name]

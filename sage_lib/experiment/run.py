@@ -36,6 +36,7 @@ class Run:
     method: str = BASE
     seed: int | None = None
     policy: Run | None = None  # whose model it starts from, or measures
+    earlier: tuple[Run, ...] = ()  # of other methods, whose policies it starts from or reads
     #: Parts of ``made_from``, each a function of the run: see :mod:`experiment.made_from`.
     reads: tuple[Callable[[Run], dict[str, Any]], ...] = field(
         default=(), compare=False, repr=False
@@ -60,7 +61,8 @@ class Run:
 
     def anew(self) -> Run:
         """Return the run without its fingerprint, which earlier runs may have changed."""
-        return dataclasses.replace(self, policy=self.policy and self.policy.anew())
+        earlier = tuple(run.anew() for run in self.earlier)
+        return dataclasses.replace(self, policy=self.policy and self.policy.anew(), earlier=earlier)
 
     @property
     def base(self) -> Run:
@@ -110,6 +112,10 @@ class Run:
         if not mark.is_file() or mark.read_text() != self.fingerprint:
             return False
         return (self.build / self.makes).exists() and records.done(self.record, self.fingerprint)
+
+    def begin(self, seed: int, settings: dict[str, Any]) -> records.Record:
+        """Return the record of this run, whose clock starts."""
+        return records.Record(self.stage, self.profile.name, self.fingerprint, seed, settings)
 
     def finish(self, record: records.Record, **extra: Any) -> dict[str, Any]:
         """Write the record, and last of all the mark that makes the stage done."""

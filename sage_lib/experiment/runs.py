@@ -15,7 +15,7 @@ from sage_lib.algorithm.guides import Guide
 from sage_lib.errors import SageError
 from sage_lib.experiment import made_from as parts
 from sage_lib.experiment.made_from import TRACED
-from sage_lib.experiment.profile import BASE, Profile, load_profile
+from sage_lib.experiment.profile import BASE, Method, Profile, load_profile
 from sage_lib.experiment.run import Run, put_aside
 from sage_lib.files import read_json
 
@@ -56,7 +56,19 @@ def entropy_run(profile: Profile) -> Run:
 def rl_run(profile: Profile, method: str, seed: int) -> Run:
     """Return the run of one method (a key of ``profile.methods``) and seed."""
     name, more = f"{method}-s{seed}", {"method": method, "seed": seed}
-    return _new_run(profile, "rl", f"rl/{name}", name, policy=sft_run(profile), **more)
+    earlier = tuple(first_run(profile, key) for key in profile.methods[method].policies)
+    more |= {"policy": start_run(profile, profile.methods[method]), "earlier": earlier}
+    return _new_run(profile, "rl", f"rl/{name}", name, **more)
+
+
+def first_run(profile: Profile, method: str) -> Run:
+    """Return the RL run of a method's first seed."""
+    return rl_run(profile, method, profile.seeds_of(method)[0])
+
+
+def start_run(profile: Profile, method: Method) -> Run:
+    """Return the run whose policy RL of a method starts from."""
+    return sft_run(profile) if method.start is None else first_run(profile, method.start)
 
 
 def rl_runs(profile: Profile) -> list[Run]:

@@ -95,10 +95,17 @@ class Method:
     reward: Literal["accuracy", "valid", "random"] = "accuracy"
     dynamic_sampling: NonNegativeInt = 0  # DAPO: fresh batches at most, for groups without a spread
     reference_reset: NonNegativeInt = 0  # ProRL: steps between resets of the reference; 0: none
+    #: A method with rft whose policy, of its first seed, RL starts from and has as its reference.
+    start: str | None = None
     lora: bool = True  # False: all weights are trained, also where the profile has an rl_lora
     seeds: Seeds | None = None  # of its runs; None is the profile's
     #: Changes of the section ``rft``: rounds of rejection sampling in the place of GRPO.
     rft: dict[str, Any] | None = None
+
+    @property
+    def policies(self) -> list[str]:
+        """Return the methods whose policies it starts from, or its guide reads."""
+        return [name for name in (self.start, (self.guide or {}).get("policy")) if name]
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings for a run record, under the names in published records."""

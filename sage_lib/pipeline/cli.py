@@ -25,12 +25,12 @@ COMMANDS = (
     *("reproduce", "stage", "grid", "dry-run", "figures", "notebooks", "compare", "publish"),
     *("guide-gain", "pass-at-k"),
 )
-#: Modules that are not called as their commands. Each has ``add_arguments`` and ``run_COMMAND``.
+#: Commands whose module has another name. Each module has ``add_arguments`` and ``run_COMMAND``.
 MODULES = {"stage": "stages", "dry-run": "plan", "notebooks": "outputs"}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Read a command line (``sys.argv`` without one) and do what it says.
+    """Read a command line (by default ``sys.argv``) and do what it says.
 
     Bad input ends with one sentence and exit status 1, a misspelt command with argparse's own 2.
     """
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.flush()
     except SageError as error:
         sys.exit(f"error: {error}")
-    except BrokenPipeError:  # the reader of a list, as `head`, has what it wanted
+    except BrokenPipeError:  # as in `sage-companion grid study --dry-run | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         option = " with --resume" if hasattr(options, "resume") else ""

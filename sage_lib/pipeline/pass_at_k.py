@@ -17,9 +17,9 @@ from sage_lib.files import write_text
 from sage_lib.text import count, ranges, table, visible
 
 #: How many unreadable lines are printed; unreadable.csv and the JSON have all.
-SHOWN = 10
+MOST_LINES = 10
 #: How many differences from an expected result are printed.
-DIFFERENT = 3
+MOST_PLACES = 3
 TO_TELL = ("detectable", "problems_to_tell", "seeds_to_tell", "samples_to_tell")
 BOUNDS = ("low", "high", "band_low", "band_high")
 COLUMNS = ("what", "policy", "against", "k", "value", *BOUNDS, "seeds", "problems", "samples")
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help=about)
     about = "what each FILE is compared with; of two FILEs, the second is"
     parser.add_argument("--against", metavar="FILE", help=about)
-    about = "the values of k; without them all, of which powers of 2 are printed"
+    about = "the values of k; default: all, and the text has the powers of 2"
     parser.add_argument("--ks", nargs="+", type=int, metavar="K", help=about)
     about = "which metric, reward or scorer is the verdict, where a file has several"
     parser.add_argument("--metric", help=about)
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threshold", type=float, metavar="SCORE", help=about)
     about = "print the result as JSON, and nothing else"
     parser.add_argument("--json", action="store_true", help=about)
-    about = "fail unless the result is that of FILE, which --json wrote"
+    about = "fail where the result differs from FILE, which --json wrote"
     parser.add_argument("--expect", type=Path, metavar="FILE", help=about)
     about = "also write pass_at_k.csv, pass_at_k.json and the figure into this folder"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=about)
@@ -62,9 +62,9 @@ def run_pass_at_k(options: argparse.Namespace) -> None:
     else:
         print(visible(described(result, all_ks=bool(options.ks))))
     if options.out:
-        made = _write(stored, options.out)
+        paths = _write(stored, options.out)
         if not options.json:
-            print("\nwritten:", visible(", ".join(str(path) for path in made)))
+            print("\nwritten:", visible(", ".join(str(path) for path in paths)))
     if options.expect:
         _expect(stored, options.expect)
         if not options.json:
@@ -76,25 +76,27 @@ def _expect(result: dict[str, Any], path: Path) -> None:
         expected = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SageError(f"--expect {path} cannot be read ({error}): --json writes it") from None
-    apart = passk_comparison.differing(json.loads(json.dumps(result)), expected)
-    if apart:
-        more = f"; and {len(apart) - DIFFERENT} more" if len(apart) > DIFFERENT else ""
-        first = "; ".join(apart[:DIFFERENT])
+    places = passk_comparison.differing(json.loads(json.dumps(result)), expected)
+    if places:
+        more = f"; and {len(places) - MOST_PLACES} more" if len(places) > MOST_PLACES else ""
+        first = "; ".join(places[:MOST_PLACES])
         raise SageError(f"the result is not the one in {path.name}: {first}{more}")
 
 
 def described(result: dict[str, Any], all_ks: bool) -> str:
-    """Return a result as text: what was read, the curves, and the differences."""
+    """Return a result as text: the files, the curves, and the differences."""
     files = [file for side in result["policies"] for file in side["files"]]
     parts = ["\n".join(map(_file, files))] if files else []
-    lost = [line for side in result["policies"] for line in side["unreadable"]]
-    named = [f"  {Path(x['file']).name}, line {x['line']} {x['reason']}" for x in lost[:SHOWN]]
-    if len(lost) > SHOWN:
-        named.append(f"  and {len(lost) - SHOWN} more lines, which --json and --out write")
+    lines = [line for side in result["policies"] for line in side["unreadable"]]
+    named = [
+        f"  {Path(x['file']).name}, line {x['line']} {x['reason']}" for x in lines[:MOST_LINES]
+    ]
+    if len(lines) > MOST_LINES:
+        named.append(f"  and {len(lines) - MOST_LINES} more lines, which --json and --out write")
     parts[-1:] = ["\n".join([*parts[-1:], *named])]
     parts += ["\n".join(f"Note: {note}." for note in result["notes"])] if result["notes"] else []
     ks = result["ks"]
-    # A dense grid is printed at the powers of 2.
+    # Of all k only the powers of 2 are printed.
     places = [i for i, k in enumerate(ks) if all_ks or k & (k - 1) == 0]
     names = ["policy", "k", "pass@k", "low", "high", "seeds", "problems", "samples"]
     rows = []
@@ -154,7 +156,7 @@ def _crossing(crossing: dict[str, Any], ks: Sequence[int]) -> str:
 
 
 def _shown(number: float | str | None, name: str = "") -> str:
-    """Write a dash for what is not known, and whole numbers without a fraction."""
+    """Write a number with 3 digits, a count without a fraction, and None as a dash."""
     if number is None or isinstance(number, str):
         return number or "-"
     return f"{number:.0f}" if name.endswith("_to_tell") else f"{number:.3g}"
@@ -166,36 +168,30 @@ def _write(result: dict[str, Any], folder: Path) -> list[Path]:
     for side in result["policies"]:
         size = {name: side[name] for name in ("seeds", "problems", "samples")}
         columns = (result["ks"], side["pass_at_k"], side["low"], side["high"])
-        for k, value, low, high in zip(*columns, strict=True):
-            numbers_of_k = {
-                "policy": side["policy"],
-                "k": k,
-                "value": value,
-                "low": low,
-                "high": high,
-            }
-            rows.append({"what": "pass@k", **numbers_of_k, **size})
+        for numbers in zip(*columns, strict=True):
+            of_k = dict(zip(("k", "value", "low", "high"), numbers, strict=True))
+            rows.append({"what": "pass@k", "policy": side["policy"], **of_k, **size})
     for pair in result["differences"]:
         size = {name: pair[name] for name in ("policy", "against", "seeds", "problems", "samples")}
         for i, k in enumerate(result["ks"]):
-            numbers = {name: pair[name][i] for name in (*BOUNDS, *TO_TELL)}
-            numbers_of_k = {"what": "difference", "k": k, "value": pair["difference"][i]}
-            rows.append({**numbers_of_k, **size, **numbers})
+            of_k = {name: pair[name][i] for name in (*BOUNDS, *TO_TELL)}
+            row = {"what": "difference", "k": k, "value": pair["difference"][i]}
+            rows.append({**row, **size, **of_k})
         crossing = pair["crossing"]
         if crossing["k"] is not None:
             size |= {"policy": crossing["up"], "against": crossing["down"]}
         ends = {"value": crossing["k"], "low": crossing["low"], "high": crossing["high"]}
         rows.append({"what": "crossing", **size, **ends})
-    made = [write_text(folder / "pass_at_k.csv", _csv([*COLUMNS, *TO_TELL], rows))]
-    made.append(write_text(folder / "pass_at_k.json", json.dumps(result, indent=1) + "\n"))
+    paths = [write_text(folder / "pass_at_k.csv", _csv([*COLUMNS, *TO_TELL], rows))]
+    paths.append(write_text(folder / "pass_at_k.json", json.dumps(result, indent=1) + "\n"))
     (folder / "unreadable.csv").unlink(missing_ok=True)  # of an earlier call
-    lost = [line for side in result["policies"] for line in side["unreadable"]]
-    if lost:
-        made.append(write_text(folder / "unreadable.csv", _csv(["file", "line", "reason"], lost)))
-    # Drawing takes longer to load than all else.
+    lines = [line for side in result["policies"] for line in side["unreadable"]]
+    if lines:
+        paths.append(write_text(folder / "unreadable.csv", _csv(["file", "line", "reason"], lines)))
+    # Imported late: matplotlib takes longer to load than all else.
     figures = importlib.import_module("sage_lib.report.passk_figure")
-    made += figures.save(result, folder)
-    return made
+    paths += figures.save(result, folder)
+    return paths
 
 
 def _csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:

@@ -246,13 +246,13 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
 def asked_and_graded(profile: Profile) -> pd.DataFrame:
     """List what a model is asked, how its answer is read and how evaluation samples: columns what,
     and how."""
-    evaluation, turns = profile.evaluation, prompts.messages("QUESTION")
+    evaluation = profile.evaluation
     prompts.chat_template(profile.model.prompt, of_model="its own")  # refuses what is no prompt
     own_template = f"the chat template of {profile.model.name} around"
-    system = f"{own_template} system: {turns[0]['content']}; user: QUESTION"
+    paper = f"{prompts.SYSTEM_PROMPT}<END>QUESTION{prompts.WORK_START}"
     prompt = {
-        "paper": prompts.rendered(turns, end="<END>") + " (<END>: the tokenizer's end of text)",
-        "system": system,
+        "paper": f"{paper} (<END>: the tokenizer's end of text)",
+        "system": f"{own_template} system: {prompts.SYSTEM_PROMPT}; user: QUESTION",
         "model": f"{own_template} user: QUESTION",
     }.get(profile.model.prompt, profile.model.prompt)
     answer = f"in the last {prompts.SOLUTION_START}...{prompts.SOLUTION_END}"

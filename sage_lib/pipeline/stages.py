@@ -61,6 +61,7 @@ def jobs_of(profile: Profile, names: Collection[str]) -> list[RunJob]:
         for run in stage.runs(profile):
             pairs = {(run.method, run.seed), (BASE, None)}
             needs = {(profile.name, name, *pair) for name in stage.needs.split() for pair in pairs}
+            needs |= {(profile.name, "rl", other.method, other.seed) for other in run.earlier}
             job = RunJob(profile, stage, run, frozenset(needs & by_key.keys()))
             by_key[job.key] = job
     return list(by_key.values())

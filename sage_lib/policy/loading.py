@@ -183,13 +183,13 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def weights_mark(model: torch.nn.Module, size: int = 1024) -> str:
-    """Return the hash (12 hex digits) of some ``size`` values of each parameter and buffer."""
+def weights_mark(model: torch.nn.Module) -> str:
+    """Return the hash (12 hex digits) of some 1,024 values of each parameter and buffer."""
     sha256 = hashlib.sha256()
     for name, values in model.state_dict().items():
         sha256.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
         flat = values.detach().flatten()
         if flat.numel() and not flat.is_meta:
-            some = flat[:: max(1, flat.numel() // size)].contiguous()
+            some = flat[:: max(1, flat.numel() // 1024)].contiguous()
             sha256.update(some.view(torch.uint8).cpu().numpy().tobytes())
     return sha256.hexdigest()[:12]

@@ -27,14 +27,8 @@ def prefix_engine(
     problems: Sequence[Problem],
     sampling: Sampling,
 ) -> Engine:
-    """Return an engine that draws, up to rounding, the samples of ``transformers_engine``.
-
-    Args:
-        model: the policy.
-        tokenizer: of the policy.
-        problems: of which samples are drawn.
-        sampling: how they are drawn.
-    """
+    """Return an engine that draws, up to rounding, the samples of ``transformers_engine``, whose
+    arguments it has."""
     prompts = [loading.encode(tokenizer, problem.question) for problem in problems]
     ends = end_tokens(model, tokenizer)
     is_end = torch.as_tensor(ends, device=model.device)

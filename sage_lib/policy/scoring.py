@@ -131,7 +131,7 @@ def valid_probabilities(
         valid = task_of(problem.task).completions(problem)
         for number, (way, *worked) in enumerate(valid):
             rows.append((problem.dataset, problem.id, way, number))
-            turns.append((prompt, _conversation(tokenizer, problem.question, *worked)))
+            turns.append((prompt, conversation_ids(tokenizer, problem.question, *worked)))
     by_length = sorted(range(len(turns)), key=lambda place: -len(turns[place][1]))
     longest = len(turns[by_length[0]][1]) if turns else 1
     at_a_time = min(64, max(1, LOGITS // (longest * model.config.vocab_size)))
@@ -151,10 +151,17 @@ def valid_probabilities(
     return pd.DataFrame(table, columns=[*named, *(f"logp_{t}" for t in tempered)])
 
 
-def _conversation(
+def conversation_ids(
     tokenizer: PreTrainedTokenizerBase, question: str, working: str, answer: str
 ) -> list[int]:
-    """Return the token ids of prompt and answer, end token included, as SFT reads them."""
+    """Return the token ids of a worked answer after its prompt, as SFT reads them.
+
+    Args:
+        tokenizer: of the policy.
+        question: of the problem.
+        working: the work.
+        answer: the answer; the end token follows it.
+    """
     turn = {"role": "assistant", "content": prompts.answer_turn(working, answer)}
     turns = [*prompts.messages(question), turn]
     return list(tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"])

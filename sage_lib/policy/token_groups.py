@@ -40,15 +40,15 @@ def kinds(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return ["format" if i in special else kind(tokenizer.decode([i])) for i in ids]
 
 
-def largest(values: Sequence[float] | np.ndarray, share: float = TOP) -> np.ndarray:
-    """Return whether each value is among the largest ``share``, shape (values,).
+def largest(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return whether each value is among the largest, a share of TOP; shape (values,).
 
     The share is rounded up. Of equal values the first counts as larger.
     """
     numbers = np.asarray(values, dtype=np.float64)
     is_large = np.zeros(len(numbers), dtype=bool)
     order = np.argsort(-numbers, kind="stable")
-    is_large[order[: int(np.ceil(share * len(numbers) - 1e-9))]] = True
+    is_large[order[: int(np.ceil(TOP * len(numbers) - 1e-9))]] = True
     return is_large
 
 

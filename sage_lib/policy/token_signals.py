@@ -67,14 +67,14 @@ def summary(values: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def branching_factor(probabilities: torch.Tensor, mass: float = 0.95) -> torch.Tensor:
+def branching_factor(probabilities: torch.Tensor) -> torch.Tensor:
     """Return the rollout branching factor (exploration report, 2.2), whole numbers of shape (...).
 
-    It is the number of tokens, likeliest first, that together hold ``mass``. ``probabilities`` have
-    shape (..., vocabulary).
+    It is the number of tokens, likeliest first, that together hold 95 % of the mass.
+    ``probabilities`` have shape (..., vocabulary).
     """
     ordered = probabilities.double().sort(-1, descending=True).values
-    return (ordered.cumsum(-1) < mass - 1e-12).sum(-1) + 1
+    return (ordered.cumsum(-1) < 0.95 - 1e-12).sum(-1) + 1
 
 
 def kept_mass(log_pi: torch.Tensor, min_p: float) -> torch.Tensor:

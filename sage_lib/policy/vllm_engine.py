@@ -20,9 +20,9 @@ def vllm_engine(
     problems: Sequence[Problem],
     sampling: Sampling,
 ) -> Engine:
-    """Start vLLM. It takes a GPU's memory until it is closed.
+    """Start vLLM. It holds a GPU's memory until its engine is closed.
 
-    The same sample comes again only for the same version and batch.
+    Another version of vLLM, or another batch, may draw other samples.
 
     Args:
         folder: of a model, or of an adapter.
@@ -33,8 +33,8 @@ def vllm_engine(
     Returns:
         The engine.
     """
-    # vLLM forks its engine unless torch says that the GPU is in use. This process has asked CUDA
-    # for its GPUs, which torch does not call use; but what is forked after that cannot use them.
+    # By default vLLM forks its engine's process. This process has already asked CUDA for its GPUs,
+    # and a fork of such a process cannot use them.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     try:
         from vllm import LLM, SamplingParams
@@ -50,12 +50,12 @@ def vllm_engine(
         from vllm.lora.request import LoRARequest
 
         rank = read_json(folder / "adapter_config.json")["r"]
-        kernels = (8, 16, 32, 64, 128, 256, 512)  # the ranks that vLLM has
-        keywords |= {"enable_lora": True, "max_lora_rank": min(r for r in kernels if r >= rank)}
+        ranks = (8, 16, 32, 64, 128, 256, 512)  # of vLLM's kernels
+        keywords |= {"enable_lora": True, "max_lora_rank": min(r for r in ranks if r >= rank)}
         adapter = LoRARequest("policy", 1, str(folder))
         weights = f"{loading.weights_hash(base)}+{weights}"
     llm = LLM(model=str(base or folder), **keywords, **(sampling.vllm or {}))
-    common = {
+    options = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
@@ -68,7 +68,7 @@ def vllm_engine(
     def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
         requests = [{"prompt_token_ids": prompts[place]} for place, _ in batch]
         seeds = [sample_seed(sampling.seed, problems[place], number) for place, number in batch]
-        parameters = [SamplingParams(**common, seed=seed) for seed in seeds]
+        parameters = [SamplingParams(**options, seed=seed) for seed in seeds]
         samples = []
         for output in llm.generate(requests, parameters, use_tqdm=False, lora_request=adapter):
             drawn = output.outputs[0]
@@ -77,5 +77,5 @@ def vllm_engine(
         return samples
 
     made_from = fingerprints("vllm", weights, prompts, sampling, end, vllm=sampling.vllm or {})
-    # 4096 requests at once are minutes of work, and a killed run loses no more.
+    # A killed run loses the work of one call: 4096 requests take minutes.
     return Engine(draw, made_from, 4096, llm.llm_engine.engine_core.shutdown)

@@ -289,18 +289,18 @@ def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float
     return float(f"{10**high:.4g}")  # fewer digits than the search leaves open
 
 
-def holm(rates: Sequence[float], total: float = 0.05) -> list[float]:
+def holm(rates: Sequence[float]) -> list[float]:
     """Return the error rate that is allowed for each of several outcomes.
 
     An outcome stands if its error rate is not above the allowed rate. All that stand are right with
-    probability 1 - `total`. Holm 1979, Scand. J. Statist. 6, 65-70: in rising order of their
-    rates, each is allowed `total` over the number of those left. From the first that fails on, all
+    probability 0.95. Holm 1979, Scand. J. Statist. 6, 65-70: in rising order of their rates,
+    each is allowed 0.05 over the number of those left. From the first that fails on, all
     are allowed the rate at which it failed.
     """
-    allowed, left = [total] * len(rates), len(rates)
+    allowed, left = [0.05] * len(rates), len(rates)
     for place in np.argsort(rates, kind="stable"):
-        allowed[place] = total / left
-        left -= rates[place] <= total / left
+        allowed[place] = 0.05 / left
+        left -= rates[place] <= 0.05 / left
     return allowed
 
 

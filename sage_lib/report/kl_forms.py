@@ -24,7 +24,7 @@ FORMS = {
 }
 
 
-def fixed_points(beta: float = BETA, threshold: float = THRESHOLD) -> pd.DataFrame:
+def fixed_points() -> pd.DataFrame:
     """Return where each form comes to rest on the tree of Appendix C, with a guide of the state and
     without.
 
@@ -32,7 +32,7 @@ def fixed_points(beta: float = BETA, threshold: float = THRESHOLD) -> pd.DataFra
     success with the guide, rare with the guide (NaN where no guide is taken).
     """
     tree, log_reference, reward = two_path.branch_tree()
-    guide = objectives.log_guide(tree, "state", log_reference, threshold)
+    guide = objectives.log_guide(tree, "state", log_reference, THRESHOLD)
     rows = []
     for form, estimator in FORMS.items():
         row: list[str | float] = [form]
@@ -46,7 +46,7 @@ def fixed_points(beta: float = BETA, threshold: float = THRESHOLD) -> pd.DataFra
                     raise SageError("k1 as a loss has a gradient: correct the estimator")
                 row += [1.0, np.nan]
                 continue
-            at_rest = estimators.fixed_point(tree, estimator, reward, log_reference, beta, log_q)
+            at_rest = estimators.fixed_point(tree, estimator, reward, log_reference, BETA, log_q)
             probabilities = tree.completion_probabilities(at_rest)
             row += [float(probabilities @ reward), float(probabilities[1])]
         rows.append(row)

@@ -141,13 +141,12 @@ def by_base(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
     high (95 % over seeds and problems), seeds, outcome (at 95 %, by the margin of all bases).
     """
     trained = results.runs[results.runs["method"] != BASE].dropna(subset="seed")
-    profiles = trained["run"].str.rpartition("/")[0].replace("", results.name)
     rows = []
     for primary in compared.dropna(subset="error_rate").to_dict("records"):
         by_method, metric = values(results, primary["metric"]), primary["metric"]
         pair = [by_method[primary[side]] for side in ("method", "against")]
         names = {name: primary[name] for name in ("claim", "by", "metric", "method", "against")}
-        for base, seeds in trained.groupby(profiles, sort=False)["seed"]:
+        for base, seeds in trained.groupby(results.base_of(trained), sort=False)["seed"]:
             ours, theirs = (side.at_seeds(seeds) for side in pair)
             row = _row(ours, theirs, metric)
             outcome = inference.row_outcome(primary["expects"], row, primary["margin"])

@@ -14,27 +14,31 @@ from sage_lib.experiment.results import Results
 from sage_lib.files import SAME, write_text
 from sage_lib.report.style import STYLE, described, save_figure
 
-#: Columns with keys of methods, in whose place labels are displayed.
+#: Columns with keys of methods. Tables display the methods' labels.
 KEYS = ("method", "against")
 #: Rows that are displayed at once; the others are folded below them.
 ROWS = 8
 
 
 class Page:
-    """Displays and saves the figures and tables of results, or of the theory ("theory").
+    """Displays and saves the figures and tables of a notebook.
 
     Figures go to figures/<name>, tables to data/published/<name>. For your own results they go to
     results/figures/<name> and results/measured/<name>.
+
+    Args:
+        results: of a profile; or a name, such as "theory", for a notebook without results.
+        own: of a name: whether its files go to results/.
     """
 
     def __init__(self, results: Results | str, own: bool = False) -> None:
-        self.study = None if isinstance(results, str) else results
+        self.results = None if isinstance(results, str) else results
         self.name = results if isinstance(results, str) else results.name
         self.published = not (own if isinstance(results, str) else results.own)
         plt.rcParams.update(STYLE)  # of all figures of the notebook
 
     def show(self, figure: Figure, name: str | None = None) -> None:
-        """Display a figure, and under a name save it as <name>.png and <name>.pdf."""
+        """Display a figure. With a name it is also saved, as <name>.png and <name>.pdf."""
         if name is not None:
             save_figure(figure, name, paths.figures(self.name, self.published))
         plt.close(figure)  # an open figure would be displayed again at the end of the cell
@@ -48,7 +52,7 @@ class Page:
         Args:
             frame: the table.
             precision: decimals of floats.
-            rows: the rows after these are folded.
+            rows: displayed at once; the others are folded.
             formats: of columns, as in `share="{:.1%}"`.
         """
         shown = self._labelled(frame)
@@ -64,7 +68,6 @@ class Page:
         self,
         frame: pd.DataFrame,
         name: str,
-        precision: int = 3,
         shown: pd.DataFrame | None = None,
         **formats: str,
     ) -> None:
@@ -75,26 +78,25 @@ class Page:
         Args:
             frame: the table.
             name: of the file.
-            precision: decimals of displayed floats.
-            shown: a table that is displayed in its place.
+            shown: the table to display; None for ``frame``.
             formats: of displayed columns.
         """
         text = frame.to_csv(index=False, float_format="%.10g")
         path = paths.measured(self.name, self.published) / f"{name}.csv"
-        if not _says(path, text):
+        if not _has_cells(path, text):
             write_text(path, text)
-        self.table(frame if shown is None else shown, precision, ROWS, **formats)
+        self.table(frame if shown is None else shown, **formats)
 
     def _labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
-        if self.study is None:
+        if self.results is None:
             return frame
-        label = self.study.label
+        label = self.results.label
         shown = frame.assign(**{name: frame[name].map(label) for name in KEYS if name in frame})
         return shown.rename(index=label) if shown.index.name in KEYS else shown
 
 
-def _says(path: Path, text: str) -> bool:
-    """Return whether a table's file has these cells already, but for the rounding of fractions."""
+def _has_cells(path: Path, text: str) -> bool:
+    """Return whether a CSV file has the cells of a CSV text, up to the rounding of fractions."""
     try:
         stored, new = (
             pd.read_csv(source, keep_default_na=False, na_values=[""])
@@ -110,19 +112,19 @@ def _says(path: Path, text: str) -> bool:
 def _styled(shown: pd.DataFrame, precision: int, formats: dict[str, str]) -> Styler:
     numbered = not any(shown.index.names)
     if not numbered and shown.index.nlevels == shown.columns.nlevels == 1:
-        # The index's name in one row with the columns' names; pandas gives it another row.
+        # Pandas would write the index's name into a second row of headings.
         shown = shown.rename_axis(index=None, columns=shown.index.name)
-    present = {name: format for name, format in formats.items() if name in shown}
+    used = {name: format for name, format in formats.items() if name in shown}
     style = Styler(shown.reset_index(drop=True) if numbered else shown, cell_ids=False)
-    # Labels come from profiles and data files: none may be HTML to the page.
-    text: dict[str, Any] = {"escape": "html"}
-    style = style.format(present, precision=precision, na_rep="", **text)
-    style = style.hide(axis="index") if numbered else style.format_index(_plain, axis=0, **text)
-    style = style.format_index(_plain, axis=1, **text)
-    style = style.format_index_names(axis=0, **text).format_index_names(axis=1, **text)
-    words = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
+    # Labels come from profiles and data files: HTML in them is escaped.
+    escape: dict[str, Any] = {"escape": "html"}
+    style = style.format(used, precision=precision, na_rep="", **escape)
+    style = style.hide(axis="index") if numbered else style.format_index(_plain, axis=0, **escape)
+    style = style.format_index(_plain, axis=1, **escape)
+    style = style.format_index_names(axis=0, **escape).format_index_names(axis=1, **escape)
+    texts = [c for c, kind in shown.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
     left = [{"selector": "", "props": [("text-align", "left"), ("white-space", "pre-wrap")]}]
-    return style.set_table_styles(dict.fromkeys(words, left))
+    return style.set_table_styles(dict.fromkeys(texts, left))
 
 
 def _plain(label: Any) -> str:

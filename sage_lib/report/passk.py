@@ -41,17 +41,17 @@ def probabilities(results: Results, ood: bool | None = False) -> pd.DataFrame:
     """Return the probability of a valid sample, for each problem and evaluated policy: a row each.
 
     Columns run, method, seed, dataset, problem, valid, common, rare. The last two are the
-    probabilities of the two ways. SageError for a profile without an exact task.
+    probabilities of the two ways of countdown. SageError for a profile without an exact task.
     """
     if not results.profile.exact:
         raise SageError(f"{results.name} has no countdown data or graphs, of which pass@k is exact")
     table = of_sets(results.support, results.profile, ood)
     keys = ["run", "method", "seed", *PROBLEM]
-    mass = table.assign(mass=np.exp(table["logp"]), way=table["way"].map(WAYS))
+    mass = table.assign(mass=np.exp(table["logp"]), way=table["way"].map(WAYS).fillna("other"))
     by_way = mass.groupby([*keys, "way"], sort=False, dropna=False)["mass"].sum().unstack("way")
-    ways = by_way.reindex(columns=["common", "rare"]).fillna(0.0).reset_index()
-    rows = table[keys].drop_duplicates().merge(ways, on=keys)
-    return rows.assign(valid=(rows["common"] + rows["rare"]).clip(upper=1.0))
+    ways = by_way.reindex(columns=["common", "rare"]).fillna(0.0)
+    ways = ways.assign(valid=by_way.sum(axis=1).clip(upper=1.0)).reset_index()
+    return table[keys].drop_duplicates().merge(ways, on=keys)
 
 
 def exact(

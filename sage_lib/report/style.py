@@ -6,7 +6,7 @@ Markers and dashes distinguish methods in grey print.
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -142,6 +142,26 @@ def error_bar(
         axis.errorbar(at, mean, yerr=lengths, capsize=3, **points(keywords))
 
 
+def bases(
+    axis: Axes, at: float, bounds: Iterable[Sequence[float]], step: float = 0.28, **keywords: Any
+) -> None:
+    """Draw each base alone beside a horizontal interval: < is the first base, > the second.
+
+    Args:
+        axis: to draw on.
+        at: place of the interval of all bases; a single base is not drawn again.
+        bounds: (mean, low, high) of each base; NaN bounds draw no interval.
+        step: from one interval to the next.
+        keywords: of `plot`.
+    """
+    rows = list(bounds)
+    for place, (marker, (mean, low, high)) in enumerate(zip("<>", rows, strict=False), 1):
+        if len(rows) > 1:
+            y, look = at + place * step, {"linewidth": 0.6, "markersize": 2.5, **keywords}
+            axis.plot([low, high], [y, y], **line(look))
+            axis.plot(mean, y, **points({**look, "marker": marker, "markerfacecolor": "none"}))
+
+
 def forest(
     axis: Axes, rows: pd.DataFrame, label: Callable[[str], str], shift: float = 0, **keywords: Any
 ) -> None:
@@ -176,9 +196,9 @@ def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **keywords: 
     axis.fill_between(x, low, high, color=keywords["color"], alpha=0.15, linewidth=0)
 
 
-def steps(axis: Axes, name: str = "RL step") -> None:
+def steps(axis: Axes) -> None:
     """Make x an axis of whole steps."""
-    axis.set_xlabel(name)
+    axis.set_xlabel("RL step")
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 

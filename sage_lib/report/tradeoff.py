@@ -34,15 +34,11 @@ def beta_of(profile: Profile, method: str) -> float:
     return float(profile.rl_of(method)["beta"]) if by_rl else np.nan
 
 
-def curve_methods(
-    profile: Profile, present: Iterable[str] | None = None, anchor: str = "k3"
-) -> list[str]:
+def curve_methods(profile: Profile, present: Iterable[str] | None = None) -> list[str]:
     """Return the methods that differ from the baseline, GRPO, in beta alone, by rising beta.
 
-    Args:
-        profile: has the methods. Of several methods with the same beta the first counts.
-        present: the methods to select from; None for all.
-        anchor: of the methods; at beta 0 any anchor.
+    Of several methods with the same beta the first counts. ``present``: the methods to select from;
+    None for all.
     """
 
     def without_beta(key: str) -> Method:
@@ -54,7 +50,7 @@ def curve_methods(
     by_beta: dict[float, str] = {}
     for key in (key for key in profile.methods if key in selected):
         beta = beta_of(profile, key)
-        anchored = profile.methods[key].kl_form == anchor or beta == 0
+        anchored = profile.methods[key].kl_form == "k3" or beta == 0
         if anchored and without_beta(key) == without_beta(profile.baseline):
             by_beta.setdefault(beta, key)
     return [by_beta[beta] for beta in sorted(by_beta)]
@@ -84,13 +80,8 @@ def points(results: Results, ks: Sequence[int] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def positions(
-    results: Results,
-    methods: Iterable[str] | None = None,
-    anchor: str = "k3",
-    ks: Sequence[int] = AXES,
-) -> pd.DataFrame:
-    """Return the position of methods relative to GRPO's curve in two values of pass@k: a row each.
+def positions(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame:
+    """Return the position of methods relative to GRPO's curve in pass@1 and pass@256: a row each.
 
     Each of GRPO's points (on_front) is compared with the line without it, like any other method,
     and with a bound of 0. So these rows show how often GRPO itself is outside. The bound of the
@@ -102,8 +93,6 @@ def positions(
     Args:
         results: of the methods.
         methods: None for all.
-        anchor: of the methods on the curve.
-        ks: the two k.
 
     Returns:
         A row for each method:
@@ -120,12 +109,12 @@ def positions(
 
         SageError for a curve of fewer than two points.
     """
-    profile, values = results.profile, passk.exact(results, ks)
-    curve = curve_methods(profile, values, anchor)
+    profile, values = results.profile, passk.exact(results, AXES)
+    curve = curve_methods(profile, values)
     if len(curve) < 2:
         raise SageError(
-            f"profile {results.name} has {len(curve)} evaluated points of GRPO's trade-off curve "
-            f"at the anchor {anchor}: a curve needs two or more values of beta"
+            f"profile {results.name} has {len(curve)} evaluated points of GRPO's trade-off curve, "
+            "which needs two or more values of beta"
         )
 
     def against_line(method: str, bound: float = 0.0) -> dict[str, Any]:

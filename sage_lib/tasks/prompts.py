@@ -78,19 +78,6 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
-def rendered(turns: list[dict[str, str]], end: str) -> str:
-    """Return turns as the paper's template writes them, up to the marker that opens the work.
-
-    Args:
-        turns: as :func:`messages` returns them.
-        end: the tokenizer's end of text.
-    """
-    import jinja2  # a package of training; this module is read without it
-
-    template = jinja2.Template(CHAT_TEMPLATE)
-    return template.render(messages=turns, eos_token=end, add_generation_prompt=True)
-
-
 def split_completion(text: str) -> tuple[list[str], list[str] | None]:
     """Return the words of the work, and of an answer that stands alone in its markers, if any."""
     work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)

@@ -1,5 +1,5 @@
 """Public data sets by name: fetched at a pinned revision, or read from a local folder with the same
-files. Checksums decide.
+files. Checksums of the files are compared.
 
 Set ``SAGE_DATA`` to a folder with the files that :data:`SOURCES` names. Missing files are fetched.
 """
@@ -40,7 +40,7 @@ class File:
 
 @plain_dataclass(frozen=True)
 class Hub:
-    """A set read by the package datasets or from a JSON-lines export; its rows are counted."""
+    """A set read by the package datasets or from a JSON-lines export. It has no checksum."""
 
     local: str
     repository: str
@@ -69,7 +69,7 @@ def _is_level_5(row: dict) -> bool:
 
 
 def _whole_answer(row: dict) -> object:
-    """The answer; 27.0 as 27."""
+    """Return the answer, and 27 for 27.0."""
     value = row["answer"]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -80,15 +80,15 @@ def _after_hashes(row: dict) -> str:
 
 
 def _minerva(row: dict) -> str | None:
-    """The last box of the solution; Python, two formulas and unit-like variables are mended."""
+    """Return the last box of the solution, with mistakes of the data set corrected."""
     gold = last_boxed(row["solution"])
-    for written, meant in (
+    for wrong, corrected in (
         ("np.", "\\"),
         ("$ $", ""),
         (r"\frac{37}{4} m", r"\frac{37 m}{4}"),
         (r"\frac{1}{\sqrt{2}}c", r"\frac{c}{\sqrt{2}}"),
     ):
-        gold = gold and gold.replace(written, meant)
+        gold = gold and gold.replace(wrong, corrected)
     return gold
 
 
@@ -165,10 +165,10 @@ class PublicSet(Task):
 
     HAS_REVISIONS: ClassVar[bool] = True
 
-    only: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # ids that are taken
+    only: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # ids of problems
 
     def stream(self, seed: int, exclude: frozenset[str], revision: str | None) -> Iterator[Problem]:
-        """Yield the problems in file order, or the ones that ``only`` names."""
+        """Yield the problems in file order: all, or those in ``only``."""
         problems = [p for p in load(self.name, revision) if p.question not in exclude]
         if self.only is not None:
             unknown = sorted(set(self.only) - {p.id for p in problems})
@@ -178,8 +178,9 @@ class PublicSet(Task):
         return iter(problems)
 
     def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
-        """Yield the worked answers that are numbers; Args are as in :meth:`Task.worked`."""
-        return (e for e in super().worked(problems, rows, seed) if _is_number(e.answer))
+        """Yield the demonstrations whose answer is a number. Args are as in :meth:`Task.worked`."""
+        shown = super().worked(problems, rows, seed)
+        return (row for row in shown if _is_number(row.answer))
 
     def could_draw(self, problem: Problem) -> bool:
         """Return False: no problem is left out of a published set."""
@@ -199,10 +200,10 @@ def load(name: str, revision: str | None = None) -> list[Problem]:
 
     Args:
         name: a key of :data:`SOURCES`.
-        revision: in place of the pinned one.
+        revision: None for the pinned one, whose checksum and number of problems are known.
 
     Returns:
-        Its problems. SageError where checksum or size differ, unless there is a ``revision``.
+        Its problems. SageError where they differ from what is known.
     """
     source, problems, ids = SOURCES[name], list[Problem](), set[str]()
     for place, row in (line for part in source.parts for line in _rows(part, revision)):
@@ -230,9 +231,9 @@ def _cached(file: File, revision: str | None) -> Path:
 def _local_path(part: File | Hub, revision: str | None) -> Path | None:
     """Return the part's file in the folder ``SAGE_DATA``, or from an earlier fetch, if any."""
     folder = os.environ.get("SAGE_DATA")
-    paths = [Path(folder) / part.local] if folder and revision is None else []
-    paths += [_cached(part, revision)] if isinstance(part, File) else []
-    return next((path for path in paths if path.is_file()), None)
+    candidates = [Path(folder) / part.local] if folder and revision is None else []
+    candidates += [_cached(part, revision)] if isinstance(part, File) else []
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def _rows(part: File | Hub, revision: str | None) -> list[Line]:
@@ -257,7 +258,7 @@ def _fetch(file: File, revision: str | None) -> bytes:
     try:
         with urlopen(url, timeout=30) as answer:
             return bytes(answer.read())
-    except (OSError, HTTPException) as error:  # HTTPException: an answer that broke off
+    except (OSError, HTTPException) as error:  # HTTPException: the connection broke off
         raise SageError(
             f"the data file {file.local} could not be fetched from {url} ({error}): "
             "connect to the network, or set SAGE_DATA to a folder that holds it"

@@ -18,12 +18,10 @@ import json
 import logging
 import random
 import re
-import signal
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
-from types import FrameType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -34,6 +32,7 @@ from sage_lib.tasks import verifier as verifiers
 from sage_lib.tasks.problem import Demonstration, Problem
 from sage_lib.tasks.task import STRICT, Task, distinct_problems
 from sage_lib.tasks.verifier import LENGTH_LIMIT
+from sage_lib.tasks.worker import TimeUp, limited
 from sage_lib.validation import pick
 
 #: Entries that one seed makes; some data sets plan all of them at once.
@@ -155,10 +154,12 @@ def score(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     Returns:
         The score; 0 where the scorer fails at the answer, or takes longer than the limit.
     """
+    # Alarms reach the first thread alone: in another one there is no limit.
+    is_first = threading.current_thread() is threading.main_thread()
     try:
-        with _limited():
+        with limited(LIMIT) if is_first else contextlib.nullcontext():
             return float(dataset.score_answer(answer, entry))
-    except _TimeUp:
+    except TimeUp:
         logging.getLogger(__name__).warning(
             "the scorer of %s took more than %g s for the answer %r, which counts as wrong",
             type(dataset).__name__, LIMIT, answer,
@@ -166,29 +167,6 @@ def score(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     except Exception:  # whatever a scorer trips over in an answer that it cannot read
         pass
     return 0.0
-
-
-class _TimeUp(BaseException):
-    """The alarm raises it, and ``except Exception`` does not catch it."""
-
-
-@contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    """Raise _TimeUp after the limit of processor time; in another thread than the first, never."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def time_up(number: int, frame: FrameType | None) -> None:
-        raise _TimeUp
-
-    before = signal.signal(signal.SIGPROF, time_up)
-    signal.setitimer(signal.ITIMER_PROF, LIMIT)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 @lru_cache(maxsize=16)

@@ -17,6 +17,7 @@ from sage_lib.errors import SageError
 from sage_lib.tasks import verifier as verifiers
 from sage_lib.tasks.problem import Demonstration, Problem
 from sage_lib.tasks.verifier import Verifier
+from sage_lib.validation import default_of
 
 #: How pydantic checks settings: it converts nothing, and takes nothing unknown.
 STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -60,9 +61,8 @@ class Task(ABC):
         """Return the settings that differ from their defaults, the name first."""
         changed = {"name": self.name}
         for field in dataclasses.fields(self):
-            factory, value = field.default_factory, getattr(self, field.name)
-            default = field.default if factory is dataclasses.MISSING else factory()
-            if field.name not in self.FILLED and value != default:
+            value = getattr(self, field.name)
+            if field.name not in self.FILLED and value != default_of(field):
                 changed[field.name] = value
         return changed
 
@@ -294,23 +294,15 @@ class ExactTask(Task):
         return {"valid": way is not None, "unsound": correct and way is None, **by_way}
 
 
-def distinct_problems(
-    problems: Iterable[Problem], exclude: frozenset[str], tries: int = 1000
-) -> Iterator[Problem]:
-    """Yield the problems whose questions are new.
+def distinct_problems(problems: Iterable[Problem], exclude: frozenset[str]) -> Iterator[Problem]:
+    """Yield the problems whose questions are new, and are not in ``exclude``.
 
-    Args:
-        problems: of which some may have the same question.
-        exclude: questions that are left out.
-        tries: problems in a row that are not new, after which the search ends.
-
-    Raises:
-        SageError: when the search ends, or ``problems`` do.
+    SageError when ``problems`` end, or a thousand in a row are not new.
     """
     seen, misses = set(exclude), 0
     for problem in problems:
         misses = misses + 1 if problem.question in seen else 0
-        if misses == tries:
+        if misses == 1000:
             break
         if not misses:
             seen.add(problem.question)

@@ -3,13 +3,15 @@ of memory and of its own processor time. That is counted in units of a known for
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import signal
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 #: The known formula: a gold, and an answer that is written in another way. {} is a number.
 UNIT = (r"\frac{{x^2 + {}}}{{2}}", r"\frac{{x^2}}{{2}} + \frac{{{}}}{{2}}")
@@ -33,8 +35,6 @@ def start() -> None:
         equal(*(side.format(number) for side in UNIT))
         times.append(time.process_time() - begun)
     _unit = statistics.median(times[1:])
-    if hasattr(signal, "SIGPROF"):
-        signal.signal(signal.SIGPROF, _time_up)
     try:
         import resource
 
@@ -45,29 +45,36 @@ def start() -> None:
         pass  # no such limit on this platform: time and length still hold
 
 
-class _TimeUp(BaseException):
-    """The alarm raises it, and ``except Exception`` does not catch it."""
+class TimeUp(BaseException):
+    """:func:`limited` raises it, and ``except Exception`` does not catch it."""
 
 
-def _time_up(number: int, frame: FrameType | None) -> None:
-    raise _TimeUp
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TimeUp after some processor time of a ``with`` block, which the main thread runs."""
+
+    def time_up(*signal_and_frame: Any) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGPROF, time_up)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
-def _set_alarm(seconds: float) -> None:
-    """Set an alarm that raises _TimeUp after some processor time; 0 stops it.
-
-    If nothing listens to it, the kernel ends the process soon after (SIGXCPU).
-    """
+def _limit_process(seconds: float) -> None:
+    """Let the kernel end this process (SIGXCPU) soon after a pair's time, if nothing listens to the
+    alarm."""
     try:
         import resource
 
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        if seconds:
-            used = int(time.process_time())
-            hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            resource.setrlimit(resource.RLIMIT_CPU, (used + 2 + math.ceil(seconds), hard_limit))
-    except (ImportError, AttributeError, OSError, ValueError):
-        pass  # no such limits on this platform: the clock's holds
+        used, hard_limit = int(time.process_time()), resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (used + 2 + math.ceil(seconds), hard_limit))
+    except (ImportError, OSError, ValueError):
+        pass  # no such limit on this platform: the clock's holds
 
 
 def verify_chunk(chunk: list[tuple[str, str]], limit: float) -> list[bool | str | None]:
@@ -86,12 +93,10 @@ def verify_chunk(chunk: list[tuple[str, str]], limit: float) -> list[bool | str 
     verdicts: list[bool | str | None] = []
     for pair in chunk:
         try:
-            _set_alarm(limit * _unit)
-            try:
+            _limit_process(limit * _unit)
+            with limited(limit * _unit):
                 verdict: bool | str | None = equal(*pair)
-            finally:
-                _set_alarm(0)
-        except _TimeUp:
+        except TimeUp:
             verdict = "timeout"
         except (MemoryError, RecursionError):
             verdict = "out of memory"

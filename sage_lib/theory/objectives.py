@@ -17,7 +17,8 @@ from sage_lib.theory.tree import Tree, random_tree
 
 #: Inputs of a toy guide: none, the token, the state, or noise.
 KINDS = ("none", "token", "state", "noise")
-#: Statements that hold for a plain sum over tokens; :func:`claims` measures their errors elsewhere.
+#: Statements that are exact for a plain sum over tokens. :func:`claims` measures their errors under
+#: other losses.
 CLAIMS = {
     "forward": "k3 is the forward KL",
     "scales": "a guide of the state scales k3 by q",
@@ -33,18 +34,18 @@ def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7)
         tree: its completions.
         kind: one of KINDS. "token": eq. 10 without its noise, 1 + 0.3 w, w the surprisal scaled to
             [0, 1] over the tree. "state": eq. 11, 1 + 0.3 max(0, H - threshold). "noise": eq. 9 at
-            all tokens, 1 + 0.15 z, z at equally likely quantiles of N(0, 1).
+            all tokens, 1 + 0.15 z, z at 64 equally likely quantiles of N(0, 1).
         log_policy: of each edge, shape (E,).
         threshold: of the kind "state", nats.
 
     Returns:
-        Shape (E,), and (64, E) of the kind "noise". SageError for another kind.
+        Shape (E,); for "noise" (64, E), a row for each z. SageError for another kind.
     """
     tree.check_edges(log_policy, "log_policy")
     if kind == "none":
         return torch.zeros_like(log_policy)
     if kind == "token":
-        # A token that never comes has no surprisal to scale by.
+        # The surprisal of a token of probability 0 is infinite: it counts as 0.
         surprisal = -log_policy.masked_fill(log_policy == -torch.inf, 0)
         q = 1 + 0.3 * (surprisal - surprisal.min()) / (surprisal.max() - surprisal.min())
     elif kind == "state":
@@ -57,16 +58,10 @@ def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7)
     return q.clamp(LOW, HIGH).log()
 
 
-def random_policies(seed: int, depth: int = 3, branches: int = 3) -> tuple[Tree, Tensor, Tensor]:
-    """Return a random tree with log pi and log pi_ref of each edge, shape (E,).
-
-    Args:
-        seed: of tree and policies.
-        depth: the most tokens of a completion.
-        branches: the most tokens after a state.
-    """
+def random_policies(seed: int) -> tuple[Tree, Tensor, Tensor]:
+    """Return a random tree with log pi and log pi_ref of each edge, shape (E,)."""
     rng = np.random.default_rng(seed)
-    tree = random_tree(rng, depth, branches)
+    tree = random_tree(rng)
     log_reference = tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges))))
     return tree, tree.log_policy(torch.as_tensor(rng.normal(size=len(tree.edges)))), log_reference
 
@@ -75,22 +70,17 @@ def _relative_difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.DataFrame:
-    """Compare the estimators' expected gradients with each kind of guide, over random trees.
+def gradients(seeds: Iterable[int]) -> pd.DataFrame:
+    """Compare the estimators' expected gradients with each kind of guide, over random trees, one
+    for each seed.
 
-    Args:
-        seeds: one for each tree.
-        depth: the most tokens of a completion.
-        branches: the most tokens after a state.
-
-    Returns:
-        Columns estimator, kind, to_reverse and to_forward (largest relative difference to the
-        gradient of the per-token reverse and forward KL to q·pi_ref, visits constant), guide_effect
-        (largest relative change by the guide), trees.
+    Columns: estimator, kind, to_reverse and to_forward (largest relative difference to the gradient
+    of the per-token reverse and forward KL to q·pi_ref, visits constant), guide_effect (largest
+    relative change by the guide), trees.
     """
     rows = []
     for seed, kind in product(seeds, KINDS):
-        tree, log_policy, log_reference = random_policies(seed, depth, branches)
+        tree, log_policy, log_reference = random_policies(seed)
         policies = tree, log_policy, log_reference
         log_q = log_guide(tree, kind, log_policy)
         log_mean_q = estimators.mean_over_draws(log_q.exp()).log()
@@ -102,8 +92,8 @@ def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.Dat
                 for guide in (None, log_q)
             )
             effect = _relative_difference(guided, plain) if plain.norm() > 1e-9 else 0.0
-            off = [_relative_difference(guided, theirs) for theirs in (reverse, forward)]
-            rows.append((estimator, kind, *off, effect))
+            to_kls = [_relative_difference(guided, kl) for kl in (reverse, forward)]
+            rows.append((estimator, kind, *to_kls, effect))
     columns = ["estimator", "kind", "to_reverse", "to_forward", "guide_effect"]
     by_case = pd.DataFrame(rows, columns=columns).groupby(["estimator", "kind"], sort=False)
     return by_case.max().assign(trees=by_case.size()).reset_index()
@@ -112,10 +102,13 @@ def gradients(seeds: Iterable[int], depth: int = 3, branches: int = 3) -> pd.Dat
 def claims(seeds: Iterable[int], by_name: Mapping[str, Loss]) -> pd.DataFrame:
     """Measure the error of each of CLAIMS under each loss, on the trees of :func:`gradients`.
 
-    Columns: loss, claim, seed, unequal (completions differ in length), difference. The difference
-    is relative, of expected gradients: "forward": k3 to the exact forward KL under the same loss;
-    "scales": k3 with a guide of the state to q times k3 without; "nothing": corrected k3 with it to
-    without; "eq. 8": the credit of the sequence, times the number that brings it closest, to eq. 8.
+    Columns loss, claim, seed, unequal (completions differ in length), difference: the relative
+    difference of two expected gradients. They are, where "guided" is with a guide of the state:
+
+    - "forward": k3, and the exact forward KL under the same loss.
+    - "scales": guided k3, and q times k3.
+    - "nothing": guided corrected k3, and corrected k3.
+    - "eq. 8": a multiple of the guided credit of the sequence, the nearest one, and eq. 8.
     """
     rows = []
     for seed, (name, loss) in product(seeds, by_name.items()):
@@ -132,15 +125,16 @@ def claims(seeds: Iterable[int], by_name: Mapping[str, Loss]) -> pd.DataFrame:
         forward = estimators.forward_kl_gradient(tree, *policies, torch.zeros_like(log_q), loss)
         credit = guided["sequence"]
         eq_8 = estimators.kl_gradient(tree, "sequence", *policies, log_q)
-        closest = (credit @ eq_8) / (credit @ credit)
+        multiple = (credit @ eq_8) / (credit @ credit)
         pairs = {
             "forward": (plain["k3"], forward),
             "scales": (guided["k3"], log_q.exp() * plain["k3"]),
             "nothing": (guided["k3_corrected"], plain["k3_corrected"]),
-            "eq. 8": (closest * credit, eq_8),
+            "eq. 8": (multiple * credit, eq_8),
         }
         unequal = len(set(tree.lengths.tolist())) > 1
-        rows += [(name, c, seed, unequal, _relative_difference(*p)) for c, p in pairs.items()]
+        for claim, pair in pairs.items():
+            rows.append((name, claim, seed, unequal, _relative_difference(*pair)))
     return pd.DataFrame(rows, columns=["loss", "claim", "seed", "unequal", "difference"])
 
 

@@ -235,7 +235,7 @@ def exact_log(profile: Profile, run: Run, tokenizer: PreTrainedTokenizerBase) ->
     listed = problems.listed_problems(profile, ood=False) if interval else []
     if not listed:
         return None
-    base = sft_run(profile)
+    base = run.policy or sft_run(profile)
     # Whether the base is loaded for an adapter or to train all weights decides the last digits.
     loaded_for = (profile.methods[run.method].lora, profile.rl_lora, profile.model)
     tempered = profile.evaluation.tempered

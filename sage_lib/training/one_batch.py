@@ -1,7 +1,7 @@
 """A batch of a SageTrainer on a tiny random model: the terms of its loss, its value and gradient.
 
-For notebook 06; nothing is trained. A separate process that sees no GPU makes it plain TRL's loss
-on all machines.
+For notebook 06; nothing is trained. The batch is computed in a separate process without a GPU: on
+a GPU Unsloth might replace TRL's loss.
 """
 
 import contextlib
@@ -23,9 +23,11 @@ from sage_lib.experiment.settings import Model
 
 #: Completions of a prompt, prompts, and the most tokens of a completion.
 GROUP, PROMPTS, LONGEST = 4, 2, 16
-#: Standard deviation by which each weight is moved off the reference.
-MOVED = 0.1
-_SHAPE = {
+#: Standard deviation of the noise by which the policy's weights differ from the reference's.
+NOISE = 0.1
+#: Of weights, noise and samples.
+SEED = 0
+_ARCHITECTURE = {
     "hidden_size": 32,
     "intermediate_size": 32,
     "num_hidden_layers": 1,
@@ -43,24 +45,21 @@ class LossBatch:
     entropies: torch.Tensor  # of pi before each token, nats (eq. 12)
     mask: torch.Tensor  # 1 on completion tokens, else 0
     advantages: torch.Tensor  # shape (batch,)
-    gradient: torch.Tensor  # of SageTrainer's loss in its log pi of the sampled tokens
-    loss: float  # SageTrainer's
+    gradient: torch.Tensor  # d loss / d logps
+    loss: float  # of SageTrainer
 
 
-def loss_batch(guide: Guide, beta: float, seed: int = 0) -> LossBatch:
-    """Sample completions of a tiny random model moved off its reference, and compute the loss.
+def loss_batch(guide: Guide, beta: float) -> LossBatch:
+    """Sample completions of a tiny random model near its reference, and compute the loss.
 
     The KL form is k3 and the loss type "grpo" (1/|o|), as in the paper's code. Probabilities come
     from separate forward passes, not from the trainer's.
 
-    Args:
-        guide: of the loss.
-        beta: coefficient of the KL.
-        seed: of weights, noise and samples.
+    ``guide`` and ``beta``, the coefficient of the KL, are those of the loss.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _hide_gpus) as pool:
-        arrays, loss = pool.submit(_arrays, guide, beta, seed).result()
+        arrays, loss = pool.submit(_arrays, guide, beta).result()
     return LossBatch(**{name: torch.tensor(values) for name, values in arrays.items()}, loss=loss)
 
 
@@ -68,14 +67,14 @@ def _hide_gpus() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, np.ndarray], float]:
+def _arrays(guide: Guide, beta: float) -> tuple[dict[str, np.ndarray], float]:
     """Return the tensors of a :class:`LossBatch` as arrays, and the loss."""
     messages = io.StringIO()  # of libraries, about the machine and files
     quiet = contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages)
     with quiet[0], quiet[1], tempfile.TemporaryDirectory() as folder:
         from sage_lib.algorithm.trainer import SageTrainer  # first: Unsloth before transformers
 
-        trainer = _trainer(SageTrainer, Path(folder), guide, beta, seed)
+        trainer = _trainer(SageTrainer, Path(folder), guide, beta)
         rows = [trainer.train_dataset[i // GROUP] for i in range(GROUP * PROMPTS)]
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
@@ -87,21 +86,20 @@ def _arrays(guide: Guide, beta: float, seed: int) -> tuple[dict[str, np.ndarray]
 
 
 def _record_logps(trainer: Any) -> list[torch.Tensor]:
-    """Return a list to which the trainer will add the log pi, (batch, time), that its loss
-    reads."""
-    live, score = [], trainer._get_per_token_logps_and_entropies
+    """Return a list to which the next loss will append its log pi, shape (batch, time)."""
+    live_logps, score = [], trainer._get_per_token_logps_and_entropies
 
     def recording(*args: Any, **kwargs: Any) -> Any:
         scored = score(*args, **kwargs)
         if scored[0].requires_grad:
-            live.append(scored[0])
+            live_logps.append(scored[0])
         return scored
 
     trainer._get_per_token_logps_and_entropies = recording
-    return live
+    return live_logps
 
 
-def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> Any:
+def _trainer(cls: Any, folder: Path, guide: Guide, beta: float) -> Any:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
 
@@ -109,20 +107,20 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
     from sage_lib.policy import loading, tiny_qwen
     from sage_lib.tasks import prompts
 
-    shape = Model(tiny_qwen.NAME, 64, seed=seed, architecture=_SHAPE, largest_number=20)
+    shape = Model(tiny_qwen.NAME, 64, seed=SEED, architecture=_ARCHITECTURE, largest_number=20)
     tiny_qwen.create(folder, shape)
     model = AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE)
-    noise = torch.Generator().manual_seed(seed)
+    noise = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(MOVED * torch.randn(weight.shape, generator=noise))
+            weight.add_(NOISE * torch.randn(weight.shape, generator=noise))
     questions = [f"reach {n} from 1 2 3 4" for n in range(PROMPTS)]
     return cls(
         guide=guide,
         model=model,
         ref_model=AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE),
         processing_class=tiny_qwen.load_tokenizer(folder),
-        reward_funcs=_spread,
+        reward_funcs=_reward,
         train_dataset=Dataset.from_list([{"prompt": prompts.messages(q)} for q in questions]),
         args=GRPOConfig(
             output_dir=str(folder),
@@ -133,7 +131,7 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float, seed: int) -> An
             beta=beta,
             loss_type="grpo",
             use_bias_correction_kl=False,
-            seed=seed,
+            seed=SEED,
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
@@ -159,5 +157,5 @@ def _signals(trainer: Any, batch: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.array(tensor) for name, tensor in signals.items()}
 
 
-def _spread(completions: Sequence[Sequence[dict[str, str]]], **others: Any) -> list[float]:
+def _reward(completions: Sequence[Sequence[dict[str, str]]], **others: Any) -> list[float]:
     return [len(turns[0]["content"]) % 7 / 7 for turns in completions]

@@ -23,7 +23,6 @@ from sage_lib.algorithm.backend import Batch, counted_tokens, whole_rows
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.experiment.settings import Profile
 from sage_lib.files import append_line, read_lines, write_text
@@ -45,7 +44,7 @@ def replay_run(profile: Profile, run: Run) -> dict:
     policy = runs.finished(profile, run.policy)
     assert policy.seed is not None
     training = profile.training(policy.method, policy.seed)
-    record = Record("replay", profile.name, run.fingerprint, policy.seed, {"block": BLOCK})
+    record = run.begin(policy.seed, {"block": BLOCK})
     checkpoints, log = run.build / "checkpoints", run.build / "groups.jsonl"
     trainer, tokenizer, _ = rl.make_trainer(training, profile, checkpoints, Watched)
     assert isinstance(trainer, Watched)

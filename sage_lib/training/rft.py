@@ -27,7 +27,6 @@ from sage_lib.algorithm.backend import SFTConfig, SFTTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.made_from import demonstrated
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.experiment.settings import ROLLOUTS, Profile, Rft
 from sage_lib.files import append_line, read_lines, write_bytes, write_text
@@ -119,7 +118,7 @@ def train(profile: Profile, run: Run) -> dict:
     work = Rounds(profile, run, rft, seed)
     recorded = {"method": run.method, **method.recorded(), "rft": dataclasses.asdict(rft)}
     recorded |= {"lora": work.lora, "rollouts": {key: profile.rl[key] for key in ROLLOUTS}}
-    record = Record("rl", profile.name, run.fingerprint, seed, recorded)
+    record = run.begin(seed, recorded)
     whole = [n for n in range(rft.rounds) if (work.folder(n) / WHOLE).is_file()]
     model = work.load_policy(len(whole))
     for log in (work.rounds, run.build / "exact.jsonl"):

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from sage_lib.algorithm.trainer import SageTrainer
 from sage_lib.errors import SageError
 from sage_lib.experiment import problems, runs
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.experiment.settings import Profile, Training
 from sage_lib.files import write_bytes
@@ -42,14 +41,16 @@ def train(training: Training, run: Run) -> dict:
     result: its policy is kept, and the record's ``collapsed`` says at which step and why.
     """
     profile, method = run.profile, training.method
-    base = runs.finished(profile, runs.sft_run(profile))
+    base = runs.finished(profile, run.policy)
+    for earlier in run.earlier:
+        runs.finished(profile, earlier)
     if method.rft is not None:
         return rft.train(profile, run)
     runs.require_entropies(profile, method.guide)
     guide = None if method.guide is None else runs.guide_of(profile, method.guide)
     recorded = {"method": run.method, **method.recorded(), "rl": training.rl}
     recorded |= {"q": repr(guide), "lora": training.lora}
-    record = Record("rl", profile.name, run.fingerprint, training.rl["seed"], recorded)
+    record = run.begin(training.rl["seed"], recorded)
     checkpoints = run.build / "checkpoints"
     trainer, tokenizer, rl_problems = make_trainer(training, profile, checkpoints)
     trainer.add_callback(StepLog(run.live_steps))
@@ -86,7 +87,7 @@ def save_policy(
         tokenizer: of the model.
     """
     if profile.compute.keeps_adapter and isinstance(model, PeftModel):
-        loading.save_adapter(model, run.model, runs.sft_run(profile).model)
+        loading.save_adapter(model, run.model, runs.finished(profile, run.policy).model)
     else:
         merged(model).save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
@@ -107,7 +108,9 @@ def make_trainer(
         The trainer, its tokenizer and its problems.
     """
     method, rl, lora = training.method, training.rl, training.lora
-    checkpointing, base = rl["gradient_checkpointing"], runs.sft_run(profile).model
+    checkpointing, base = rl["gradient_checkpointing"], runs.start_run(profile, method).model
+    choice = method.guide or {}
+    read = runs.first_run(profile, choice["policy"]).model if "policy" in choice else None
     fast = profile.compute.backend == "unsloth"
     if REPLACED and not fast:
         raise SageError(
@@ -126,6 +129,7 @@ def make_trainer(
         processing_class=tokenizer,
         reward_funcs=reward(rl_problems, verifier, method.reward, profile.model.boxed),
         guide=None if method.guide is None else runs.guide_of(profile, method.guide),
+        guide_model=None if read is None else str(read),
         kl_form=method.kl_form if rl["beta"] else None,
         advantage=method.advantage,
         dynamic_sampling=method.dynamic_sampling,

@@ -14,7 +14,6 @@ from datasets import Dataset
 
 from sage_lib.algorithm.backend import SFTConfig, SFTTrainer
 from sage_lib.experiment import problems
-from sage_lib.experiment.records import Record
 from sage_lib.experiment.runs import Run
 from sage_lib.experiment.settings import Profile
 from sage_lib.policy import loading
@@ -28,7 +27,7 @@ def train(profile: Profile, run: Run) -> dict:
     section ``sft`` takes its model as it is."""
     check_sections(profile)  # of RL, too: before the hours, not after them
     seed = profile.sft.get("seed", profile.model.seed)
-    record = Record("sft", profile.name, run.fingerprint, seed, profile.flat(methods=False))
+    record = run.begin(seed, profile.flat(methods=False))
     words = profile.sft_data.task.words if profile.sft_data else ()
     start = loading.starting_point(profile.model, run.build / "base", words)
     checkpointing = profile.sft.get("gradient_checkpointing", False)

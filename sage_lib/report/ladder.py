@@ -1,0 +1,124 @@
+"""The ladder of notebook 12: its rungs, and what came of its predictions (ladder_claims.yaml).
+
+All numbers are exact, of one seed a run. Intervals are over problems.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+from ruamel.yaml import YAML
+from scipy.stats import ttest_ind, ttest_rel
+
+from sage_lib import paths
+from sage_lib.report.inference import AGREES, DISAGREES
+
+ENDS = ["pass@1", "pass@256"]
+#: (rung, problems, policy) -> the step's name, from the optimum to the study.
+STEPS = {
+    (1, "its prompts", "optimum"): "1 optimum of eq. 2",
+    (2, "its prompts", "fixed point"): "2 fixed point of k3",
+    (3, "its prompts", "3,000 updates"): "3 table, 3,000 updates",
+    (3, "its prompts", "100 updates"): "3 table, 100 updates",
+    (3, "its prompts", "one visit"): "3 table, one update",
+    (4, "its prompts", "groups of 64"): "4 network, groups of 64",
+    (5, "its prompts", "groups of 8"): "5 network, groups of 8",
+    (6, "held out", "groups of 64"): "6 rung 4, held out",
+    (6, "held out", "groups of 8"): "6 rung 5, held out",
+    (7, "held out", "64 prompts"): "7 study, 64 prompts",
+    (7, "held out", "256 prompts"): "7 study, 256",
+    (7, "held out", "1,000 prompts"): "7 study, 1,000",
+    (7, "held out", "2,000 prompts"): "7 study, 2,000",
+}
+#: The changes between neighbours, of which one is the largest.
+NEIGHBOURS = [
+    ("1 optimum of eq. 2", "2 fixed point of k3"),
+    ("2 fixed point of k3", "3 table, 3,000 updates"),
+    ("3 table, 100 updates", "4 network, groups of 64"),
+    ("4 network, groups of 64", "5 network, groups of 8"),
+    ("4 network, groups of 64", "6 rung 4, held out"),
+    ("6 rung 4, held out", "7 study, 64 prompts"),
+    ("7 study, 64 prompts", "7 study, 2,000"),
+]
+UNSEEN = NEIGHBOURS[4]
+
+
+def load() -> pd.DataFrame:
+    """Return data/published/ladder.csv :func:`with_steps`."""
+    return with_steps(pd.read_csv(paths.PUBLISHED / "ladder.csv"))
+
+
+def with_steps(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table as of ladder.csv with the columns pass@1, pass@256 and step (of STEPS)."""
+    keys = zip(table["rung"], table["on"], table["policy"], strict=True)
+    steps = pd.Categorical([STEPS.get(key) for key in keys], list(STEPS.values()))
+    solved = {"pass@1": table["p"], "pass@256": 1 - (1 - table["p"]) ** 256}
+    return table.assign(**solved, step=steps)
+
+
+def change(table: pd.DataFrame, arm: str, first: str, second: str, end: str) -> list[float]:
+    """Return the change of a metric from a step to another, with its 95 % interval over problems.
+
+    It is paired by problem where both steps have the same problems.
+
+    Args:
+        table: of :func:`load`.
+        arm: grpo, grpo_no_kl or branch_strong.
+        first: a step.
+        second: a step.
+        end: of ENDS.
+
+    Returns:
+        [difference, low, high]; empty where the arm lacks a step.
+    """
+    of_arm = table[table["arm"] == arm]
+    by_problem = of_arm.pivot_table(index="step", columns="problem", values=end, observed=True)
+    by_problem = by_problem.reindex([first, second])
+    before, after = (by_problem.loc[step].dropna() for step in (first, second))
+    if before.empty or after.empty:
+        return []
+    if set(before.index) == set(after.index):
+        test = ttest_rel(after, before.reindex(after.index))
+    else:
+        test = ttest_ind(after, before, equal_var=False)
+    return [float(after.mean() - before.mean()), *map(float, test.confidence_interval())]
+
+
+def outcomes(table: pd.DataFrame) -> pd.DataFrame:
+    """Return what came of each prediction of ladder_claims.yaml, in its order: a row each.
+
+    Columns predicted, measured (the numbers in words) and outcome. No interval is over seeds.
+    """
+    rows = []
+    for end in ENDS:
+        changes = {pair: change(table, "grpo", *pair, end) for pair in NEIGHBOURS}
+        largest = min(changes, key=lambda pair: changes[pair][0])
+        shown = dict.fromkeys([UNSEEN, largest, NEIGHBOURS[2]])
+        words = [_words(end, pair, changes[pair]) for pair in shown]
+        rows.append(("; ".join(words), largest == UNSEEN))
+    mean = table.groupby(["step", "arm"], observed=True)[ENDS].mean()
+    of_base = table[(table["rung"] == 0) & (table["on"] == "its prompts")].set_index("problem")["p"]
+    top = table[table["rung"].isin([1, 2]) & (table["arm"] == "grpo")]
+    lower = int((top["p"].to_numpy() < of_base[top["problem"]].to_numpy()).sum())
+    least = top.groupby("rung")["pass@256"].mean().min()
+    words = f"pass@256 {least:.3f}; {lower} problems are below the base"
+    rows.append((words, lower == 0 and least > 0.99))
+    p = mean["pass@1"]
+    rest, start = p["2 fixed point of k3", "grpo"], of_base.mean()
+    once, often = (
+        (p[f"3 table, {updates}", "grpo"] - start) / (rest - start)
+        for updates in ("one update", "3,000 updates")
+    )
+    words = f"of the way to rung 2: one update {once:.2f}, 3,000 updates {often:.2f}"
+    rows.append((words, once < 0.1 and abs(often - 1) < 0.15))
+    free = p["3 table, 3,000 updates", "grpo_no_kl"]
+    rows.append((f"pass@1 {free:.3f} without KL, {rest:.3f} at rung 2", free > rest))
+    judged = [(words, AGREES if agrees else DISAGREES) for words, agrees in rows]
+    table = pd.DataFrame(judged, columns=["measured", "outcome"])
+    claims = YAML(typ="safe").load(Path(__file__).with_name("ladder_claims.yaml"))
+    table.insert(0, "predicted", claims["predictions"])
+    return table
+
+
+def _words(end: str, pair: tuple[str, str], change: list[float]) -> str:
+    difference, low, high = change
+    return f"{end}, {pair[0]} to {pair[1]}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]"
