@@ -177,6 +177,15 @@ def test_position_by_hand():
     assert early.advantages[0, 2] == pytest.approx(2 + 0.1 * ramp[0], abs=1e-6)
 
 
+def test_the_position_bonus_acts_in_its_part_of_the_run():
+    shaper = PositionBonus(start=0.666, end=0.9)
+    for progress, acts in ((0.0, False), (199 / 300, False), (200 / 300, True), (0.9, False)):
+        batch = tokens([1.0], mask=[[1, 1]], progress=progress)
+        shaped = shaper.shape(batch)
+        assert bool(shaped.touched.any()) is acts
+        assert torch.equal(shaped.advantages, batch.advantages) is not acts
+
+
 def test_the_entropy_bonus_by_hand():
     """0.4 x 1 nat; half of 0.5, which is less; 0.4 at an advantage of -2; nothing at one of 0."""
     batch = tokens(
@@ -333,6 +342,7 @@ def test_every_shaper_is_built_by_its_name_and_parameters(name):
         ("ppl", "mine: there is no advantage 'ppl'; choose one of perplexity, position"),
         ({"alpha": 1}, "mine: there is no advantage None; choose one of perplexity"),
         ({"name": "position", "beta": 1}, "mine: beta is unknown; choose one of gamma"),
+        ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
         ({"name": "position", "direction": 0}, "mine: direction: .*, not 0"),
         ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
         ({"name": "pass_at_k", "k": 2.5}, "mine: k: .*, not 2.5"),

@@ -11,6 +11,7 @@ stands in the first table is not measured again.
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -106,9 +107,14 @@ def q_of(
     return guide(inputs)
 
 
+def guides_of(profile: Profile, methods: tuple[str, ...]) -> dict[str, Any]:
+    choices = {key: profile.methods[key].guide for key in methods}
+    return {key: runs.guide_of(profile, guide) for key, guide in choices.items() if guide}
+
+
 def log_rho(profile: Profile, methods: tuple[str, ...], number: int) -> pd.DataFrame:
     """Measure log rho of the guides of some methods: a row for each listed problem and guide."""
-    guides = {key: runs.guide_of(profile, profile.methods[key].guide) for key in methods}
+    guides = guides_of(profile, methods)
     reads = {key: profile.methods[key].policies for key in methods}
     models = {
         key: loading.load(profile.model, runs.first_run(profile, names[0]).model)[0]
@@ -137,7 +143,7 @@ def k3_gains(profile: Profile, methods: tuple[str, ...], number: int) -> pd.Data
     edge. "beta 0.15" and "beta 0.05" are no guides.
     """
     base, beta, rows = runs.sft_run(profile).model, profile.rl["beta"], []
-    guides = {key: runs.guide_of(profile, profile.methods[key].guide) for key in methods}
+    guides = guides_of(profile, methods)
     model, tokenizer = loading.load(profile.model, base)
     reads = runs.first_run(profile, "rft").model
     policy, _ = loading.load(profile.model, reads)
@@ -147,7 +153,7 @@ def k3_gains(profile: Profile, methods: tuple[str, ...], number: int) -> pd.Data
         log_qs = {key: log_q_of(guide, entropies) for key, guide in guides.items() if key in STATE}
         limits = np.log([guides["success"].low, guides["success"].high])
         log_qs["success"] = (guides["success"].alpha * ratio).clamp(*limits.tolist())
-        settings = {f"beta {other}": (other, None) for other in (0.15, 0.05)}
+        settings: dict[str, Any] = {f"beta {other}": (other, None) for other in (0.15, 0.05)}
         settings |= {key: (beta, log_q) for key, log_q in log_qs.items()}
         start, *ends = (
             float(k3_fixed_point(tree, reward, log_ref, *setting)[1][0].logit())
