@@ -100,8 +100,8 @@ def unknown(
 
 def default_of(field: dataclasses.Field) -> Any:
     """Return a field's default, dataclasses.MISSING where it has none."""
-    is_value = field.default_factory is dataclasses.MISSING
-    return field.default if is_value else field.default_factory()
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 def rename_key(section: MutableMapping[str, Any], old: str, new: str, where: str) -> None:

@@ -207,6 +207,15 @@ def test_the_position_bonus_as_printed_is_a_constant():
     assert bonus.min() > 0.9994 and bonus.max() <= 1
 
 
+def test_the_position_bonus_acts_in_its_part_of_the_run():
+    shaper = PositionBonus(start=0.666, end=0.9)
+    for progress, acts in ((0.0, False), (199 / 300, False), (200 / 300, True), (0.9, False)):
+        batch = tokens([1.0], mask=[[1, 1]], progress=progress)
+        shaped = shaper.shape(batch)
+        assert bool(shaped.touched.any()) is acts
+        assert torch.equal(shaped.advantages, batch.advantages) is not acts
+
+
 def test_the_parts_of_the_covariance_have_it_as_their_mean():
     batch = random_tokens()
     counted = batch.mask.bool()
@@ -335,6 +344,7 @@ def test_every_shaper_is_built_by_its_name_and_parameters(name):
         ({"name": "position", "beta": 1}, "mine: beta is unknown; choose one of gamma"),
         ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
         ({"name": "position", "direction": 0}, "mine: direction: .*, not 0"),
+        ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
         ({"name": "pass_at_k", "k": 2.5}, "mine: k: .*, not 2.5"),
         ({"name": "kl_cov", "share": -1}, "mine: share: .*, not -1"),
     ],

@@ -73,7 +73,9 @@ def test_one_seed_covers_problems_alone():
     assert 0.03 <= missed(low, high) <= 0.08
 
 
-@pytest.mark.parametrize(("seeds", "problems", "of_seed"), [(3, 60, 0.03), (5, 180, 0.01)])
+@pytest.mark.parametrize(
+    ("seeds", "problems", "of_seed"), [(1, 60, 0.0), (3, 60, 0.03), (5, 180, 0.01)]
+)
 def test_the_detectable_effect_is_found_with_its_power_over_seeds_and_problems(
     seeds, problems, of_seed
 ):

@@ -90,6 +90,11 @@ def test_the_navigation_has_its_parts_and_the_search_the_terms():
         page_of: set(page(SITE / f"{page_of}.html").links) for page_of in ("index", "own_code")
     }
     assert all({"claims.html", "runs.html", "gallery.html"} <= links for links in linked.values())
+    verdict = (SITE / "notebooks" / f"{site_results.notebook('verdict')}.html").read_text()
+    assert all(
+        f'href="../{name}.html">' in verdict.partition("<article")[2]
+        for name in ("claims", "runs", "gallery")
+    )
 
 
 def test_a_notebooks_page_folds_cells():
@@ -109,8 +114,13 @@ def test_the_run_browser_has_every_published_run():
     assert len(text) < 2_000_000
     found = json.loads(text.removeprefix("const RUNS = ").removesuffix(";\n"))
     own = {(one["key"], run["seed"]) for one in found["methods"] for run in one["runs"]}
-    runs = load_results("study").runs.query("stage == 'rl'")
-    assert own == set(zip(runs["method"], runs["seed"], strict=True))
+    assert {"smoke", "smollm"} <= {*site_results.BESIDE}
+    published = set()
+    for profile in ("study", *site_results.BESIDE):
+        runs = load_results(profile).runs.query("stage == 'rl'")
+        names = runs["method"] if profile == "study" else f"{profile}/" + runs["method"]
+        published |= set(zip(names, runs["seed"], strict=True))
+    assert own == published
     columns = [(panel["part"], panel["column"]) for panel in found["panels"]]
     for run in (run for one in found["methods"] for run in one["runs"]):
         for part, column in columns:

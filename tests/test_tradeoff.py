@@ -53,6 +53,7 @@ def test_the_front_is_grpo_at_every_beta_and_nothing_else():
         "not answer, not guides"
     )
     assert methods[0] == "grpo_no_kl" and "grpo" in methods, "not a rival at the same beta"
+    assert tradeoff.curve_methods(results, anchor="sequence") == ["grpo_no_kl", "sequence"]
     assert tradeoff.curve_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
     few = {"grpo", "grpo_branch", "grpo_no_kl"}
     assert tradeoff.curve_methods(results, few) == ["grpo_no_kl", "grpo"]

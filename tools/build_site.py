@@ -73,6 +73,10 @@ READ_ALSO = {
     "beside one of your own, and [ten figures](gallery.md).",
     "pass_at_k": "[A page](live_pass_at_k.md) draws the curve of counts that you paste.",
 }
+#: The same, at the end of the notebook of the verdict.
+VERDICT_ALSO = (
+    "See [every claim](../claims.md), [every run](../runs.md), [ten figures](../gallery.md)."
+)
 #: Tags of cells that are never folded.
 SHOWN_TAGS = {"parameters", "equation", "trained", "fill-in"}
 #: A badge: its picture comes from another host, and becomes its words.
@@ -259,6 +263,9 @@ def assemble(source: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
     for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")):
         page = notebook_page(json.loads(path.read_text()))
+        if path.stem == site_results.notebook("verdict"):
+            also = {"cell_type": "markdown", "id": "read-also", "metadata": {}}
+            page["cells"].insert(-1, also | {"source": VERDICT_ALSO})
         write_json(source / "notebooks" / path.name, page)
     shutil.copytree(paths.FIGURES, source / "figures", ignore=shutil.ignore_patterns("*.pdf"))
     written = {path.stem: on_site(path.read_text(), "docs") for path in DOCS.glob("*.md")}

@@ -11,29 +11,31 @@ stands in the first table is not measured again.
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from ladder import log_q_of, tree_of
 from scipy.stats import linregress, t
 from tqdm import tqdm
 
 from sage_lib import paths
 from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.guides import Guide, GuideInputs
-from sage_lib.errors import SageError
 from sage_lib.evaluation import groups, optima
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.blocks import load_grid
-from sage_lib.experiment.profile import Profile, load_profile
+from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.results import load_results
 from sage_lib.files import write_bytes
 from sage_lib.policy import loading
 from sage_lib.policy.enumeration import Enumeration, enumerate_completions
 from sage_lib.policy.scoring import valid_probabilities
-from sage_lib.report import inference, tradeoff
+from sage_lib.report import inference, passk, tradeoff
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
+from sage_lib.theory.solutions import k3_fixed_point
 
 METHODS = ("grpo", "branch_strong", "sequence", "strong_sequence")
 #: Of each KL form: the guided method and its baseline; what is expected of the slope.
@@ -43,6 +45,11 @@ MARGIN = 0.1
 BASES, RUNS = (paths.PUBLISHED / f"law_{name}.csv" for name in ("bases", "runs"))
 #: Methods of the profile guides whose guide is measured, and listed problems of each data set.
 GUIDED, LISTED = ("branch_strong", "reverse", "hard", "likeliest", "success"), 8
+CURVES = {
+    "k3": ["front_beta0.05", "reverse_matched", "grpo", "front_beta0.4"],
+    "sequence": ["sequence_front_beta0.05", "sequence", "sequence_front_beta0.4"],
+}
+STATE = ("branch_strong", "reverse", "hard")  # q of the state alone
 OF_GUIDES = [paths.PUBLISHED / f"guides_{name}.csv" for name in ("log_rho", "runs")]
 COLUMNS = ["dataset", "problem", "guide", "p", "covered", "acted", "log_rho", "low", "high"]
 
@@ -100,9 +107,14 @@ def q_of(
     return guide(inputs)
 
 
+def guides_of(profile: Profile, methods: tuple[str, ...]) -> dict[str, Any]:
+    choices = {key: profile.methods[key].guide for key in methods}
+    return {key: runs.guide_of(profile, guide) for key, guide in choices.items() if guide}
+
+
 def log_rho(profile: Profile, methods: tuple[str, ...], number: int) -> pd.DataFrame:
     """Measure log rho of the guides of some methods: a row for each listed problem and guide."""
-    guides = {key: runs.guide_of(profile, profile.methods[key].guide) for key in methods}
+    guides = guides_of(profile, methods)
     reads = {key: profile.methods[key].policies for key in methods}
     models = {
         key: loading.load(profile.model, runs.first_run(profile, names[0]).model)[0]
@@ -120,6 +132,36 @@ def log_rho(profile: Profile, methods: tuple[str, ...], number: int) -> pd.DataF
             acted = float((q[mask] != 1).double().mean())
             rows.append((problem.dataset, problem.id, key, p, weights.sum(), acted, *bounds))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def k3_gains(profile: Profile, methods: tuple[str, ...], number: int) -> pd.DataFrame:
+    """Compute what guides add to the log-odds of success at the fixed point of per-token k3.
+
+    A table of each listed problem, rewards without a group's normalisation, the beta of the profile
+    (theory.solutions.k3_fixed_point). What leaves the valid completions of a state is one wrong
+    leaf, whose success ratio is that of its whole mass. The guide ``likeliest`` has no q of an
+    edge. "beta 0.15" and "beta 0.05" are no guides.
+    """
+    base, beta, rows = runs.sft_run(profile).model, profile.rl["beta"], []
+    guides = guides_of(profile, methods)
+    model, tokenizer = loading.load(profile.model, base)
+    reads = runs.first_run(profile, "rft").model
+    policy, _ = loading.load(profile.model, reads)
+    for problem in problems.evaluation_problems(profile, ood=False, limit=number):
+        tree, reward, log_ref, entropies = tree_of(model, tokenizer, problem)
+        ratio = tree_of(policy, tokenizer, problem)[2] - log_ref
+        log_qs = {key: log_q_of(guide, entropies) for key, guide in guides.items() if key in STATE}
+        limits = np.log([guides["success"].low, guides["success"].high])
+        log_qs["success"] = (guides["success"].alpha * ratio).clamp(*limits.tolist())
+        settings: dict[str, Any] = {f"beta {other}": (other, None) for other in (0.15, 0.05)}
+        settings |= {key: (beta, log_q) for key, log_q in log_qs.items()}
+        start, *ends = (
+            float(k3_fixed_point(tree, reward, log_ref, *setting)[1][0].logit())
+            for setting in [(beta, None), *settings.values()]
+        )
+        of_guides = zip(settings, ends, strict=True)
+        rows += [(problem.dataset, problem.id, key, end - start) for key, end in of_guides]
+    return pd.DataFrame(rows, columns=[*COLUMNS[:3], "k3"])
 
 
 @torch.no_grad()
@@ -168,25 +210,30 @@ def of_guides() -> None:
     """Write and print what the grid guides made."""
     profile, (path, of_runs) = load_profile("guides"), OF_GUIDES
     if not path.exists():
-        table = log_rho(profile, GUIDED, LISTED)
+        gains, on = k3_gains(profile, GUIDED, LISTED), COLUMNS[:3]
+        table = log_rho(profile, GUIDED, LISTED).merge(gains, how="outer", on=on)
         write_bytes(path, table.to_csv(index=False, float_format="%.6g").encode())
     table = pd.read_csv(path)
     table["above 0"] = table["log_rho"] > 0
-    means = table.groupby(["guide", "dataset"], sort=False)[[*COLUMNS[3:], "above 0"]].mean()
+    shown = [*COLUMNS[3:], "above 0", "k3"]
+    means = table.groupby(["guide", "dataset"], sort=False)[shown].mean()
     print(means.round(3).to_string())
     named = [("base", 0)] + [(m, seed) for seed in profile.seeds for m in profile.methods]
     rows = [of_run("guides", profile, *name) for name in named]
     done = pd.DataFrame([row for row in rows if row is not None])
     write_bytes(of_runs, done.to_csv(index=False, float_format="%.6g").encode())
     print(done.groupby("method", sort=False).mean(numeric_only=True).round(4).to_string())
-    for form in ("k3", "sequence"):
-        try:
-            positions = tradeoff.positions(load_results("guides", own=True), anchor=form)
-        except SageError as error:
-            print(error)
-            continue
-        print(f"against GRPO's curve under {form}")
-        print(positions.iloc[:, :9].round(3).to_string())
+    values = passk.exact(load_results("guides", own=True))
+    for form, curve in CURVES.items():
+        line = [key for key in curve if key in values]
+        betas = [tradeoff.beta_of(profile, key) for key in line]
+        corners = [values[key] for key in (*line, BASE)]
+        of_form = [key for key in values if key in profile.methods and key not in line]
+        of_form = [key for key in of_form if profile.methods[key].kl_form == form]
+        if len(line) > 1:
+            rows = [tradeoff.position(values[key], corners, betas) for key in of_form]
+            print(f"excess over GRPO's curve under {form}, {line}")
+            print(pd.DataFrame(rows, index=of_form).iloc[:, :6].round(3).to_string())
 
 
 def main() -> None:

@@ -31,8 +31,6 @@ FIGURES = {
     "study/forest": "How far every method lies beyond GRPO's line over beta, on two tasks. "
     "Blue are GRPO's own betas, held out.",
     "study/ladder": "From the optimum of the objective to the study, step by step.",
-    "guide_gain/log_rho": "What each guide adds to the log odds of a right answer, problem by "
-    "problem. Above 0 it helps.",
     "coloring/both_tasks": "The same comparison on two tasks: countdown and graph coloring.",
     "smollm/pass_at_k": "pass@k of SmolLM2 on word problems, from samples.",
     "study/exploration": "The exploration report's metrics of our policies, minus the base: "
@@ -117,6 +115,12 @@ FAMILIES = {
     "rft": ("Rejection sampling", "rejection_sampling_sft_rl"),
     "sft": ("More SFT", "rejection_sampling_sft_rl"),
 }
+#: Profiles beside the study in the run browser: the family, the word before a label, the notebook.
+BESIDE = {
+    "operating_point": ("At the paper's settings", "paper's settings", "at_the_papers_settings"),
+    "smollm": ("SmolLM2 on word problems", "SmolLM2", "a_model_that_reads"),
+    "smoke": ("Smoke: make reproduce, in minutes", "smoke", "grpo_and_sage"),
+}
 DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "10 3 2 3"}
 RUNS_PAGE = """\
 # Run browser
@@ -126,8 +130,9 @@ the choice, so you can send it. Drop the `trainer_state.json` of a run of your o
 ours, in black. It stays in your browser.
 
 A thick line is the mean over the chosen seeds, and a thin line is one seed. Reward, entropy and KL
-are those of the completions in training. Exact pass@k is computed on other problems, without
-sampling. The KL is the mean k3 to the reference. A method without a KL term has none.
+are those of the completions in training, means of ten steps. Exact pass@k is computed on other
+problems, without sampling. The KL is the mean k3 to the reference. A method without a KL term has
+none.
 
 ```{raw} html
 <div id="runs"><noscript>The plots need JavaScript.</noscript></div>
@@ -285,19 +290,34 @@ def _words(results: Results, row: Any) -> str:
 
 def run_data() -> dict[str, Any]:
     """Every published RL run by method: its step log and its exact pass@k along training."""
-    results = load_results("study")
+    methods = [one for profile in ("study", *BESIDE) for one in _methods(load_results(profile))]
+    panels = [dict(zip(("part", "column", "title"), panel, strict=True)) for panel in PANELS]
+    return {"panels": panels, "methods": methods}
+
+
+def _methods(results: Results) -> Iterator[dict[str, Any]]:
+    """The methods of a profile with their runs; keys beside the study begin with the profile's."""
     runs = results.frame("runs").query("stage == 'rl'")
     parts = {"log": results.frame("steps"), "exact": results.frame("exact")}
-    parts["exact"] = parts["exact"].groupby(["run", "step"], as_index=False).mean(numeric_only=True)
+    if results.name in BESIDE:  # means of ten steps, as the study's log has them
+        log = parts["log"].assign(step=-(-parts["log"]["step"] // 10) * 10)
+        parts["log"] = log.groupby(["run", "step"], as_index=False).mean(numeric_only=True)
+    if len(parts["exact"]):  # means over data sets
+        by_step = parts["exact"].groupby(["run", "step"], as_index=False)
+        parts["exact"] = by_step.mean(numeric_only=True)
     columns = {part: ["step", *(c for p, c, _ in PANELS if p == part)] for part in parts}
-    methods = []
-    for key, group in runs.groupby("method", sort=False):
-        look, method = style.look(str(key)), results.profile.methods[str(key)]
+    for name, group in runs.groupby("method", sort=False):
+        method, label = results.profile.methods[str(name)], results.label(str(name))
         family, made_in = FAMILIES.get(method.family, (method.family, "verdict"))
+        key = str(name)
+        if results.name in BESIDE:
+            family, word, made_in = BESIDE[results.name]
+            key, label = f"{results.name}/{name}", f"{word}: {label}"
+        look = style.look(key)
         dash = look["linestyle"]
         found = {
             "key": key,
-            "label": results.label(str(key)),
+            "label": label,
             "family": family,
             "settings": _settings(method, group.iloc[0]),
             "notebook": notebook(made_in),
@@ -306,16 +326,18 @@ def run_data() -> dict[str, Any]:
             "dash": DASHES.get(dash) or " ".join(str(2 * length) for length in dash[1]),
             "runs": [],
         }
-        for run in group.itertuples():
+        for run, row in zip(group["run"], group.itertuples(), strict=True):
             data = {
-                part: _lists(frame[frame["run"] == run.run].reindex(columns=columns[part]))
+                part: _lists(
+                    (frame[frame["run"] == run] if len(frame) else frame).reindex(
+                        columns=columns[part]
+                    )
+                )
                 for part, frame in parts.items()
             }
-            profile = run.run.rpartition("/")[0] or results.name
-            found["runs"].append({"seed": int(run.seed), "profile": profile, **data})
-        methods.append(found)
-    panels = [dict(zip(("part", "column", "title"), panel, strict=True)) for panel in PANELS]
-    return {"panels": panels, "methods": methods}
+            profile = run.rpartition("/")[0] or results.name
+            found["runs"].append({"seed": int(row.seed), "profile": profile, **data})
+        yield found
 
 
 def _settings(method: Method, run: pd.Series) -> str:

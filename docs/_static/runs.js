@@ -196,7 +196,8 @@
       const row = add(body, "tr");
       add(row, "td", {}, method.label);
       add(row, "td", {}, method.settings);
-      const run = `sage-companion stage rl --profile ${runs[0].profile} --run ${method.key}-s${runs[0].seed}`;
+      const name = `${method.key.split("/").at(-1)}-s${runs[0].seed}`;
+      const run = `sage-companion stage rl --profile ${runs[0].profile} --run ${name}`;
       add(add(row, "td"), "code", {}, run);
       add(add(row, "td"), "a", { href: `notebooks/${method.notebook}.html` }, method.notebook.slice(0, 2));
     }

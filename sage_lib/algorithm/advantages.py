@@ -181,8 +181,9 @@ class BetaNormalised(CompletionShaper):
         p = correct.mean(1, keepdim=True)
         mean, variance = p.mean(), p.var() if len(p) > 1 else torch.zeros(())
         third = (mean * (1 - mean) / variance - 1) / 3 if variance > 0 else mean * 0
-        shapes = [(1 + third * share).clamp(min=1) for share in (mean, 1 - mean)]
-        weight = torch.distributions.Beta(*shapes).log_prob(p).neg().exp().clamp(max=self.limit)
+        first, second = ((1 + third * share).clamp(min=1) for share in (mean, 1 - mean))
+        density = torch.distributions.Beta(first, second).log_prob(p)
+        weight: torch.Tensor = density.neg().exp().clamp(max=self.limit)
         return (weight * (correct - p)).flatten().to(completions.advantages)
 
 

@@ -171,9 +171,12 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             ref_model = AutoModelForCausalLM.from_pretrained(ref_model, dtype=self.model.dtype)
         if ref_model is not None:
             self._set_reference(ref_model)
+        self.guide_model: Any = guide_model
         if isinstance(guide_model, str):
-            guide_model = AutoModelForCausalLM.from_pretrained(guide_model, dtype=self.model.dtype)
-        self.guide_model = guide_model and guide_model.to(self.accelerator.device).eval()
+            dtype = self.model.dtype
+            self.guide_model = AutoModelForCausalLM.from_pretrained(guide_model, dtype=dtype)
+        if guide_model is not None:
+            self.guide_model = self.guide_model.to(self.accelerator.device).eval()
         if self.kl_form is not None:
             dropped = self.args.use_bias_correction_kl and not self.kl_form.bias_corrected
             if dropped and self.kl_form.kl_is_trls and self.beta != 0:

@@ -129,6 +129,7 @@ def execute(path: Path, output: Path, values: Mapping[str, Any]) -> None:
             kernel_name="python3",  # ipykernel's: of this very interpreter
             cwd=str(path.parent),
             progress_bar=False,
+            start_timeout=300,  # seconds, for a kernel on a busy machine
             extra_arguments=["--IPKernelApp.log_level=50"],  # its warnings help nobody
         )
     except papermill.PapermillExecutionError as error:

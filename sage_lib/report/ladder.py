@@ -93,8 +93,8 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
         changes = {pair: change(table, "grpo", *pair, end) for pair in NEIGHBOURS}
         largest = min(changes, key=lambda pair: changes[pair][0])
         shown = dict.fromkeys([UNSEEN, largest, NEIGHBOURS[2]])
-        words = [_words(end, pair, changes[pair]) for pair in shown]
-        rows.append(("; ".join(words), largest == UNSEEN))
+        words = "; ".join(_words(end, pair, changes[pair]) for pair in shown)
+        rows.append((words, largest == UNSEEN))
     mean = table.groupby(["step", "arm"], observed=True)[ENDS].mean()
     of_base = table[(table["rung"] == 0) & (table["on"] == "its prompts")].set_index("problem")["p"]
     top = table[table["rung"].isin([1, 2]) & (table["arm"] == "grpo")]

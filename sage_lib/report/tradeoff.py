@@ -34,11 +34,15 @@ def beta_of(profile: Profile, method: str) -> float:
     return float(profile.rl_of(method)["beta"]) if by_rl else np.nan
 
 
-def curve_methods(profile: Profile, present: Iterable[str] | None = None) -> list[str]:
+def curve_methods(
+    profile: Profile, present: Iterable[str] | None = None, anchor: str = "k3"
+) -> list[str]:
     """Return the methods that differ from the baseline, GRPO, in beta alone, by rising beta.
 
-    Of several methods with the same beta the first counts. ``present``: the methods to select from;
-    None for all.
+    Args:
+        profile: has the methods. Of several methods with the same beta the first counts.
+        present: the methods to select from; None for all.
+        anchor: of the methods; at beta 0 any anchor.
     """
 
     def without_beta(key: str) -> Method:
@@ -50,19 +54,19 @@ def curve_methods(profile: Profile, present: Iterable[str] | None = None) -> lis
     by_beta: dict[float, str] = {}
     for key in (key for key in profile.methods if key in selected):
         beta = beta_of(profile, key)
-        anchored = profile.methods[key].kl_form == "k3" or beta == 0
+        anchored = profile.methods[key].kl_form == anchor or beta == 0
         if anchored and without_beta(key) == without_beta(profile.baseline):
             by_beta.setdefault(beta, key)
     return [by_beta[beta] for beta in sorted(by_beta)]
 
 
-def points(results: Results, ks: Sequence[int] | None = None) -> pd.DataFrame:
+def points(results: Results) -> pd.DataFrame:
     """Return pass@k of every evaluated method: a row each, with its beta, anchor and guide.
 
     For each k there are "pass@k", "pass@k low" and "pass@k high" (95 % over seeds and problems; NaN
     for two seeds). Where pass@k is exact, rare is the mean probability of the rare way.
     """
-    ks, rows = passk.axes(results.profile) if ks is None else ks, []
+    ks, rows = passk.axes(results.profile), []
     levels = passk.levels(passk.exact_or_sampled(results, ks))
     for name, group in levels.groupby("method", sort=False):
         method, by_metric = str(name), group.set_index("metric")
@@ -80,7 +84,9 @@ def points(results: Results, ks: Sequence[int] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def positions(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame:
+def positions(
+    results: Results, methods: Iterable[str] | None = None, anchor: str = "k3"
+) -> pd.DataFrame:
     """Return the position of methods relative to GRPO's curve in pass@1 and pass@256: a row each.
 
     Each of GRPO's points (on_front) is compared with the line without it, like any other method,
@@ -93,6 +99,7 @@ def positions(results: Results, methods: Iterable[str] | None = None) -> pd.Data
     Args:
         results: of the methods.
         methods: None for all.
+        anchor: of the methods on the curve.
 
     Returns:
         A row for each method:
@@ -110,11 +117,11 @@ def positions(results: Results, methods: Iterable[str] | None = None) -> pd.Data
         SageError for a curve of fewer than two points.
     """
     profile, values = results.profile, passk.exact(results, AXES)
-    curve = curve_methods(profile, values)
+    curve = curve_methods(profile, values, anchor)
     if len(curve) < 2:
         raise SageError(
-            f"profile {results.name} has {len(curve)} evaluated points of GRPO's trade-off curve, "
-            "which needs two or more values of beta"
+            f"profile {results.name} has {len(curve)} evaluated points of GRPO's trade-off curve "
+            f"at the anchor {anchor}: a curve needs two or more values of beta"
         )
 
     def against_line(method: str, bound: float = 0.0) -> dict[str, Any]:

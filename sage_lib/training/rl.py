@@ -40,7 +40,8 @@ def train(training: Training, run: Run) -> dict:
     ``run.profile`` gives the base, the problems and the machine's limits. A run that collapses is a
     result: its policy is kept, and the record's ``collapsed`` says at which step and why.
     """
-    profile, method = run.profile, training.method
+    profile = run.profile
+    method = training.method
     base = runs.finished(profile, run.policy)
     for earlier in run.earlier:
         runs.finished(profile, earlier)
