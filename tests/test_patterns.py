@@ -48,22 +48,26 @@ def test_eq_13_ranges_over_problems_and_not_over_seeds():
     assert (row["format"], row["repetition"], row["truncated"]) == (1 / 8, 1 / 8, 0)
 
 
-def test_the_last_problem_that_all_solved_is_shown_with_each_ones_first_solution():
+def test_the_last_problem_with_the_most_different_solutions_is_shown():
+    """All solved a, b, d and e; of a and d the first solutions of the first seed differ."""
     results = study_of(
         rows("base", None, "a", "wrong", "base a!", "later!"),
-        rows("base", None, "b", "base b!"),
-        rows("base", None, "c", "base c!"),
+        *(rows("base", None, problem, f"base {problem}!") for problem in "bcde"),
         rows("grpo", 1, "a", "grpo a!"),
-        rows("grpo", 1, "b", "grpo b!"),
+        rows("grpo", 1, "b", "base b!"),
         rows("grpo", 1, "c", "wrong"),
+        rows("grpo", 1, "d", "grpo d!"),
+        rows("grpo", 1, "e", "base e!"),
         rows("grpo", 2, "c", "another seed's!"),
     )
-    shown = patterns.side_by_side(results, ["grpo", "base"])
+    shown, numbers = patterns.side_by_side(results, ["grpo", "base"])
     assert shown["method"].tolist() == ["grpo", "base"]
-    assert shown["problem"].tolist() == ["b", "b"]
-    assert shown["solution"].tolist() == ["grpo b", "base b"]
+    assert shown["problem"].tolist() == ["d", "d"]
+    assert shown["solution"].tolist() == ["grpo d", "base d"]
+    assert numbers == {1: 2, 2: 2}
     alone = study_of(rows("base", None, "a", "no"), rows("grpo", 1, "a", "yes!"))
-    assert patterns.side_by_side(alone, ["base", "grpo"]).empty
+    shown, numbers = patterns.side_by_side(alone, ["base", "grpo"])
+    assert shown.empty and numbers == {}
 
 
 def test_the_main_methods_are_those_of_the_references_family():

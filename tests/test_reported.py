@@ -105,22 +105,45 @@ def places():
             yield row.paper, row.item, *place.split(" ", 1)
 
 
+def shows(cells, place):
+    """A cell that draws or prints has an output; what another computes, one of the next two has."""
+    displays = re.search(r"page\.|print\(", cells[place].source)
+    return any(cell.outputs for cell in cells[place : place + (1 if displays else 3)])
+
+
 @pytest.mark.parametrize(("paper", "item", "kind", "rest"), places())
 def test_each_place_of_an_item_shows_the_item(paper, item, kind, rest):
     """The text stands in a code cell of the notebook that shows something, or in the file."""
     if kind == "profile":
         name, text = rest.split(" ", 1)
         profile = load_profile(name)
-        found = [(paths.PROFILES / f"{name}.yaml").read_text(), *profile.methods]
-        assert any(text in part for part in found)
+        parts = [(paths.PROFILES / f"{name}.yaml").read_text(), *profile.methods]
+        assert any(text in part for part in parts)
     elif kind == "file":
         name, text = rest.split(" ", 1)
         assert text in (paths.ROOT / name).read_text()
     else:
         [path] = paths.NOTEBOOKS.glob(f"{kind}_*.ipynb")
         cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
-        assert any(rest in cell.source for cell in cells), f"{paper}, {item}: {rest}"
-        assert any(cell.outputs for cell in cells)
+        there = [place for place, cell in enumerate(cells) if rest in cell.source]
+        assert there, f"{paper}, {item}: no cell of {path.name} has {rest}"
+        assert any(shows(cells, place) for place in there), f"{item}: {rest} shows nothing"
+
+
+@pytest.mark.parametrize("fault", ["another name", "no output"])
+def test_an_item_that_is_not_shown_is_noticed(tmp_path, monkeypatch, fault):
+    """Two planted faults in Figure 5's cell."""
+    [path] = paths.NOTEBOOKS.glob("02_*.ipynb")
+    notebook = nbformat.read(path, as_version=4)
+    [cell] = [c for c in notebook.cells if '"figure5"' in c.source]
+    if fault == "no output":
+        cell.outputs = []
+    else:
+        cell.source = cell.source.replace("figure5", "modes")
+    nbformat.write(notebook, tmp_path / path.name)
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
+    with pytest.raises(AssertionError, match="figure5"):
+        test_each_place_of_an_item_shows_the_item("SAGE", "Figure 5", "02", '"figure5"')
 
 
 def test_the_notebooks_of_an_item_are_those_of_its_places():

@@ -43,20 +43,32 @@ def pattern_table(results: Results, methods: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def side_by_side(results: Results, methods: Sequence[str]) -> pd.DataFrame:
-    """Return solutions of the last problem that all methods solved (Appendix H): a row for each.
+def side_by_side(results: Results, methods: Sequence[str]) -> tuple[pd.DataFrame, dict[int, int]]:
+    """Return solutions of one problem (Appendix H): of those that all methods solved the last one
+    with the most different solutions.
 
-    The solution is the first correct sample of the method's first seed. Columns method, dataset,
-    problem, solution. Without such a problem there are no rows.
+    The solution is the first correct sample of the method's first seed.
+
+    Args:
+        results: with samples.
+        methods: at least one.
+
+    Returns:
+        A row for each method, with columns method, dataset, problem and solution; and how many
+        problems have how many different solutions. Without such a problem both are empty.
     """
     frame = saved_samples(results, methods)
     first = frame[frame["run"] == frame.groupby("method")["run"].transform("first")]
     solved = first[first["correct"]].drop_duplicates(["method", *PROBLEM])
-    by_all = solved.groupby(PROBLEM, sort=False)["method"].transform("size") == len(methods)
-    common = solved[by_all]
+    by_problem = solved.groupby(PROBLEM, sort=False)["completion"]
+    common = solved[by_problem.transform("size") == len(methods)]
     if common.empty:
-        return pd.DataFrame(columns=["method", *PROBLEM, "solution"])
-    last = common[common["method"] == common["method"].iloc[0]].iloc[-1]
+        return pd.DataFrame(columns=["method", *PROBLEM, "solution"]), {}
+    common = common.assign(different=by_problem.transform("nunique"))
+    most = common[common["different"] == common["different"].max()]
+    last = most[most["method"] == most["method"].iloc[0]].iloc[-1]
     rows = common[(common[PROBLEM] == last[PROBLEM]).all(axis=1)]
     rows = rows.set_index("method").loc[list(methods)].reset_index()
-    return rows.rename(columns={"completion": "solution"})[["method", *PROBLEM, "solution"]]
+    rows = rows.rename(columns={"completion": "solution"})[["method", *PROBLEM, "solution"]]
+    numbers = common.drop_duplicates(PROBLEM)["different"].value_counts().sort_index()
+    return rows, {int(number): int(times) for number, times in numbers.items()}
