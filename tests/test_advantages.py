@@ -207,15 +207,6 @@ def test_the_position_bonus_as_printed_is_a_constant():
     assert bonus.min() > 0.9994 and bonus.max() <= 1
 
 
-def test_the_position_bonus_acts_in_its_part_of_the_run():
-    shaper = PositionBonus(start=0.666, end=0.9)
-    for progress, acts in ((0.0, False), (199 / 300, False), (200 / 300, True), (0.9, False)):
-        batch = tokens([1.0], mask=[[1, 1]], progress=progress)
-        shaped = shaper.shape(batch)
-        assert bool(shaped.touched.any()) is acts
-        assert torch.equal(shaped.advantages, batch.advantages) is not acts
-
-
 def test_the_parts_of_the_covariance_have_it_as_their_mean():
     batch = random_tokens()
     counted = batch.mask.bool()

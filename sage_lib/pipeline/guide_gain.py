@@ -29,8 +29,10 @@ from sage_lib.text import count, visible
 
 #: Tokens of a prompt for which a profile of ``--model`` has room.
 PROMPT = 2048
-#: What stands below the table until somebody has tested more.
-FORECAST = "log rho predicted training on ten bases with kl_form sequence, and not with k3 (notebook 13)."
+#: What stands below the table: the outcome of the grid law.
+FORECAST = (
+    "log rho predicted training on ten bases with kl_form sequence, and not with k3 (notebook 13)."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
