@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from sage_lib.experiment.profile import BASE, load_profile
-from sage_lib.experiment.results import load_results
+from sage_lib.experiment.results import Results, load_results
 from sage_lib.paths import PUBLISHED, ROOT
 from sage_lib.report import inference, outcomes, passk, reported
 from sage_lib.report.inference import (
@@ -56,6 +57,7 @@ def planted(monkeypatch):
             found[method] = Values(method, values, COLUMNS, ["both"] * 30, own)
         profile = load_profile("study")
         results = SimpleNamespace(profile=profile, name=name, label=profile.label, planted=found)
+        results.base_of = partial(Results.base_of, results)
         monkeypatch.setattr(passk, "exact", lambda one, ks, ood: one.planted)
         return results
 

@@ -88,7 +88,7 @@ class Results:
 
     def base_of(self, rows: pd.DataFrame) -> pd.Series:
         """Return the profile whose base each row's run began with."""
-        return rows["run"].str.rpartition("/")[0].replace("", self.name)
+        return rows["run"].str.extract("^(.*)/", expand=False).fillna(self.name)
 
     def __getattr__(self, name: str) -> Any:
         if name in DOCUMENTS:

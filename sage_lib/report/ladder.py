@@ -50,7 +50,8 @@ def load() -> pd.DataFrame:
 def with_steps(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table as of ladder.csv with the columns pass@1, pass@256 and step (of STEPS)."""
     keys = zip(table["rung"], table["on"], table["policy"], strict=True)
-    steps = pd.Categorical([STEPS.get(key) for key in keys], list(STEPS.values()))
+    of_steps = pd.CategoricalDtype(list(STEPS.values()))
+    steps = pd.Series([STEPS.get(key) for key in keys], table.index, dtype=of_steps)
     solved = {"pass@1": table["p"], "pass@256": 1 - (1 - table["p"]) ** 256}
     return table.assign(**solved, step=steps)
 

@@ -65,7 +65,10 @@ LOOKS: dict[str, tuple[str, Any, str]] = {
 }
 #: Methods that are drawn together: each has the next colour, dash and marker.
 _TOGETHER = (
-    ("bnpo_no_kl", "bnpo", "bnpo_branch", "dapo_no_kl", "dapo", "dapo_branch"),
+    (
+        *("bnpo_no_kl", "bnpo", "bnpo_branch", "dapo_no_kl", "dapo", "dapo_branch"),
+        *("beta_bnpo_no_kl", "beta_bnpo_branch"),
+    ),
     ("full_grpo", "full_no_kl", "full_strong"),
     (
         *("updates", "clip_higher", "clip_cov", "kl_cov", "rapo", "nsr", "entropy_bonus"),
