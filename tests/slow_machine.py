@@ -3,7 +3,7 @@
 import itertools
 import time
 
-from sage_lib.tasks import mathematics, worker
+from sage_lib.tasks import mathematics, verifier, worker
 
 #: Itself, where tests put the function below in its place.
 start = worker.start
@@ -29,3 +29,8 @@ def slow(function):
         return result
 
     return slowed
+
+
+def verify_chunk(chunk, limit):
+    """In the place of worker.verify_chunk: each pair is right, and takes longer than a first try."""
+    return ["timeout" if limit < verifier.LIMIT else True] * len(chunk)
