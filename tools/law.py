@@ -189,7 +189,7 @@ def of_base(spec: str, profile: Profile) -> dict[str, object]:
     return {"base": spec, "problems": len(table), **means, "weighted_q": weighted_q(profile)}
 
 
-def success(profile: Profile, method: str, seed: int) -> pd.DataFrame | None:
+def success(profile: Profile, method: str, seed: float) -> pd.DataFrame | None:
     """Return p, the probability of a valid sample, of each held-out problem after a run.
 
     None where its evaluation is missing.
