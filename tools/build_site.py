@@ -138,7 +138,8 @@ def home(readme: str) -> str:
         for caption, pages in contents.items()
     ]
     words, fence, commands = on_site(screen).partition("```\n")
-    first = words + LIVE + (fence and "## Try it\n\n") + fence + commands
+    words, _, where = words.rstrip().rpartition("\n\n")  # the line above the commands
+    first = f"{words}\n{LIVE}## Try it\n\n{where}\n\n{fence}{commands}"
     return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", first) + read_on + "".join(trees)
 
 
