@@ -181,6 +181,8 @@ def test_the_first_page_is_the_readmes_first_screen():
         ("import numpy\nx = 1", ["equation"], False),
         ("figure, axes = plt.subplots(1)" + "\naxes.plot()" * 12, [], True),
         ("figure, axes = plt.subplots(1)", [], False),
+        ("axes.plot()\n" * 7 + 'page.show(figure, "name")', [], True),
+        ('page.show(figure, "name")', [], False),
         ("rows = []" + "\nrows.append(1)" * 20, [], False),
     ],
 )

@@ -195,11 +195,14 @@ def notebook_page(notebook: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_folded(source: str, tags: list[str]) -> bool:
-    """Whether a page folds a cell: imports and loading, or a long one that draws."""
+    """Whether a page folds a cell: imports and loading, or a long one that draws a figure, or ends
+    one."""
     if SHOWN_TAGS & {*tags} or "hide-input" in tags:
         return False
-    draws = "plt.subplots(" in source and source.count("\n") >= 12
-    return draws or source.startswith(("import ", "from "))
+    lines = source.count("\n")
+    if ("plt.subplot" in source and lines >= 12) or ("page.show(figure" in source and lines >= 7):
+        return True
+    return source.startswith(("import ", "from "))
 
 
 def glossary(text: str) -> str:
