@@ -88,18 +88,15 @@ def road(name: str, names: list[str]) -> str:
     for first, last, title in PARTS:
         linked = f"[{title}]({firsts[first]}.ipynb)" if first in firsts else title
         found.append(f"**{title}**" if first <= name[:2] <= last else linked)
-    return f"Parts: {' · '.join(found)}"
+    return f"Parts: {', '.join(found)}"
 
 
 def footer(name: str, names: list[str]) -> str:
     """The last cell of a notebook: links to those before and after it."""
     place = names.index(name)
-    around = {"Previous": names[:place][-1:], "Next": names[place + 1 :][:1]}
-    links = [
-        f"{word}: [{other.replace('_', ' ')}]({other}.ipynb)"
-        for word, others in around.items()
-        for other in others
-    ]
+    links = [f"[Previous]({other}.ipynb)" for other in names[:place][-1:]]
+    for other in names[place + 1 :][:1]:
+        links.append(f"Next: [{other.replace('_', ' ')}]({other}.ipynb)")
     return "---\n" + " · ".join(links)
 
 
