@@ -256,10 +256,10 @@ def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     whole = figure.get_tightbbox().padded(0.05)  # no title or label is cut
-    made = []
+    files = []
     for ending, unstable in (("pdf", "CreationDate"), ("png", "Software")):
         drawn = io.BytesIO()
         options: dict[str, Any] = {"metadata": {unstable: None}, "dpi": 200}
         figure.savefig(drawn, format=ending, bbox_inches=whole, **options)
-        made.append(write_bytes(folder / f"{name}.{ending}", drawn.getvalue()))
-    return made
+        files.append(write_bytes(folder / f"{name}.{ending}", drawn.getvalue()))
+    return files
