@@ -76,6 +76,7 @@ autoapi_keep_files = False
 autoapi_own_page_level = "module"
 autoapi_member_order = "bysource"
 autoapi_options = ["members", "undoc-members", "show-inheritance", "show-module-summary"]
+autoapi_options += ["inherited-members"]  # of them the arguments: see _explain
 
 #: Parts of a docstring that are shown letter by letter.
 _LITERAL = re.compile(r"(`+[^`]+`+|(?<=::)\n\n(?:(?: [^\n]*)?\n)+)")
@@ -108,10 +109,16 @@ def _comments(module: str) -> dict[tuple[str, str], list[str]]:
 
 
 def _explain(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
-    """Comments in the place of docstrings. Attributes with neither comment nor type are hidden."""
+    """Comments in the place of docstrings. Attributes with neither comment nor type are hidden, and
+    so is what a class inherits, but for the arguments of a private class, which has no page."""
     owner, _, own = thing.qual_name.rpartition(".")
+    module = name.removesuffix(f".{thing.qual_name}")
+    if thing.inherited:
+        module, _, owner = thing.obj["inherited_from"]["full_name"].rpartition(".")
+        if what != "attribute" or not owner.startswith("_"):
+            return True
     if what in {"attribute", "data"} and not thing.docstring:
-        lines = _comments(name.removesuffix(f".{thing.qual_name}")).get((owner, own), [])
+        lines = _comments(module).get((owner, own), [])
         if lines:
             _to_page(app, "comment", name, None, None, lines := list(lines))
             thing.docstring = "\n".join(lines)

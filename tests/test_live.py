@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from html import unescape
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -323,3 +324,12 @@ def test_claims_are_filtered_below_a_head_that_stays(tmp_path):
 def test_the_first_page_has_the_live_tilt(tmp_path):
     home = in_chromium(SITE / "index.html", tmp_path)
     assert home.count('type="range"') == 6
+
+
+@site
+@with_chromium
+@pytest.mark.parametrize("words", ["rho", "anchor", "pass@k"])
+def test_the_search_finds_a_term_of_the_glossary_first(tmp_path, words):
+    shown = in_chromium(SITE / "search.html", tmp_path, f"?q={quote(words)}")
+    found = re.search(r'<ul class="search">.*?href="([^"]+)"', shown, re.DOTALL)
+    assert found and found[1].startswith("glossary.html#term-"), found and found[1]

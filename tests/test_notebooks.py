@@ -163,3 +163,13 @@ def test_a_notebook_is_clean_parametrised_and_has_short_cells(path):
     assert notebooks.parameters(path)
     for cell in cells(path, "code"):
         assert len(cell.source.splitlines()) <= 25, "a reader does not see it at a glance"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in NOTEBOOKS if p.name[:2] not in notebooks.WALK], ids=lambda path: path.stem
+)
+def test_a_figure_is_displayed_when_it_is_complete_alone(path):
+    """A figure that a cell leaves open is displayed at its end, without a title or words."""
+    for cell in cells(path, "code"):
+        for output in (one for one in cell.outputs if "image/png" in one.get("data", {})):
+            assert output.metadata.get("image/png", {}).get("alt"), cell.source

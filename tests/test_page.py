@@ -211,3 +211,14 @@ def test_an_error_bar_never_has_a_negative_length_and_may_have_none():
     style.error_bar(axis, 2, 0.3, 0.1, 0.7, **style.look("grpo"))
     [bars] = axis.containers[2][2]
     assert bars.get_segments()[0][:, 1].tolist() == pytest.approx([0.1, 0.7])
+
+
+@pytest.mark.parametrize(("shift", "bases"), [(0, 0), (0.25, 0), (0, 2)])
+def test_no_row_of_a_forest_lies_on_the_frame(shift, bases):
+    rows = pd.DataFrame({"method": ["a", "b"], "difference": 0.1, "low": 0.0, "high": 0.2})
+    axis = plt.figure().add_subplot()
+    style.forest(axis, rows, str.upper, shift, [rows] * bases)
+    drawn = [y for line in axis.lines[:-1] for y in line.get_ydata()]  # the last is the line at 0
+    low, high = axis.get_ylim()
+    assert low + 0.2 < min(drawn) and max(drawn) < high - 0.2
+    assert len({round(y, 2) for y in drawn}) == 2 * (1 + bases)

@@ -137,6 +137,9 @@ def test_the_pages_of_results_show_what_they_are_for():
     assert claims.count("<tr>") == len(stated) + predicted + 2 > 45
     assert gallery.count("<figcaption>") == gallery.count('loading="lazy"') == 10
     assert "log pi of the sampled tokens" in api  # a comment behind a field
+    guides = (SITE / "api/sage_lib/algorithm/guides/index.html").read_text()
+    inherited = guides.partition('id="sage_lib.algorithm.guides.BranchGuide.high"')[2]
+    assert "the largest q" in inherited[:1500]  # an argument of every guide that clamps
     assert {"_static/runs_data.js", "_static/runs.js"} <= set(page(SITE / "runs.html").loaded)
     assert all(f'"{name}"' in (SITE / "searchindex.js").read_text() for name in ("claims", "runs"))
 

@@ -164,9 +164,9 @@ def test_the_sites_sources_are_whole(tmp_path):
 
 
 def test_the_first_page_is_the_readmes_first_screen():
-    screen = f"# Title\n\nWords.\n\n```\nmake test\n```\n{build_site.FIRST_SCREEN}\n\nMore.\n"
-    page = build_site.home(screen)
-    assert page.index("Words.") < page.index("data-tilt") < page.index("make test")
+    commands = "In a clone:\n\n```\nmake test\n```\n"
+    page = build_site.home(f"# Title\n\nWords.\n\n{commands}{build_site.FIRST_SCREEN}\n\nMore.\n")
+    assert page.index("Words.") < page.index("data-tilt") < page.index(commands)
     linked = re.findall(r"^- .*?\]\((\S+?)\)", page, re.MULTILINE)
     assert "More." not in page
     assert linked[:3] == ["claims.md", "runs.md", "gallery.md"] and len(linked) == 6
@@ -181,6 +181,8 @@ def test_the_first_page_is_the_readmes_first_screen():
         ("import numpy\nx = 1", ["equation"], False),
         ("figure, axes = plt.subplots(1)" + "\naxes.plot()" * 12, [], True),
         ("figure, axes = plt.subplots(1)", [], False),
+        ("axes.plot()\n" * 7 + 'page.show(figure, "name")', [], True),
+        ('page.show(figure, "name")', [], False),
         ("rows = []" + "\nrows.append(1)" * 20, [], False),
     ],
 )

@@ -138,7 +138,8 @@ def home(readme: str) -> str:
         for caption, pages in contents.items()
     ]
     words, fence, commands = on_site(screen).partition("```\n")
-    first = words + LIVE + (fence and "## Try it\n\n") + fence + commands
+    words, _, where = words.rstrip().rpartition("\n\n")  # the line above the commands
+    first = f"{words}\n{LIVE}## Try it\n\n{where}\n\n{fence}{commands}"
     return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", first) + read_on + "".join(trees)
 
 
@@ -194,11 +195,14 @@ def notebook_page(notebook: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_folded(source: str, tags: list[str]) -> bool:
-    """Whether a page folds a cell: imports and loading, or a long one that draws."""
+    """Whether a page folds a cell: imports and loading, or a long one that draws a figure, or ends
+    one."""
     if SHOWN_TAGS & {*tags} or "hide-input" in tags:
         return False
-    draws = "plt.subplots(" in source and source.count("\n") >= 12
-    return draws or source.startswith(("import ", "from "))
+    lines = source.count("\n")
+    if ("plt.subplot" in source and lines >= 12) or ("page.show(figure" in source and lines >= 7):
+        return True
+    return source.startswith(("import ", "from "))
 
 
 def glossary(text: str) -> str:

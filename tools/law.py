@@ -1,15 +1,17 @@
 """What the grids law and guides made, as tables of data/published.
 
     python tools/law.py           law_bases.csv and law_runs.csv; some minutes of one core a base
-    python tools/law.py guides    guides_log_rho.csv and guides_runs.csv; some minutes as well
+    python tools/law.py guides    guides_log_rho.csv and guides_runs.parquet; some minutes as well
 
 The first prints the slopes of report/law_claims.yaml once each base has a seed of all methods, the
-second each method's position against GRPO's curves. log rho is exact, of a base's listed
-completions. Bases without a run of GRPO and runs without an evaluation are left out, and what
-stands in the first table is not measured again.
+second each method's position against GRPO's curves, and the outcomes of guides_claims.yaml. log rho
+is exact, of a base's listed completions. Bases without a run of GRPO and runs without an evaluation
+are left out, and what stands in the tables of log rho is not measured again.
 """
 
 import argparse
+import io
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 from ladder import log_q_of, tree_of
+from scipy.special import logit
 from scipy.stats import linregress, t
 from tqdm import tqdm
 
@@ -27,12 +30,11 @@ from sage_lib.evaluation import groups, optima
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import BASE, Profile, load_profile
-from sage_lib.experiment.results import load_results
 from sage_lib.files import write_bytes
 from sage_lib.policy import loading
 from sage_lib.policy.enumeration import Enumeration, enumerate_completions
 from sage_lib.policy.scoring import valid_probabilities
-from sage_lib.report import inference, passk, tradeoff
+from sage_lib.report import inference, trained_guides
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.theory.solutions import k3_fixed_point
@@ -45,12 +47,8 @@ MARGIN = 0.1
 BASES, RUNS = (paths.PUBLISHED / f"law_{name}.csv" for name in ("bases", "runs"))
 #: Methods of the profile guides whose guide is measured, and listed problems of each data set.
 GUIDED, LISTED = ("branch_strong", "reverse", "hard", "likeliest", "success"), 8
-CURVES = {
-    "k3": ["front_beta0.05", "reverse_matched", "grpo", "front_beta0.4"],
-    "sequence": ["sequence_front_beta0.05", "sequence", "sequence_front_beta0.4"],
-}
 STATE = ("branch_strong", "reverse", "hard")  # q of the state alone
-OF_GUIDES = [paths.PUBLISHED / f"guides_{name}.csv" for name in ("log_rho", "runs")]
+LOG_RHO = paths.PUBLISHED / "guides_log_rho.csv"
 COLUMNS = ["dataset", "problem", "guide", "p", "covered", "acted", "log_rho", "low", "high"]
 
 
@@ -191,49 +189,59 @@ def of_base(spec: str, profile: Profile) -> dict[str, object]:
     return {"base": spec, "problems": len(table), **means, "weighted_q": weighted_q(profile)}
 
 
-def of_run(spec: str, profile: Profile, method: str, seed: int) -> dict[str, object] | None:
-    """Return the row of a run, or None where its evaluation is missing."""
-    policy = runs.sft_run(profile) if method == "base" else runs.rl_run(profile, method, seed)
+def success(profile: Profile, method: str, seed: float) -> pd.DataFrame | None:
+    """Return p, the probability of a valid sample, of each held-out problem after a run.
+
+    None where its evaluation is missing.
+    """
+    policy = runs.sft_run(profile) if method == BASE else runs.rl_run(profile, method, int(seed))
     evaluation = runs.evaluation_run(profile, policy)
     if not evaluation.done():
         return None
     support = pd.read_csv(evaluation.measured / "support.csv")
     support = support[support["dataset"].isin([data.label for data in profile.data_sets(False)])]
-    of_problem = np.exp(support["logp"]).groupby([support["dataset"], support["problem"]]).sum()
-    p = of_problem.to_numpy()
-    logit = np.log(p) - np.log1p(-p)
-    more = {"pass@1": p.mean(), "pass@256": (1 - (1 - p) ** 256).mean(), "logit": logit.mean()}
+    keys = [support["dataset"], support["problem"]]
+    return np.exp(support["logp"]).groupby(keys).sum().rename("p").reset_index()
+
+
+def of_run(spec: str, profile: Profile, method: str, seed: int) -> dict[str, object] | None:
+    """Return the row of a run, or None where its evaluation is missing."""
+    of_problems = success(profile, method, seed)
+    if of_problems is None:
+        return None
+    p = of_problems["p"].to_numpy()
+    more = {"pass@1": p.mean(), "pass@256": (1 - (1 - p) ** 256).mean(), "logit": logit(p).mean()}
     return {"base": spec, "method": method, "seed": seed, "problems": len(p), **more}
 
 
 def of_guides() -> None:
     """Write and print what the grid guides made."""
-    profile, (path, of_runs) = load_profile("guides"), OF_GUIDES
-    if not path.exists():
-        gains, on = k3_gains(profile, GUIDED, LISTED), COLUMNS[:3]
-        table = log_rho(profile, GUIDED, LISTED).merge(gains, how="outer", on=on)
-        write_bytes(path, table.to_csv(index=False, float_format="%.6g").encode())
-    table = pd.read_csv(path)
-    table["above 0"] = table["log_rho"] > 0
-    shown = [*COLUMNS[3:], "above 0", "k3"]
-    means = table.groupby(["guide", "dataset"], sort=False)[shown].mean()
-    print(means.round(3).to_string())
-    named = [("base", 0)] + [(m, seed) for seed in profile.seeds for m in profile.methods]
-    rows = [of_run("guides", profile, *name) for name in named]
-    done = pd.DataFrame([row for row in rows if row is not None])
-    write_bytes(of_runs, done.to_csv(index=False, float_format="%.6g").encode())
-    print(done.groupby("method", sort=False).mean(numeric_only=True).round(4).to_string())
-    values = passk.exact(load_results("guides", own=True))
-    for form, curve in CURVES.items():
-        line = [key for key in curve if key in values]
-        betas = [tradeoff.beta_of(profile, key) for key in line]
-        corners = [values[key] for key in (*line, BASE)]
-        of_form = [key for key in values if key in profile.methods and key not in line]
-        of_form = [key for key in of_form if profile.methods[key].kl_form == form]
-        if len(line) > 1:
-            rows = [tradeoff.position(values[key], corners, betas) for key in of_form]
-            print(f"excess over GRPO's curve under {form}, {line}")
-            print(pd.DataFrame(rows, index=of_form).iloc[:, :6].round(3).to_string())
+    tables = []
+    for name in trained_guides.TASKS:
+        profile = load_profile(name)
+        named = [(BASE, np.nan)] + [(m, seed) for seed in profile.seeds for m in profile.methods]
+        for method, seed in named:
+            table = success(profile, method, seed)
+            if table is not None:
+                tables.append(table.assign(profile=name, method=method, seed=seed))
+    if not tables:
+        sys.exit("no run of the grid guides has been evaluated: sage-companion grid guides")
+    table = pd.concat(tables, ignore_index=True).astype({"p": "float32"})
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False, compression="zstd")
+    write_bytes(trained_guides.RUNS, buffer.getvalue())
+    measured = pd.read_csv(LOG_RHO) if LOG_RHO.exists() else pd.DataFrame(columns=["profile"])
+    for name in table["profile"].unique():
+        if name not in measured["profile"].unique():
+            profile, on = load_profile(name), COLUMNS[:3]
+            gains = k3_gains(profile, GUIDED, LISTED)
+            rows = log_rho(profile, GUIDED, LISTED).merge(gains, how="outer", on=on)
+            rows.insert(0, "profile", name)
+            measured = pd.concat([measured, rows], ignore_index=True)
+            write_bytes(LOG_RHO, measured.to_csv(index=False, float_format="%.6g").encode())
+        values = trained_guides.load(name)
+        print(trained_guides.positions(name, values).iloc[:, :9].round(3).to_string())
+        print(trained_guides.outcomes(name).to_string())
 
 
 def main() -> None:

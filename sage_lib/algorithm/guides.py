@@ -84,8 +84,8 @@ class CosineSchedule:
 
 @dataclass(frozen=True, config=STRICT)
 class _Clamped:
-    low: Number = field(default=LOW, kw_only=True)
-    high: Number = field(default=HIGH, kw_only=True)
+    low: Number = field(default=LOW, kw_only=True)  # the least q
+    high: Number = field(default=HIGH, kw_only=True)  # the largest q
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= 1 <= self.high:

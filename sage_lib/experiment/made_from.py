@@ -144,8 +144,8 @@ def demonstrated(profile: Profile, rft: Rft) -> Profile:
 def _policy(run: Run) -> dict[str, Any]:
     """Return the policy that a run starts from or measures, also before it is taken."""
     assert run.policy is not None
-    made = run.policy if run.policy.weights else run.policy.made_below()
-    return {"policy": (run.policy.fingerprint, made.weights if made else "")}
+    source = run.policy if run.policy.weights else run.policy.made_below()
+    return {"policy": (run.policy.fingerprint, source.weights if source else "")}
 
 
 def _tempered(profile: Profile) -> dict[str, Any]:

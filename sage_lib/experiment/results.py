@@ -145,8 +145,8 @@ class Results:
         kind, remedy = "published", "set own_results = True to read what you trained"
         if self.own:
             what = "reproduce" if name == "runs" else f"stage {stage}"
-            made = f"sage-companion {what} --profile {self.profile.spec}"
-            kind, remedy = "own", f"{made} makes them"
+            command = f"sage-companion {what} --profile {self.profile.spec}"
+            kind, remedy = "own", f"{command} makes them"
         return SageError(f"{name} is not among the {kind} results of {self.name}: {remedy}")
 
 

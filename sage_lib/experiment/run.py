@@ -102,8 +102,8 @@ class Run:
     @property
     def weights(self) -> str:
         """Hash of the finished model's weights, "" while there is none."""
-        made = self.model.is_dir() and self.record.is_file()
-        return str(records.load(self.record)["weights"]) if made else ""
+        finished = self.model.is_dir() and self.record.is_file()
+        return str(records.load(self.record)["weights"]) if finished else ""
 
     def done(self) -> bool:
         """Return whether the run is finished from the same settings and weights, and what it made

@@ -74,7 +74,7 @@ def draw(table: pd.DataFrame) -> Figure:
         "k3 as a loss; exact forward KL": "k3 as a loss",
     }
     rows = table.set_index("form")
-    for place, (label, form) in enumerate(together.items(), 1):
+    for place, (label, form) in zip((3, 2, 1), together.items(), strict=True):  # as in notebook 03
         row, look = rows.loc[form], style.series(place)
         axis.plot(row["success"], row["rare"], label=label, **style.points(look))
         start = row["success"], row["rare"]
@@ -85,9 +85,9 @@ def draw(table: pd.DataFrame) -> Figure:
     held = "k1 as a loss: nothing holds the policy"
     axis.axvline(1.0, label=held, color="0.4", linestyle=":", linewidth=0.8)
     axis.set_xlabel("probability of a right completion")
-    axis.set_ylabel("of the rare right one")
+    axis.set_ylabel("probability of the rare right one")
     axis.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
-    title = "Where each form of the KL comes to rest, and what a guide does there"
-    caption = f"Tree of Appendix C, beta {BETA}; arrows: q = 1.4 where the policy is unsure"
-    style.describe(figure, title, caption)
+    title = "Branch lowers success under k1 and k3; the rare right one gains under k1 alone"
+    caption = f"Tree of Appendix C, beta {BETA}", "arrows: to q = 1.4 where the policy is unsure"
+    style.describe(figure, title, *caption)
     return figure

@@ -166,7 +166,12 @@ def bases(
 
 
 def forest(
-    axis: Axes, rows: pd.DataFrame, label: Callable[[str], str], shift: float = 0, **keywords: Any
+    axis: Axes,
+    rows: pd.DataFrame,
+    label: Callable[[str], str],
+    shift: float = 0,
+    alone: Sequence[pd.DataFrame] = (),
+    **keywords: Any,
 ) -> None:
     """Draw differences with their intervals below one another.
 
@@ -175,13 +180,18 @@ def forest(
         rows: with the columns method, difference, low and high.
         label: gives the name of a method.
         shift: how far below their places.
+        alone: the same rows of each base, drawn by :func:`bases`.
         keywords: a look in place of the methods' looks.
     """
+    names = ["difference", "low", "high"]
     for place, row in enumerate(rows.itertuples()):
-        bounds = (row.difference, row.low, row.high)
         drawn = keywords if keywords else look(str(row.method))
+        bounds = (row.difference, row.low, row.high)
         error_bar(axis, -place - shift, *bounds, horizontal=True, **drawn)
+        of_bases = [of[names].to_numpy()[place] for of in alone]
+        bases(axis, -place, of_bases, step=-0.22, color=drawn["color"])
     axis.set_yticks(-np.arange(len(rows)), [label(method) for method in rows["method"]])
+    axis.set_ylim(0.5 - len(rows) - shift - 0.22 * len(alone), 0.5)  # no row is on the frame
     axis.axvline(0, color="0.4", linewidth=0.8)
     axis.locator_params("x", nbins=4)
 
@@ -246,10 +256,10 @@ def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     whole = figure.get_tightbbox().padded(0.05)  # no title or label is cut
-    made = []
+    files = []
     for ending, unstable in (("pdf", "CreationDate"), ("png", "Software")):
         drawn = io.BytesIO()
         options: dict[str, Any] = {"metadata": {unstable: None}, "dpi": 200}
         figure.savefig(drawn, format=ending, bbox_inches=whole, **options)
-        made.append(write_bytes(folder / f"{name}.{ending}", drawn.getvalue()))
-    return made
+        files.append(write_bytes(folder / f"{name}.{ending}", drawn.getvalue()))
+    return files

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from sage_lib.report.style import STYLE
+from sage_lib.report.style import STYLE, describe
 from sage_lib.theory.tree import Completion, Tree
 
 #: Width of a column of numbers beside the leaves, in tokens.
@@ -41,8 +41,9 @@ def token_tree(
                     x, heights[completion], f"{value:.4f}", ha="center", va="center", size=6.5
                 )
         right = edge + COLUMN * len(columns) - 0.2
-        axis.set(xlim=(-0.25, right), ylim=(0.4 - len(tree.completions), 1.1), title=title)
+        axis.set(xlim=(-0.25, right), ylim=(0.4 - len(tree.completions), 1.1))
         axis.axis("off")
+        describe(figure, title)
     return figure
 
 

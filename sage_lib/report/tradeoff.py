@@ -116,11 +116,27 @@ def positions(
 
         SageError for a curve of fewer than two points.
     """
-    profile, values = results.profile, passk.exact(results, AXES)
+    return positions_of(results.profile, passk.exact(results, AXES), methods, anchor)
+
+
+def positions_of(
+    profile: Profile,
+    values: dict[str, Values],
+    methods: Iterable[str] | None = None,
+    anchor: str = "k3",
+) -> pd.DataFrame:
+    """Return the table of :func:`positions` from the values of a profile's methods.
+
+    Args:
+        profile: has the methods.
+        values: by method, with those of the base; their first two columns are pass@1 and pass@256.
+        methods: None for all.
+        anchor: of the methods on the curve.
+    """
     curve = curve_methods(profile, values, anchor)
     if len(curve) < 2:
         raise SageError(
-            f"profile {results.name} has {len(curve)} evaluated points of GRPO's trade-off curve "
+            f"profile {profile.name} has {len(curve)} evaluated points of GRPO's trade-off curve "
             f"at the anchor {anchor}: a curve needs two or more values of beta"
         )
 
