@@ -98,9 +98,8 @@ def road(name: str, names: list[str]) -> str:
 def footer(name: str, names: list[str]) -> str:
     """The last cell of a notebook: links to those before and after it."""
     place = names.index(name)
-    links = [f"[Previous]({other}.ipynb)" for other in names[:place][-1:]]
-    for other in names[place + 1 :][:1]:
-        links.append(f"Next: [{other.replace('_', ' ')}]({other}.ipynb)")
+    around = {"Previous": names[:place][-1:], "Next": names[place + 1 :][:1]}
+    links = [f"[{word}]({other}.ipynb)" for word, others in around.items() for other in others]
     return "---\n" + " · ".join(links)
 
 
