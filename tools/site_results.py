@@ -61,6 +61,16 @@ CLAIMS = {
             "rivals": "what_moves_the_curve",
         },
     ),
+    "study_short_claims": (
+        "study_short",
+        "Exploration report",
+        {
+            "shaping": "what_moves_the_curve",
+            "rft": "rejection_sampling_sft_rl",
+            "rivals": "what_moves_the_curve",
+            "losses": "losses_sizes_thresholds",
+        },
+    ),
 }
 CLAIMS_PAGE = """\
 # Claims map
@@ -238,7 +248,7 @@ def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
     name, paper, notebooks = CLAIMS[file]
     results, claims = load_results(name), outcomes.load_claims(file)
     stored = paths.PUBLISHED / name / "comparisons.csv"
-    own = file != "exploration_claims"
+    own = file not in ("exploration_claims", "study_short_claims")
     compared = pd.read_csv(stored) if own else outcomes.comparisons(claims, results)
     by_claim = outcomes.claim_outcomes(claims, compared).set_index("claim")["outcome"]
     numbers = outcomes.readable(compared, results)["difference"]
