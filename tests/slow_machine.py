@@ -32,5 +32,5 @@ def slow(function):
 
 
 def verify_chunk(chunk, limit):
-    """In the place of worker.verify_chunk: each pair is right, and takes longer than a first try."""
+    """In the place of worker.verify_chunk: each pair is right and needs a second try."""
     return ["timeout" if limit < verifier.LIMIT else True] * len(chunk)

@@ -34,7 +34,7 @@ _ADDRESS = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?")
 #: The line of CITATION.cff; that of the paper's own repository is indented.
 _LINE = re.compile(r"^repository-code: \"?([^\s\"]+)\"?\n", re.MULTILINE)
 _BADGES = re.compile(r"\n\n\[!\[Open in Colab\].*")
-_ROAD = re.compile(r"\n\nParts: .*")
+_ROAD = re.compile(r"\n\nParts?: .*")
 _PART = re.compile(r"(<!-- badges: begin -->\n).*?(<!-- badges: end -->)", re.DOTALL)
 #: What Colab runs before the first import; anywhere else it does nothing.
 SETUP = """\
@@ -82,21 +82,24 @@ def badges(where: str | None, name: str) -> str:
 
 
 def road(name: str, names: list[str]) -> str:
-    """The line below a notebook's title: the parts of the companion, its own in bold."""
+    """The line below a notebook's title: its part, with a link to the list of all in the first
+    notebook, which has links to the parts instead."""
     firsts = {other[:2]: other for other in names}
-    found = []
-    for first, last, title in PARTS:
-        linked = f"[{title}]({firsts[first]}.ipynb)" if first in firsts else title
-        found.append(f"**{title}**" if first <= name[:2] <= last else linked)
-    return f"Parts: {', '.join(found)}"
+    own = [title for first, last, title in PARTS if first <= name[:2] <= last]
+    if own:
+        return f"Part: [{own[0]}]({names[0]}.ipynb)"
+    links = [
+        f"[{title}]({firsts[first]}.ipynb)" if first in firsts else title
+        for first, _, title in PARTS
+    ]
+    return f"Parts: {', '.join(links)}"
 
 
 def footer(name: str, names: list[str]) -> str:
     """The last cell of a notebook: links to those before and after it."""
     place = names.index(name)
-    links = [f"[Previous]({other}.ipynb)" for other in names[:place][-1:]]
-    for other in names[place + 1 :][:1]:
-        links.append(f"Next: [{other.replace('_', ' ')}]({other}.ipynb)")
+    around = {"Previous": names[:place][-1:], "Next": names[place + 1 :][:1]}
+    links = [f"[{word}]({other}.ipynb)" for word, others in around.items() for other in others]
     return "---\n" + " · ".join(links)
 
 
