@@ -15,7 +15,7 @@ from sage_lib.report.inference import AGREES, DISAGREES
 ENDS = ["pass@1", "pass@256"]
 #: (rung, problems, policy) -> the step's name, from the optimum to the study.
 STEPS = {
-    (1, "its prompts", "optimum"): "1 optimum of eq. 2",
+    (1, "its prompts", "optimum"): "1 optimum, kappa",
     (2, "its prompts", "fixed point"): "2 fixed point of k3",
     (3, "its prompts", "3,000 updates"): "3 table, 3,000 updates",
     (3, "its prompts", "100 updates"): "3 table, 100 updates",
@@ -31,7 +31,7 @@ STEPS = {
 }
 #: The changes between neighbours, of which one is the largest.
 NEIGHBOURS = [
-    ("1 optimum of eq. 2", "2 fixed point of k3"),
+    ("1 optimum, kappa", "2 fixed point of k3"),
     ("2 fixed point of k3", "3 table, 3,000 updates"),
     ("3 table, 100 updates", "4 network, groups of 64"),
     ("4 network, groups of 64", "5 network, groups of 8"),
