@@ -15,7 +15,7 @@ import site_results
 from sage_lib import paths
 from sage_lib.experiment.results import load_results
 from sage_lib.files import write_text
-from sage_lib.report import ladder, outcomes
+from sage_lib.report import ladder, outcomes, trained_guides
 
 pytestmark = pytest.mark.site
 SITE = paths.build("site")
@@ -134,6 +134,7 @@ def test_the_pages_of_results_show_what_they_are_for():
     )
     stated = [one for name in site_results.CLAIMS for one in outcomes.load_claims(name).claims]
     predicted = len(ladder.outcomes(ladder.load())) + len(law.EXPECTED)
+    predicted += trained_guides.outcomes("guides")["prediction"].nunique()
     assert claims.count("<tr>") == len(stated) + predicted + 2 > 45
     assert gallery.count("<figcaption>") == gallery.count('loading="lazy"') == 10
     assert "log pi of the sampled tokens" in api  # a comment behind a field

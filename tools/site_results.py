@@ -13,9 +13,10 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.transforms import Affine2D
 
 from sage_lib import paths
+from sage_lib.experiment.profile import load_profile
 from sage_lib.experiment.results import Results, load_results
 from sage_lib.experiment.settings import Method
-from sage_lib.report import inference, ladder, outcomes, style
+from sage_lib.report import inference, ladder, outcomes, style, trained_guides
 
 #: The figures that matter, best first. Ten are shown: the last ones stand in for those that no
 #: notebook draws any more.
@@ -223,7 +224,7 @@ def claims_map() -> str:
     )  # the search takes lines apart
     published = [file for file in CLAIMS if (paths.PUBLISHED / CLAIMS[file][0]).is_dir()]
     rows = [row for file in published for row in _claim_rows(file)]
-    rows += [*_ladder_rows(), *_law_rows()]
+    rows += [*_ladder_rows(), *_law_rows(), *_guide_rows()]
     endings = {"verdict": "verdict", "tokens": "entropy_and_tokens"}
     parts = [CLAIMS_PAGE.format(**{key: notebook(ending) for key, ending in endings.items()})]
     for by, heading in WHOSE.items():
@@ -290,6 +291,22 @@ def _law_rows() -> Iterator[tuple[str, str, str]]:
         source = "ours: predicted before its runs"
         given = (f"{statement}{expected} 0", outcome, [tested], source)
         yield "ours", outcome, _row(*given, "which_guide_would_help")
+
+
+def _guide_rows() -> Iterator[tuple[str, str, str]]:
+    """The predictions of the profile guides, as _claim_rows has claims."""
+    labels = load_profile("guides")
+    for name, rows in trained_guides.outcomes("guides").groupby("prediction", sort=False):
+        tested = [
+            f'{escape(labels.label(row.method))}: <span class="number">{row.measured}</span>'
+            for row in rows.itertuples()
+        ]
+        outcome = inference.worst_outcome(rows["outcome"])
+        statement = (
+            f"guides, {name}: {rows['measured'].iloc[0].split()[0]} {rows['expected'].iloc[0]}"
+        )
+        source = f"ours: predicted before its runs; {rows['seeds'].min()} seeds"
+        yield "ours", outcome, _row(statement, outcome, tested, source, "which_guide_would_help")
 
 
 def _words(results: Results, row: Any) -> str:
