@@ -67,7 +67,8 @@ def outcomes(profile: str) -> pd.DataFrame:
             else:
                 row = _excess(profile, values, method, claim["against"])
             low, high = inference.deciding_interval(row)
-            words = f"{row['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+            words = f"{row['difference']:+.3f}"
+            words += "" if np.isnan(low) else f" [{low:+.3f}, {high:+.3f}]"
             name = claim["name"], method, int(row["seeds"]), f"{claim['measure']} {words}"
             rows.append((*name, expected, _outcome(claim, row)))
     columns = ["prediction", "method", "seeds", "measured", "expected", "outcome"]
