@@ -191,7 +191,8 @@ def forest(
         of_bases = [of[names].to_numpy()[place] for of in alone]
         bases(axis, -place, of_bases, step=-0.22, color=drawn["color"])
     axis.set_yticks(-np.arange(len(rows)), [label(method) for method in rows["method"]])
-    axis.set_ylim(0.5 - len(rows) - shift - 0.22 * len(alone), 0.5)  # no row is on the frame
+    lowest = 0.5 - max(len(rows), 1) - shift - 0.22 * len(alone)
+    axis.set_ylim(lowest, 0.5)  # no row is on the frame
     axis.axvline(0, color="0.4", linewidth=0.8)
     axis.locator_params("x", nbins=4)
 
