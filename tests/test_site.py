@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import build_site
 import law
 import pytest
+import site_claims
 import site_results
 
 from sage_lib import paths
@@ -132,7 +133,7 @@ def test_the_pages_of_results_show_what_they_are_for():
         (SITE / name).read_text()
         for name in ("claims.html", "gallery.html", "api/sage_lib/algorithm/advantages/index.html")
     )
-    stated = [one for name in site_results.CLAIMS for one in outcomes.load_claims(name).claims]
+    stated = [one for name in site_claims.CLAIMS for one in outcomes.load_claims(name).claims]
     predicted = len(ladder.outcomes(ladder.load())) + len(law.EXPECTED)
     predicted += trained_guides.outcomes("guides")["prediction"].nunique()
     assert claims.count("<tr>") == len(stated) + predicted + 2 > 45

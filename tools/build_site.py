@@ -20,6 +20,7 @@ from typing import Any
 
 import links
 import pandas as pd
+import site_claims
 import site_results
 
 from sage_lib import paths
@@ -281,7 +282,7 @@ def assemble(source: Path) -> None:
         "api": written["api"] + api,
         "glossary": glossary(written["glossary"]),
         **{f"notebooks/{name}": text for name, text in part_pages().items()},
-        "claims": site_results.claims_map(),
+        "claims": site_claims.claims_map(),
         "runs": site_results.RUNS_PAGE,
         "live_pass_at_k": site_results.LIVE_PAGE,
         "gallery": site_results.gallery(),
