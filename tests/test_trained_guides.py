@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+from ruamel.yaml import YAML
 from scipy.special import expit
 
-from sage_lib.experiment.profile import BASE
+from sage_lib.experiment.profile import BASE, load_profile
+from sage_lib.paths import ROOT
 from sage_lib.report import trained_guides
 
-#: Logit added to the base's, and the share of it on problems that the base seldom solves.
+#: What is added to the base's logit: on problems that it often solves, and on those it seldom does.
 PLANTED = {
     "front_beta0.05": (1.0, -1.0),
     "reverse_matched": (0.6, -0.4),
@@ -66,11 +68,6 @@ def test_fewer_than_three_seeds_tell_no_outcome(planted):
 
 
 def test_both_tasks_have_predictions_of_methods_that_their_profiles_train():
-    from ruamel.yaml import YAML
-
-    from sage_lib.experiment.profile import load_profile
-    from sage_lib.paths import ROOT
-
     claims = YAML(typ="safe").load(ROOT / "sage_lib/report/guides_claims.yaml")
     for profile, name in trained_guides.TASKS.items():
         for claim in claims[name]:
