@@ -23,6 +23,7 @@ from sage_lib.algorithm.advantages import (
     PassAtK,
     PerplexityAdvantage,
     PositionBonus,
+    RepoR,
     build_advantage,
     covariance,
 )
@@ -201,6 +202,34 @@ def test_the_entropy_bonus_by_hand():
         build_advantage({"name": "entropy", "kappa": 1.0})
 
 
+def test_repo_r_by_hand():
+    """1 - zeta log pi of a right token, 1 + zeta log pi of a wrong one, which keeps its sign."""
+    batch = tokens([2.0, -1.0, -1.0, 0.0], mask=[[1, 0]] * 4, live_logps=[[-2.0, -2.0]] * 4)
+    shaped = RepoR(zeta=0.1).shape(batch)
+    assert shaped.advantages[:, 0].tolist() == pytest.approx([2.4, -0.8, -0.8, 0.0])
+    assert shaped.advantages[:, 1].tolist() == [2.0, -1.0, -1.0, 0.0], "outside the mask"
+    assert shaped.touched.tolist() == [[True, False]] * 3 + [[False, False]]
+    assert RepoR(zeta=5.0).shape(batch).advantages[1, 0] == 0, "not above 0"
+
+
+def test_repo_r_keeps_entropy_where_the_policy_gradient_loses_it():
+    """A choice among four, of which the likelier two are right: the exact gradient's first step."""
+    logits = torch.tensor([1.0, 0.5, 0.0, -0.5], dtype=torch.float64, requires_grad=True)
+    log_pi = logits.log_softmax(0)
+    pi = log_pi.exp().detach()
+    advantages = torch.tensor([1.0, 1, 0, 0], dtype=torch.float64) - pi[:2].sum()
+    [rise] = torch.autograd.grad(-(log_pi.exp() * log_pi).sum(), logits, retain_graph=True)
+    changes = []
+    for zeta in (0.0, 0.05, 0.5):
+        batch = tokens([0.0] * 4, mask=[[1]] * 4)
+        signals = {"advantages": advantages.unsqueeze(1), "live_logps": log_pi.unsqueeze(1)}
+        shaped = RepoR(zeta=zeta).shape(dataclasses.replace(batch, **signals)).advantages
+        loss = -(pi * shaped.squeeze(1) * log_pi).sum()  # REINFORCE over all four
+        [down] = torch.autograd.grad(loss, logits, retain_graph=True)
+        changes.append(float(-down @ rise))
+    assert changes[0] < changes[1] < changes[2]
+
+
 def test_the_position_bonus_as_printed_is_a_constant():
     batch = tokens([1.0], mask=[[1] * 50])
     bonus = PositionBonus(gamma=1.0, shift=-0.5).shape(batch).advantages - 1
@@ -285,7 +314,7 @@ ARGS = {
     "gradient_accumulation_steps": 1,
 }
 OF_COMPLETIONS = ("perplexity", "negative_samples", "pass_at_k", "maxrl")
-OF_TOKENS = ("position", "clip_cov", "kl_cov", "entropy")
+OF_TOKENS = ("position", "clip_cov", "kl_cov", "entropy", "repo_r")
 
 
 @pytest.mark.parametrize(

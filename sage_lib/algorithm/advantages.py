@@ -361,6 +361,22 @@ class EntropyBonus(TokenShaper):
         return ShapedTokens(tokens.advantages + bonus, touched=bonus != 0)
 
 
+@dataclass(frozen=True, config=STRICT)
+class RepoR(TokenShaper):
+    """REPO-R (Petrenko et al. 2026, arXiv 2603.11682, Appendix D.2): A·(1 - zeta·sign(A)·log pi).
+
+    The rarer a token is, the more it weighs in a right completion, and the less in a wrong one. A
+    keeps its sign. There zeta moves between 1e-4 and 0.05, to hold the entropy; here it is fixed.
+    """
+
+    zeta: NotNegative = 0.05
+
+    def shape(self, tokens: BatchTokens) -> ShapedTokens:
+        factor = 1 - self.zeta * tokens.advantages.sign() * tokens.live_logps.detach()
+        advantages = tokens.advantages * factor.clamp(min=0).where(tokens.mask.bool(), 1.0)
+        return ShapedTokens(advantages, touched=advantages != tokens.advantages)
+
+
 # -- choices ---------------------------------------------------------------------------------------
 
 #: Each shaper by its name in a profile's ``advantage: {name: ...}``.
@@ -374,6 +390,7 @@ ADVANTAGES: dict[str, type[Any]] = {
     "clip_cov": ClipCov,
     "kl_cov": KLCov,
     "entropy": EntropyBonus,
+    "repo_r": RepoR,
 }
 
 
