@@ -1,12 +1,13 @@
 """The expectations of the loss that is trained, and trees with tokens of probability 0."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from sage_lib.algorithm import kl_forms
+from sage_lib.algorithm.rollouts import Rollouts
 from sage_lib.errors import SageError
 from sage_lib.theory import estimators, losses, objectives, solutions, two_path
 from sage_lib.theory.losses import Loss
@@ -39,8 +40,15 @@ def batch_loss(drawn, logits, loss, terms, advantage):
             per_token[i, t] = policy + terms(completion, t, edge, log_pi)
     if loss.normaliser == "sum":
         return (per_token * mask).sum() / len(drawn)
-    tokens = mask.sum()
-    return kl_forms.reduce(per_token, mask, loss.normaliser, loss.longest, tokens, 1, 1, 1)
+    trainer = SimpleNamespace(
+        loss_type=loss.normaliser,
+        max_completion_length=loss.longest,
+        accelerator=SimpleNamespace(num_processes=1),
+        args=SimpleNamespace(steps_per_generation=1),
+        current_gradient_accumulation_steps=1,
+    )
+    batch = {"completion_mask": mask, "num_items_in_batch": mask.sum()}
+    return Rollouts._reduced(trainer, per_token, batch)
 
 
 def advantages_of(drawn, loss):
@@ -242,30 +250,3 @@ def test_logits_are_given_by_edge_whatever_the_order_of_completions():
     assert tree.by_edge({((), "z"): 2.0}, otherwise=-1.0).tolist() == [-1, 2, -1, -1]
     with pytest.raises(SageError, match="no edge"):
         tree.by_edge({((), "q"): 1.0})
-
-
-def test_a_wrong_number_of_edges_or_completions_is_named():
-    right, wrong = torch.zeros(6).double(), torch.zeros(5).double()
-    edges = "each of the tree's 6 edges"
-    reward = UNEQUAL_REWARD
-    for call in (
-        lambda: UNEQUAL.log_policy(wrong),
-        lambda: UNEQUAL.completion_probabilities(wrong),
-        lambda: UNEQUAL.entropies(wrong),
-        lambda: UNEQUAL.visits(wrong),
-        lambda: solutions.product_guide(UNEQUAL, wrong),
-        lambda: estimators.kl_gradient(UNEQUAL, "k3", right, wrong),
-        lambda: estimators.kl_gradient(UNEQUAL, "k3", right, right, wrong),
-        lambda: estimators.reverse_kl_gradient(UNEQUAL, right, wrong, right),
-        lambda: estimators.forward_kl_gradient(UNEQUAL, right, right, wrong),
-        lambda: estimators.fixed_point(UNEQUAL, "k3", reward, wrong, 0.5),
-        lambda: objectives.log_guide(UNEQUAL, "token", wrong),
-    ):
-        with pytest.raises(SageError, match=edges):
-            call()
-    for call in (
-        lambda: estimators.reward_gradient(UNEQUAL, right, reward[:3]),
-        lambda: estimators.fixed_point(UNEQUAL, "k3", reward[:3], right, 0.5),
-    ):
-        with pytest.raises(SageError, match="each of the tree's 4 completions"):
-            call()

@@ -347,18 +347,6 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             checks.warn_if_idle(self.guide, q, inputs)
         return q.to(logps.dtype).log()
 
-    def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return kl_forms.reduce(
-            per_token,
-            counted_tokens(batch),
-            loss_type=self.loss_type,
-            max_completion_length=self.max_completion_length,
-            items=batch.get("num_items_in_batch"),
-            processes=self.accelerator.num_processes,
-            accumulation=self.current_gradient_accumulation_steps,
-            steps_per_generation=self.args.steps_per_generation,
-        )
-
     def _progress(self) -> float:
         """Return the share of the steps that are done, in [0, 1]."""
         return float(self.state.global_step / max(self.state.max_steps, 1))

@@ -81,16 +81,8 @@ class Tree:
         numbers = [values.get(edge, otherwise) for edge in self.edges]
         return torch.tensor(numbers, dtype=torch.float64)
 
-    def check_edges(self, values: Tensor, what: str = "a quantity of edges") -> None:
-        """Raise SageError unless the last axis of ``values`` has a number for every edge."""
-        if not values.dim() or values.shape[-1] != len(self.edges):
-            raise SageError(
-                f"{what} must be of each of the tree's {len(self.edges)} edges: {[*values.shape]}"
-            )
-
     def along_paths(self, values: Tensor) -> Tensor:
         """Sum values of edges, (E,), along each completion, (L,); -inf where an edge is -inf."""
-        self.check_edges(values)
         closed = values == -torch.inf
         total = self.paths @ values.masked_fill(closed, 0)
         # Not 0 times -inf, which is NaN, where a completion does not take the edge.
@@ -98,7 +90,6 @@ class Tree:
 
     def sum_by_state(self, values: Tensor) -> Tensor:
         """Sum values of edges, shape (E,), over the edges of each state, shape (S,)."""
-        self.check_edges(values)
         nothing = torch.zeros(len(self.states), dtype=values.dtype)
         return nothing.index_add(0, self.state_of, values)
 
@@ -108,7 +99,6 @@ class Tree:
 
     def max_by_state(self, values: Tensor) -> Tensor:
         """Return the largest of the values of each state's edges, (E,) to (S,)."""
-        self.check_edges(values)
         lowest = torch.full((len(self.states),), -torch.inf, dtype=values.dtype)
         return lowest.scatter_reduce(0, self.state_of, values, "amax")
 
@@ -117,7 +107,6 @@ class Tree:
 
         A logit of -inf gives the token probability 0; a state without a token raises SageError.
         """
-        self.check_edges(logits, "logits")
         top = self.max_by_state(logits.detach())
         if (top == -torch.inf).any():
             state = self.states[int((top == -torch.inf).nonzero()[0])]
