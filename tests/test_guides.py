@@ -316,7 +316,10 @@ def test_what_is_no_guide_is_refused_at_construction(guide):
     ("q", "reason"),
     [
         (1.2, "as a torch tensor, not a float"),
+        (torch.ones(1, 2).numpy(), "as a torch tensor, not a ndarray"),
         (torch.ones(2), r"not of shape \(2,\)"),
+        (torch.ones(1, 2) > 0, "not of torch.bool: return q itself"),
+        (torch.full((1, 2), torch.nan), r"smallest finite value none\)"),
         (torch.tensor([[1.0, 0.0]]), r"1 of 2 are not \(smallest finite value 0\)"),
         (torch.tensor([[1.0, float("nan")]]), r"1 of 2 are not \(smallest finite value 1\)"),
     ],
