@@ -66,6 +66,18 @@ def test_an_unknown_form_is_refused_with_the_names_there_are(name):
         kl_forms.build_kl_form(name)
 
 
+def test_return_credit_is_minus_the_log_ratio_of_this_and_later_tokens():
+    rng = torch.Generator().manual_seed(0)
+    logps, reference, log_q = (torch.randn(3, 5, generator=rng) for _ in range(3))
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
+    credit = kl_forms.return_credit(logps, reference, log_q, mask)
+    ratio = (logps - reference - log_q) * mask
+    for b in range(3):
+        for t in range(5):
+            later = sum(ratio[b, s].item() for s in range(t, 5))
+            assert credit[b, t].item() == pytest.approx(-later, abs=1e-5)
+
+
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("tokens_at_a_time", [1, 8, 100])
 def test_exact_forward_kl_in_chunks_is_that_of_torch_distributions(

@@ -130,11 +130,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         return rewards
 
     def _log_pass_at_k(self, rewards: torch.Tensor) -> None:
-        """Log the unbiased pass@k of groups under each reward that is 0 or 1.
-
-        Args:
-            rewards: of all processes, shape (rows, functions); groups stand together.
-        """
+        """Log the unbiased pass@k of groups under each reward that is 0 or 1. ``rewards``, of all
+        processes, have shape (rows, functions); groups stand together."""
         training = self.model.training
         size = self.num_generations if training else self.num_generations_eval
         if len(rewards) % size:

@@ -165,12 +165,8 @@ def quick(model: PreTrainedModel) -> PreTrainedModel:
 def with_prompt(
     tokenizer: PreTrainedTokenizerBase, prompt: str = "paper"
 ) -> PreTrainedTokenizerBase:
-    """Set the chat template, and padding on the left, and return the tokenizer.
-
-    Args:
-        tokenizer: changed in place.
-        prompt: of the section ``model``. For errors see :func:`prompts.chat_template`.
-    """
+    """Set the chat template by ``prompt`` of the section ``model``, and padding on the left. Return
+    the tokenizer. For errors see :func:`prompts.chat_template`."""
     tokenizer.padding_side = "left"
     tokenizer.chat_template = prompts.chat_template(prompt, tokenizer.chat_template)
     return tokenizer

@@ -54,8 +54,6 @@ def loss_batch(guide: Guide, beta: float) -> LossBatch:
 
     The KL form is k3 and the loss type "grpo" (1/|o|), as in the paper's code. Probabilities come
     from separate forward passes, not from the trainer's.
-
-    ``guide`` and ``beta``, the coefficient of the KL, are those of the loss.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _hide_gpus) as pool:
