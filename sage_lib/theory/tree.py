@@ -97,17 +97,13 @@ class Tree:
         """Return the mean over the edges of each state, shape (S,), of values of shape (E,)."""
         return self.sum_by_state(values) / torch.bincount(self.state_of)
 
-    def max_by_state(self, values: Tensor) -> Tensor:
-        """Return the largest of the values of each state's edges, (E,) to (S,)."""
-        lowest = torch.full((len(self.states),), -torch.inf, dtype=values.dtype)
-        return lowest.scatter_reduce(0, self.state_of, values, "amax")
-
     def log_policy(self, logits: Tensor) -> Tensor:
         """Return log pi(token | state) of each edge from logits, both of shape (E,).
 
         A logit of -inf gives the token probability 0; a state without a token raises SageError.
         """
-        top = self.max_by_state(logits.detach())
+        lowest = torch.full((len(self.states),), -torch.inf, dtype=logits.dtype)
+        top = lowest.scatter_reduce(0, self.state_of, logits.detach(), "amax")
         if (top == -torch.inf).any():
             state = self.states[int((top == -torch.inf).nonzero()[0])]
             raise SageError(f"every token after {state} has probability 0: leave one of them some")
