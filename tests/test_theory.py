@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from sage_lib.algorithm import kl_forms
 from sage_lib.errors import SageError
-from sage_lib.theory import estimators, objectives, solutions, two_path
+from sage_lib.theory import estimators, objectives, solutions
 from sage_lib.theory.tree import Tree, random_tree
 
 
@@ -172,18 +172,6 @@ def test_expected_gradient_equals_finite_differences_of_a_surrogate(estimator):
         assert ours[e].item() == pytest.approx(slope.item(), abs=1e-7)
 
 
-def test_on_a_single_choice_the_corrected_estimator_leads_to_eq_4_and_plain_k3_to_eq_27():
-    tree = Tree((("a",), ("b",), ("c",)))
-    reference = torch.tensor([0.90, 0.08, 0.02], dtype=torch.float64)
-    log_reference = reference.log()
-    reward = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
-    beta = 0.5
-    k3 = estimators.fixed_point(tree, "k3", reward, log_reference, beta).exp()
-    corrected = estimators.fixed_point(tree, "k3_corrected", reward, log_reference, beta).exp()
-    assert torch.allclose(corrected, solutions.tilted(reference, reward, beta), atol=1e-9)
-    assert torch.allclose(k3, solutions.forward_kl(reference, reward, beta)[0], atol=1e-9)
-
-
 def test_every_anchor_of_the_trainer_that_estimates_is_among_the_estimators():
     assert set(kl_forms.KL_FORMS) - set(estimators.ESTIMATORS) == {kl_forms.ForwardKL.name}
     assert set(estimators.TERMS) == set(estimators.ESTIMATORS) - {kl_forms.Sequence.name}
@@ -211,27 +199,6 @@ def test_bias_corrected_k3_rests_at_eq_4_if_there_is_one_token(depth):
         rest = estimators.fixed_point(tree, anchor, reward, log_reference, 0.5, log_q)
         off = (tree.completion_probabilities(rest) - eq_4).abs().max()
         assert (off < 1e-8) == there, anchor
-
-
-def test_the_branch_guide_moves_the_rare_completion_as_eq_4_says_or_the_other_way():
-    tree, log_reference, reward = two_path.branch_tree()
-    excess = (tree.entropies(log_reference) - 1.2).clamp(min=0)[tree.state_of]
-    row = tree.completions.index(("rare", "b0", "end"))
-    reference = tree.completion_probabilities(log_reference)
-    change = {}
-    for name in ("eq. 4", *estimators.OFFERED):
-        policies = []
-        for log_q in (torch.log1p(ratio * excess) for ratio in (0, 0.5)):
-            if name == "eq. 4":
-                q = solutions.product_guide(tree, log_q)
-                policies.append(solutions.tilted(reference, reward, 0.5, q))
-            else:
-                rest = estimators.fixed_point(tree, name, reward, log_reference, 0.5, log_q)
-                policies.append(tree.completion_probabilities(rest))
-        change[name] = float(policies[1][row] - policies[0][row])
-    assert change["eq. 4"] > 0 > change["k3"]
-    assert change["sequence"] == pytest.approx(change["eq. 4"], abs=1e-8)
-    assert change["k3_corrected"] == pytest.approx(0, abs=1e-8)
 
 
 def test_wrong_input_is_refused():

@@ -120,19 +120,6 @@ def test_dr_grpo_keeps_every_claim_and_a_larger_batch_comes_near():
     assert (worst["dapo"] < worst["bnpo"] / 4).all() and worst["dapo"].min() > 1e-6
 
 
-def test_where_lengths_are_equal_every_normaliser_is_the_sum_up_to_a_factor():
-    tree, log_reference, reward = objectives.full_tree_instance(0, 2, 3, 1.0)
-    log_policy = tree.log_policy(torch.as_tensor(np.random.default_rng(1).normal(size=12)))
-    plain = estimators.kl_gradient(tree, "sequence", log_policy, log_reference)
-    for normaliser in losses.NORMALISERS[1:]:
-        loss = Loss(normaliser, longest=2)
-        ours = estimators.kl_gradient(tree, "sequence", log_policy, log_reference, loss=loss)
-        assert torch.allclose(ours, plain / 2, atol=1e-14)
-        gain = estimators.reward_gradient(tree, log_policy, reward, loss)
-        whole = estimators.reward_gradient(tree, log_policy, reward)
-        assert torch.allclose(gain, whole / 2, atol=1e-14)
-
-
 def test_kappa_against_groups_drawn_at_random():
     assert losses.kappa(0.5, 8) == pytest.approx(1.74, abs=0.005)
     assert losses.kappa(0.01, 8) == losses.kappa(0.99, 8) == pytest.approx(2.44, abs=0.005)
@@ -142,27 +129,6 @@ def test_kappa_against_groups_drawn_at_random():
     right = rewards[:, 0] == 1
     drawn = advantage[right].mean() - advantage[~right].mean()
     assert losses.kappa(0.3, 8) == pytest.approx(drawn, abs=0.01)
-
-
-def test_with_groups_eq_4_holds_at_beta_over_kappa_and_not_at_beta():
-    tree, log_reference, reward = objectives.full_tree_instance(0, 2, 3, 1.0)
-    reference = tree.completion_probabilities(log_reference)
-    grouped = Loss(group=8)
-    rest = estimators.fixed_point(tree, "sequence", reward, log_reference, 0.5, loss=grouped)
-    policy = tree.completion_probabilities(rest)
-    kappa = losses.kappa(float(policy @ reward), 8)
-    at_beta, at_beta_kappa = (
-        float((policy - solutions.tilted(reference, reward, beta)).abs().sum() / 2)
-        for beta in (0.5, 0.5 / kappa)
-    )
-    assert at_beta_kappa < 1e-9 < 0.01 < at_beta
-    assert 1.73 < kappa < 2.48
-    # The same of k3, whose rest has no closed form: at beta/kappa without groups.
-    rest = estimators.fixed_point(tree, "k3", reward, log_reference, 0.5, loss=grouped)
-    success = float(tree.completion_probabilities(rest) @ reward)
-    beta = 0.5 / losses.kappa(success, 8)
-    without = estimators.fixed_point(tree, "k3", reward, log_reference, beta)
-    assert torch.allclose(rest, without, atol=1e-8)
 
 
 def test_a_loss_that_cannot_be_is_refused():
