@@ -66,12 +66,8 @@ def test_cosine_schedule_restarts_lower_each_period():
     assert schedule(1.0) == pytest.approx(0.1)
     assert schedule(1 / 8 - 1e-9) == pytest.approx(0.1, abs=1e-6)
     assert math.isclose(CosineSchedule(0.1, 0.0)(7 / 8), 0.1 * 0.9**7)
-
-
-def test_a_schedule_that_shrinks_stays_at_its_low():
-    schedule = CosineSchedule(high=0.1, low=0.09, periods=8, decay=0.9)
-    assert schedule(1 / 8) == pytest.approx(0.09), "0.1 * 0.9"
-    assert schedule(7 / 8) == pytest.approx(0.09), "not 0.1 * 0.9**7, which is 0.048"
+    shrinking = CosineSchedule(high=0.1, low=0.09, periods=8, decay=0.9)
+    assert shrinking(7 / 8) == pytest.approx(0.09), "not 0.1 * 0.9**7, which is 0.048"
 
 
 def batch(rows=6, time=40, seed=0, progress=0.0, dtype=torch.float64):
@@ -316,7 +312,10 @@ def test_what_is_no_guide_is_refused_at_construction(guide):
     ("q", "reason"),
     [
         (1.2, "as a torch tensor, not a float"),
+        (torch.ones(1, 2).numpy(), "as a torch tensor, not a ndarray"),
         (torch.ones(2), r"not of shape \(2,\)"),
+        (torch.ones(1, 2) > 0, "not of torch.bool: return q itself"),
+        (torch.full((1, 2), torch.nan), r"smallest finite value none\)"),
         (torch.tensor([[1.0, 0.0]]), r"1 of 2 are not \(smallest finite value 0\)"),
         (torch.tensor([[1.0, float("nan")]]), r"1 of 2 are not \(smallest finite value 1\)"),
     ],

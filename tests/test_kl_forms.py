@@ -1,7 +1,6 @@
 """Anchors and their pieces against loops and closed forms; what the guide adds against notebook
 03's exact trees."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from sage_lib.algorithm import forward_kl, kl_forms
 from sage_lib.algorithm.dynamic_sampling import groups_without_spread, replace_rows
-from sage_lib.algorithm.kl_forms import KL_FORMS, Tokens, Vocabulary
+from sage_lib.algorithm.kl_forms import KL_FORMS, Vocabulary
 from sage_lib.errors import SageError
 from sage_lib.evaluation import expected_gradients
 from sage_lib.theory import estimators
@@ -65,57 +64,6 @@ def test_a_form_says_why_it_cannot_work(change, refused, reason):
 def test_an_unknown_form_is_refused_with_the_names_there_are(name):
     with pytest.raises(SageError, match="choose one of k3, k3_corrected, sequence, forward_kl"):
         kl_forms.build_kl_form(name)
-
-
-@pytest.fixture
-def tokens():
-    rng = torch.Generator().manual_seed(2)
-    live, reference, log_q, credit = (torch.randn(2, 3, generator=rng) for _ in range(4))
-    return Tokens(
-        live_logps=live.requires_grad_(),
-        logps=live.detach(),
-        ref_logps=reference,
-        log_q=log_q,
-        credit=credit,
-        advantages=torch.tensor([1.0, -1.0]),
-        beta=0.5,
-        vocabulary=None,
-    )
-
-
-@pytest.mark.parametrize("name", ["k3", "k3_corrected"])
-def test_the_per_token_forms_move_the_reference_alone(tokens, name):
-    shaped = KL_FORMS[name]().shape(tokens)
-    assert torch.equal(shaped.ref_logps, tokens.ref_logps + tokens.log_q)
-    d = tokens.ref_logps + tokens.log_q - tokens.logps
-    assert torch.allclose(shaped.kl, d.exp() - d - 1)
-    assert shaped.advantages is None and shaped.extra_loss is None
-    unguided = KL_FORMS[name]().shape(dataclasses.replace(tokens, log_q=None))
-    assert unguided.ref_logps is tokens.ref_logps, "not touched, so that stock stays stock"
-
-
-def test_the_sequence_form_moves_the_advantages(tokens):
-    form = kl_forms.Sequence()
-    shaped = form.shape(tokens)
-    assert torch.equal(shaped.ref_logps, tokens.logps)
-    assert torch.equal(shaped.kl, tokens.logps - tokens.ref_logps - tokens.log_q)
-    expected = torch.tensor([[1.0], [-1.0]]) + 0.5 * tokens.credit
-    assert torch.equal(shaped.advantages, expected)
-    assert torch.equal(form.first_loss(shaped), -expected)
-    by_token = dataclasses.replace(tokens, advantages=torch.ones(2, 3))
-    assert torch.equal(form.shape(by_token).advantages, 1 + 0.5 * tokens.credit)
-
-
-def test_the_forward_kl_is_added_beside_with_its_gradient(tokens):
-    head = torch.nn.Linear(4, 7)
-    rng = torch.Generator().manual_seed(3)
-    hidden, reference = (torch.randn(2, 3, 4, generator=rng) for _ in range(2))
-    vocabulary = Vocabulary(hidden, reference, head, head, 0.7)
-    shaped = kl_forms.ForwardKL().shape(dataclasses.replace(tokens, vocabulary=vocabulary))
-    assert torch.equal(shaped.ref_logps, tokens.logps)
-    assert torch.equal(shaped.kl, shaped.extra_loss) and not shaped.kl.requires_grad
-    shaped.extra_loss.sum().backward()
-    assert head.weight.grad.abs().max() > 0
 
 
 def test_return_credit_is_minus_the_log_ratio_of_this_and_later_tokens():
@@ -238,37 +186,28 @@ def test_a_group_is_flat_where_its_rewards_are_equal_up_to_rounding(rewards, fla
 def test_replaced_rows_come_whole_and_padded_on_their_side():
     batch = {
         "prompt_ids": torch.tensor([[0, 1], [2, 3]]),
+        "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
         "completion_ids": torch.tensor([[4, 5], [6, 0]]),
         "advantages": torch.tensor([0.0, 1.0]),
         "num_items_in_batch": torch.tensor(3),
     }
     fresh = {
         "prompt_ids": torch.tensor([[7, 8, 9]]),
+        "prompt_mask": torch.ones(1, 3, dtype=torch.long),
         "completion_ids": torch.tensor([[7]]),
         "advantages": torch.tensor([2.0]),
     }
     merged = replace_rows(batch, [0], fresh, [0], pad_token=0)
     assert merged["prompt_ids"].tolist() == [[7, 8, 9], [0, 2, 3]]
+    assert merged["prompt_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
     assert merged["completion_ids"].tolist() == [[7, 0], [6, 0]]
     assert merged["advantages"].tolist() == [2.0, 1.0]
     assert batch["advantages"].tolist() == [0.0, 1.0], "the batch itself stays"
-
-
-def test_a_shorter_fresh_prompt_is_padded_on_the_left():
-    batch = {
-        "prompt_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]),
-        "prompt_mask": torch.ones(2, 3, dtype=torch.long),
-        "completion_ids": torch.tensor([[7], [8]]),
-    }
-    fresh = {
-        "prompt_ids": torch.tensor([[8, 9]]),
-        "prompt_mask": torch.tensor([[1, 1]]),
-        "completion_ids": torch.tensor([[6, 5]]),
-    }
-    merged = replace_rows(batch, [1], fresh, [0], pad_token=0)
-    assert merged["prompt_ids"].tolist() == [[1, 2, 3], [0, 8, 9]]
-    assert merged["prompt_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
-    assert merged["completion_ids"].tolist() == [[7, 0], [6, 5]]
+    # A shorter prompt, and a longer completion.
+    merged = replace_rows(fresh, [0], batch, [1], pad_token=0)
+    assert merged["prompt_ids"].tolist() == [[0, 2, 3]]
+    assert merged["prompt_mask"].tolist() == [[0, 1, 1]]
+    assert merged["completion_ids"].tolist() == [[6, 0]]
 
 
 @pytest.mark.parametrize("kl_form", expected_gradients.WEIGHTS)

@@ -42,14 +42,6 @@ def test_odds_rise_by_exp_one_over_beta_times_rho(seed, beta):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_eq_2_keeps_the_shares_among_right_completions(seed):
-    reference, reward, _ = instance(seed)
-    right = reward == 1
-    found = tilted(reference, reward, 0.3)[right]
-    torch.testing.assert_close(found / found.sum(), reference[right] / reference[right].sum())
-
-
-@pytest.mark.parametrize("seed", range(5))
 def test_eq_4_is_right_as_often_as_eq_2_at_a_beta_of_its_own_and_moves_shares_by_q(seed):
     reference, reward, guide = instance(seed)
     right, beta = reward == 1, 0.3

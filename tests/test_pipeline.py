@@ -154,7 +154,8 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
     for step, whole in ((4, True), (8, True), (12, False)):
         (tmp_path / f"checkpoint-{step}").mkdir()
         if whole:
-            (tmp_path / f"checkpoint-{step}" / callbacks.WHOLE).touch()
+            mark = tmp_path / f"checkpoint-{step}" / callbacks.WHOLE
+            mark.write_text('{"files": {}, "logs": {}}')
     assert callbacks.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
     assert callbacks.last_checkpoint(tmp_path / "none") is None
 

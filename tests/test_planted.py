@@ -1,12 +1,13 @@
 """Faults that were planted once and that no other test saw: each has its direct test here."""
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from sage_lib.algorithm import kl_forms
+from sage_lib.algorithm.rollouts import Rollouts
 from sage_lib.evaluation import metrics
 from sage_lib.policy.sampling import sample_seed
 from sage_lib.tasks.problem import Problem
@@ -19,10 +20,15 @@ def test_a_reduction_equals_its_loops(loss_type):
     lengths, longest, accumulation, processes, updates = (2, 4, 1), 7, 2, 3, 4
     values = torch.arange(12, dtype=torch.float64).view(3, 4) ** 2
     mask = torch.tensor([[float(t < n) for t in range(4)] for n in lengths])
-    items = torch.tensor(30.0)
-    found = kl_forms.reduce(
-        values, mask, loss_type, longest, items, processes, accumulation, updates
+    trainer = SimpleNamespace(
+        loss_type=loss_type,
+        max_completion_length=longest,
+        accelerator=SimpleNamespace(num_processes=processes),
+        args=SimpleNamespace(steps_per_generation=updates),
+        current_gradient_accumulation_steps=accumulation,
     )
+    batch = {"completion_mask": mask, "num_items_in_batch": torch.tensor(30.0)}
+    found = Rollouts._reduced(trainer, values, batch)
     kept = [[values[row, t].item() for t in range(n)] for row, n in enumerate(lengths)]
     total, tokens = sum(map(sum, kept)), sum(lengths)
     expected = {

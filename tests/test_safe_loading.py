@@ -93,7 +93,7 @@ def run(make, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     trained(make(None, **saved(folder, max_steps=2, save_steps=1), **MOVING))
     shutil.rmtree(folder / "checkpoint-2")
-    (folder / "checkpoint-1" / WHOLE).touch()
+    (folder / "checkpoint-1" / WHOLE).write_text('{"files": {}, "logs": {}}')
     return folder
 
 

@@ -6,7 +6,7 @@ import torch
 from test_theory import divergence, instance
 
 from sage_lib.algorithm import kl_forms
-from sage_lib.theory import estimators, objectives, solutions
+from sage_lib.theory import estimators, solutions
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -71,25 +71,3 @@ def test_k2_as_a_loss_has_the_gradient_of_k1_in_the_reward(seed):
     )
     assert torch.allclose(in_reward, eq_8) and torch.allclose(of_token, token)
     assert (eq_8 - token).norm() > 0.01 * eq_8.norm()
-
-
-def test_the_return_to_go_varies_less_on_most_trees():
-    """The variance of a completion's gradient, over that where each token is charged the sum."""
-    ratios = []
-    for seed in range(10):
-        tree, log_policy, log_reference = objectives.random_policies(seed)
-        k1 = log_policy - objectives.log_guide(tree, "token", log_policy) - log_reference
-        scores = torch.autograd.functional.jacobian(tree.log_policy, log_policy)
-        index = {edge: i for i, edge in enumerate(tree.edges)}
-        gradients = {"to go": [], "whole": []}  # of each completion
-        for completion in tree.completions:
-            edges = [index[completion[:t], token] for t, token in enumerate(completion)]
-            for name, of_form in gradients.items():
-                start = [0 if name == "whole" else t for t in range(len(edges))]
-                charged = [k1[edges[t:]].sum() for t in start]
-                of_form.append(sum(c * scores[e] for c, e in zip(charged, edges, strict=True)))
-        drawn, variances = tree.completion_probabilities(log_policy), []
-        for one in map(torch.stack, gradients.values()):
-            variances.append(float(drawn @ (one - drawn @ one).square().sum(1)))
-        ratios.append(variances[0] / variances[1])
-    assert 0 < np.median(ratios) < 1

@@ -42,15 +42,6 @@ def test_the_closed_form_is_where_the_expected_update_is_0(seed, beta):
         assert values[0].item() == pytest.approx(success(tree, rest, reward), abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_closed_form_is_what_a_root_finder_finds(seed):
-    tree, log_reference, reward, rng = instance(seed)
-    log_q = torch.as_tensor(rng.uniform(0.6, 1.4, len(tree.edges))).log()
-    rest, _ = solutions.k3_fixed_point(tree, reward, log_reference, 0.3, log_q)
-    found = estimators.fixed_point(tree, "k3", reward, log_reference, 0.3, log_q)
-    assert torch.allclose(rest.exp(), found.exp(), atol=1e-9)
-
-
 @settings(max_examples=100, deadline=None)
 @given(SEEDS, BETAS)
 def test_a_guide_of_the_state_of_at_least_1_raises_the_value_of_no_state(seed, beta):

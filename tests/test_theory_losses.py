@@ -1,12 +1,13 @@
 """The expectations of the loss that is trained, and trees with tokens of probability 0."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from sage_lib.algorithm import kl_forms
+from sage_lib.algorithm.rollouts import Rollouts
 from sage_lib.errors import SageError
 from sage_lib.theory import estimators, losses, objectives, solutions, two_path
 from sage_lib.theory.losses import Loss
@@ -39,8 +40,15 @@ def batch_loss(drawn, logits, loss, terms, advantage):
             per_token[i, t] = policy + terms(completion, t, edge, log_pi)
     if loss.normaliser == "sum":
         return (per_token * mask).sum() / len(drawn)
-    tokens = mask.sum()
-    return kl_forms.reduce(per_token, mask, loss.normaliser, loss.longest, tokens, 1, 1, 1)
+    trainer = SimpleNamespace(
+        loss_type=loss.normaliser,
+        max_completion_length=loss.longest,
+        accelerator=SimpleNamespace(num_processes=1),
+        args=SimpleNamespace(steps_per_generation=1),
+        current_gradient_accumulation_steps=1,
+    )
+    batch = {"completion_mask": mask, "num_items_in_batch": mask.sum()}
+    return Rollouts._reduced(trainer, per_token, batch)
 
 
 def advantages_of(drawn, loss):
@@ -112,50 +120,15 @@ def test_dr_grpo_keeps_every_claim_and_a_larger_batch_comes_near():
     assert (worst["dapo"] < worst["bnpo"] / 4).all() and worst["dapo"].min() > 1e-6
 
 
-def test_where_lengths_are_equal_every_normaliser_is_the_sum_up_to_a_factor():
-    tree, log_reference, reward = objectives.full_tree_instance(0, 2, 3, 1.0)
-    log_policy = tree.log_policy(torch.as_tensor(np.random.default_rng(1).normal(size=12)))
-    plain = estimators.kl_gradient(tree, "sequence", log_policy, log_reference)
-    for normaliser in losses.NORMALISERS[1:]:
-        loss = Loss(normaliser, longest=2)
-        ours = estimators.kl_gradient(tree, "sequence", log_policy, log_reference, loss=loss)
-        assert torch.allclose(ours, plain / 2, atol=1e-14)
-        gain = estimators.reward_gradient(tree, log_policy, reward, loss)
-        whole = estimators.reward_gradient(tree, log_policy, reward)
-        assert torch.allclose(gain, whole / 2, atol=1e-14)
-
-
 def test_kappa_against_groups_drawn_at_random():
     assert losses.kappa(0.5, 8) == pytest.approx(1.74, abs=0.005)
     assert losses.kappa(0.01, 8) == losses.kappa(0.99, 8) == pytest.approx(2.44, abs=0.005)
-    assert losses.kappa(0.3, 8, scaled=False) == pytest.approx(7 / 8)
     rewards = (np.random.default_rng(0).random((200_000, 8)) < 0.3).astype(float)
     spread = rewards.std(1, ddof=1) + 1e-4
     advantage = (rewards[:, 0] - rewards.mean(1)) / spread
     right = rewards[:, 0] == 1
     drawn = advantage[right].mean() - advantage[~right].mean()
     assert losses.kappa(0.3, 8) == pytest.approx(drawn, abs=0.01)
-
-
-def test_with_groups_eq_4_holds_at_beta_over_kappa_and_not_at_beta():
-    tree, log_reference, reward = objectives.full_tree_instance(0, 2, 3, 1.0)
-    reference = tree.completion_probabilities(log_reference)
-    grouped = Loss(group=8)
-    rest = estimators.fixed_point(tree, "sequence", reward, log_reference, 0.5, loss=grouped)
-    policy = tree.completion_probabilities(rest)
-    kappa = losses.kappa(float(policy @ reward), 8)
-    at_beta, at_beta_kappa = (
-        float((policy - solutions.tilted(reference, reward, beta)).abs().sum() / 2)
-        for beta in (0.5, 0.5 / kappa)
-    )
-    assert at_beta_kappa < 1e-9 < 0.01 < at_beta
-    assert 1.73 < kappa < 2.48
-    # The same of k3, whose rest has no closed form: at beta/kappa without groups.
-    rest = estimators.fixed_point(tree, "k3", reward, log_reference, 0.5, loss=grouped)
-    success = float(tree.completion_probabilities(rest) @ reward)
-    beta = 0.5 / losses.kappa(success, 8)
-    without = estimators.fixed_point(tree, "k3", reward, log_reference, beta)
-    assert torch.allclose(rest, without, atol=1e-8)
 
 
 def test_a_loss_that_cannot_be_is_refused():
@@ -242,30 +215,3 @@ def test_logits_are_given_by_edge_whatever_the_order_of_completions():
     assert tree.by_edge({((), "z"): 2.0}, otherwise=-1.0).tolist() == [-1, 2, -1, -1]
     with pytest.raises(SageError, match="no edge"):
         tree.by_edge({((), "q"): 1.0})
-
-
-def test_a_wrong_number_of_edges_or_completions_is_named():
-    right, wrong = torch.zeros(6).double(), torch.zeros(5).double()
-    edges = "each of the tree's 6 edges"
-    reward = UNEQUAL_REWARD
-    for call in (
-        lambda: UNEQUAL.log_policy(wrong),
-        lambda: UNEQUAL.completion_probabilities(wrong),
-        lambda: UNEQUAL.entropies(wrong),
-        lambda: UNEQUAL.visits(wrong),
-        lambda: solutions.product_guide(UNEQUAL, wrong),
-        lambda: estimators.kl_gradient(UNEQUAL, "k3", right, wrong),
-        lambda: estimators.kl_gradient(UNEQUAL, "k3", right, right, wrong),
-        lambda: estimators.reverse_kl_gradient(UNEQUAL, right, wrong, right),
-        lambda: estimators.forward_kl_gradient(UNEQUAL, right, right, wrong),
-        lambda: estimators.fixed_point(UNEQUAL, "k3", reward, wrong, 0.5),
-        lambda: objectives.log_guide(UNEQUAL, "token", wrong),
-    ):
-        with pytest.raises(SageError, match=edges):
-            call()
-    for call in (
-        lambda: estimators.reward_gradient(UNEQUAL, right, reward[:3]),
-        lambda: estimators.fixed_point(UNEQUAL, "k3", reward[:3], right, 0.5),
-    ):
-        with pytest.raises(SageError, match="each of the tree's 4 completions"):
-            call()

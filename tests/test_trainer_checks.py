@@ -20,6 +20,10 @@ __all__ = ["make"]  # the fixture
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+#: With them TRL's corrected KL has the ratio of the whole completion.
+RATIOS = {"importance_sampling_level": "sequence", "use_bias_correction_kl": True}
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -34,9 +38,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ({"dynamic_sampling": 2, "data": IterableDataset}, "not an IterableDataset"),
         ({"advantage": "ppl"}, "no advantage 'ppl'"),
         ({"advantage": "kl_cov"}, "more updates a batch"),
-        ({"reference_reset": 2, "lora": False}, "set sync_ref_model"),
+        ({"reference_reset": 2, "lora": False}, "in place of peft_config, .* set sync_ref_model"),
         ({"reference_reset": 2, "beta": 0.0}, "beta > 0"),
         ({"guide": BranchGuide}, "hand over an instance"),
+        ({"beta": -0.1}, r"at least 0, not -0\.1"),
+        (RATIOS | {"kl_form": "k3_corrected"}, "which is not the corrected KL"),
+        (RATIOS | {"kl_form": None}, "which is not the corrected KL"),
+        (RATIOS | {"kl_form": None, "guide": BranchGuide()}, "which is not the corrected KL"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_reason(make, settings, reason):
@@ -61,6 +69,11 @@ def test_the_canary_stops_a_run_whose_anchor_does_not_reach_the_loss(make, monke
     with pytest.raises(SageError, match="did not reach the loss"):
         trainer.train()
     assert (trainer.state.global_step > 0) == (kl_form == "forward_kl")
+
+
+def test_a_guide_whose_q_is_no_positive_weight_of_every_token_stops_the_run(make):
+    with pytest.raises(SageError, match=r"positive finite.*smallest finite value -1\)"):
+        make(lambda inputs: torch.full_like(inputs.logps, -1.0)).train()
 
 
 def moved(trainer):

@@ -175,9 +175,7 @@ class BetaNormalised(CompletionShaper):
     def shape(self, completions: Completions) -> torch.Tensor:
         import torch
 
-        correct = _correct(completions).view(-1, completions.generations).double()
-        if correct.isnan().any():
-            raise SageError("BNPO's advantages need a reward for every completion: give 0 for none")
+        correct = _correct(completions, of_all=True).view(-1, completions.generations).double()
         p = correct.mean(1, keepdim=True)
         mean, variance = p.mean(), p.var() if len(p) > 1 else torch.zeros(())
         third = (mean * (1 - mean) / variance - 1) / 3 if variance > 0 else mean * 0
@@ -207,9 +205,7 @@ class PassAtK(CompletionShaper):
     def shape(self, completions: Completions) -> torch.Tensor:
         if self.k == 1:
             return completions.advantages
-        correct = _correct(completions).view(-1, completions.generations)
-        if correct.isnan().any():
-            raise SageError("pass@k advantages need a reward for every completion: give 0 for none")
+        correct = _correct(completions, of_all=True).view(-1, completions.generations)
         n, k = completions.generations, self.k
         right, wrong = [], []
         for c in correct.sum(1).int().tolist():
@@ -233,9 +229,11 @@ class MaxRL(CompletionShaper):
         return ((correct - mean) / mean).nan_to_num(nan=0.0).flatten().to(completions.advantages)
 
 
-def _correct(completions: Completions) -> torch.Tensor:
-    """Return the rewards. SageError unless each is 0, 1 or NaN."""
+def _correct(completions: Completions, of_all: bool = False) -> torch.Tensor:
+    """Return the rewards. SageError unless each is 0, 1 or, if not ``of_all``, NaN."""
     rewards = completions.rewards
+    if of_all and rewards.isnan().any():
+        raise SageError("this advantage needs a reward for every completion: give 0 for none")
     if not ((rewards == 0) | (rewards == 1) | rewards.isnan()).all():
         raise SageError("this advantage needs one reward function of weight 1 that gives 0 or 1")
     return rewards

@@ -55,12 +55,8 @@ def fill_batch(trainer: GuidedTrainer, batch: Batch, rounds: int) -> Batch:
 def groups_without_spread(terms: torch.Tensor, generations: int) -> torch.Tensor:
     """Return which groups have equal rewards, and so teach nothing: bool of shape (groups,).
 
-    Advantages do not tell: TRL's mean of eight rewards of 0.7 in float32 is not 0.7.
-
-    Args:
-        terms: each reward times its weight, shape (groups · generations, functions), NaN where a
-            function gave none. A completion without any reward teaches nothing.
-        generations: completions of a group.
+    ``terms`` are rewards times their weights, shape (groups · generations, functions), NaN for
+    none. Advantages do not tell: TRL's mean of eight rewards of 0.7 in float32 is not 0.7.
     """
     grouped = terms.view(-1, generations, terms.shape[1])
     rewards, scored = grouped.nansum(2), ~grouped.isnan().all(2)

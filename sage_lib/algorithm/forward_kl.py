@@ -106,12 +106,8 @@ def _with_slopes(
 
 
 class HiddenStates:
-    """Last hidden states of the scoring passes of two plain causal models.
-
-    Args:
-        policy: the trained model.
-        ref_model: the reference, which may be the same model.
-    """
+    """Last hidden states of the scoring passes of two plain causal models: the policy and its
+    reference, which may be the same model."""
 
     def __init__(self, policy: Any, ref_model: Any):
         self.policy, self.ref_model = policy, ref_model

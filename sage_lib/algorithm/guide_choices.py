@@ -25,16 +25,10 @@ def split_choice(choice: object) -> tuple[Any, dict[str, Any]]:
 
 
 def guide_class(name: object, where: str = "guide") -> Callable[..., Any]:
-    """Return the class of a guide. This function alone imports a user's guide, after consent
-    (:func:`sage_lib.consent.imported`).
+    """Return the class of a name of :data:`GUIDES` or of ``module:Class``, or a function that makes
+    a guide. This function alone imports a user's guide, after :func:`sage_lib.consent.imported`.
 
-    Args:
-        name: one of :data:`GUIDES`, or ``module:Class``.
-        where: the place of the choice. An error begins with it.
-
-    Returns:
-        A class, or a function that makes a guide. SageError where there is none,
-        and without consent.
+    Without a class or consent it raises a SageError that begins with ``where``.
     """
     if not isinstance(name, str) or ":" not in name:
         return pick(name, GUIDES, where, "guide")
@@ -74,11 +68,8 @@ def build_guide(
 
     The branch guide takes threshold and ratio, or threshold_quantile and clamp_quantile: the
     quantiles of the base model's entropies where it begins to act and where q reaches ``high``, or
-    with ``reverse: true`` its ``low``.
-
-    Args:
-        choice: its name is one of :data:`GUIDES`, or ``module:Class``.
-        quantiles: of the base model's entropies, str(share) -> nats, as in entropy.json.
+    with ``reverse: true`` its ``low``. ``quantiles`` are those, str(share) -> nats, as in
+    entropy.json.
     """
     if quantiles is None and isinstance(choice, Mapping) and needs_entropies(choice):
         check_choice(choice)

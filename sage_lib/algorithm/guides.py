@@ -249,15 +249,9 @@ class ShuffledGuide:
 
 
 def compose(*guides: Guide, low: float = LOW, high: float = HIGH) -> Guide:
-    """Return the guide whose q is the product of several guides, clamped once more.
+    """Return the guide whose q is the product of several guides, clamped once more to [low, high].
 
-    Args:
-        guides: of any kind.
-        low: lower end of the clamp, at most 1.
-        high: upper end of the clamp, at least 1.
-
-    Returns:
-        A guide. SageError where a part is none, or the clamp does not hold 1.
+    SageError where a part is no guide, or the clamp does not hold 1.
     """
     for guide in guides:
         check_guide(guide)

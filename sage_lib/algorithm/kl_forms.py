@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sage_lib.errors import SageError
 from sage_lib.validation import pick
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from sage_lib.algorithm.guided_trainer import GuidedTrainer
 
-#: Values of TRL's loss_type whose mean over tokens :func:`reduce` computes.
+#: Values of TRL's loss_type whose mean over tokens ``Rollouts._reduced`` computes.
 REDUCTIONS = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 
@@ -232,44 +231,3 @@ def return_credit(
         log_ratio = log_ratio - log_q
     log_ratio = log_ratio.detach() * mask
     return -log_ratio.flip(1).cumsum(1).flip(1)
-
-
-def reduce(
-    per_token: torch.Tensor,
-    mask: torch.Tensor,
-    loss_type: str,
-    max_completion_length: int,
-    items: torch.Tensor | None,
-    processes: int,
-    accumulation: int,
-    steps_per_generation: int,
-) -> torch.Tensor:
-    """Take the mean of a per-token quantity as TRL takes the mean of its loss.
-
-    Args:
-        per_token: the quantity.
-        mask: 1 on counted tokens, else 0.
-        loss_type: one of :data:`REDUCTIONS`.
-        max_completion_length: tokens; "dr_grpo" divides by it.
-        items: TRL's num_items_in_batch, the tokens of the whole generation batch of all processes.
-        processes: the number of processes.
-        accumulation: gradient accumulation steps.
-        steps_per_generation: optimisation batches of a generation batch.
-
-    Returns:
-        A scalar with its gradient. SageError for another loss type.
-    """
-    masked = per_token * mask
-    if loss_type == "grpo":
-        sequence_means = masked.sum(-1) / mask.sum(-1).clamp(min=1.0)
-        return sequence_means.mean() / accumulation
-    if loss_type == "bnpo":
-        return masked.sum() / mask.sum().clamp(min=1.0) / accumulation
-    if loss_type == "dr_grpo":
-        most_tokens = per_token.shape[0] * max_completion_length
-        return masked.sum() / most_tokens / accumulation
-    if loss_type != "dapo":
-        raise SageError(f"loss_type {loss_type!r} is none of {', '.join(REDUCTIONS)}")
-    assert items is not None
-    tokens_per_process = items.clamp(min=1.0) / processes
-    return masked.sum() / (tokens_per_process * accumulation / steps_per_generation)

@@ -27,15 +27,9 @@ SMALL = 2**17
 def merged_adapters(model: nn.Module, rounded: bool = False) -> Iterator[int]:
     """Replace the LoRA layers of a model by plain products, for the time of a ``with`` block.
 
-    This takes the memory of those layers' weights once more. Layers that no plain product equals
-    stay as they are (:func:`_merged_layer`).
-
-    Args:
-        model: of PEFT.
-        rounded: merge layers of 16 bits, too, their sums rounded to 16 bits as in vLLM.
-
-    Yields:
-        The number of merged layers.
+    It takes the memory of those layers' weights once more, and yields the number of merged layers.
+    Layers that no plain product equals stay as they are (:func:`_merged_layer`). With ``rounded``
+    layers of 16 bits are merged, too, their sums rounded to 16 bits as in vLLM.
     """
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:

@@ -56,6 +56,22 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         mean: float = (total / count).item()
         return mean
 
+    def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Take the mean of a quantity of tokens, with its gradient, as TRL takes its loss's: for
+        each loss_type of ``kl_forms.REDUCTIONS``."""
+        mask, accumulation = counted_tokens(batch), self.current_gradient_accumulation_steps
+        masked = per_token * mask
+        if self.loss_type == "grpo":
+            mean = (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+        elif self.loss_type == "bnpo":
+            mean = masked.sum() / mask.sum().clamp(min=1.0)
+        elif self.loss_type == "dr_grpo":
+            mean = masked.sum() / (len(masked) * self.max_completion_length)
+        else:  # "dapo" divides by the tokens of the whole generation batch of all processes
+            tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+            return masked.sum() / (tokens * accumulation / self.args.steps_per_generation)
+        return mean / accumulation
+
     def _log_advantages(
         self, advantages: torch.Tensor, touched: torch.Tensor, mask: torch.Tensor
     ) -> None:
@@ -114,11 +130,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         return rewards
 
     def _log_pass_at_k(self, rewards: torch.Tensor) -> None:
-        """Log the unbiased pass@k of groups under each reward that is 0 or 1.
-
-        Args:
-            rewards: of all processes, shape (rows, functions); groups stand together.
-        """
+        """Log the unbiased pass@k of groups under each reward that is 0 or 1. ``rewards``, of all
+        processes, have shape (rows, functions); groups stand together."""
         training = self.model.training
         size = self.num_generations if training else self.num_generations_eval
         if len(rewards) % size:
@@ -128,10 +141,11 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         for name, values in zip(self.reward_func_names, rewards.T, strict=True):
             if not ((values == 0) | (values == 1)).all():  # a score, or no reward of some rows
                 continue
-            correct = values.view(-1, size).sum(1).long().tolist()
+            wrong = (size - values.view(-1, size).sum(1).long()).tolist()
             for k in (k for k in ks if k <= size):
-                # A value for each group: the mean of the log is then one over groups.
-                metrics[f"rewards/{name}/pass@{k}"] += [pass_at_k(size, c, k) for c in correct]
+                # A value for each group (Chen et al. 2021): the mean of the log is one over groups.
+                of_groups = [1 - math.comb(w, k) / math.comb(size, k) for w in wrong]
+                metrics[f"rewards/{name}/pass@{k}"] += of_groups
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         batch = self._scored(inputs)
@@ -216,11 +230,6 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             entropies.append(signals.entropies)
         joined = torch.cat(logps), torch.cat(entropies)
         return joined if packing is None else (packing.unpack(joined[0]), packing.unpack(joined[1]))
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """The unbiased pass@k of one group, c of n right: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021)."""
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def best_logps(logps: torch.Tensor, rewards: torch.Tensor, size: int) -> torch.Tensor:

@@ -54,11 +54,8 @@ def prompts_read_once(model: PreTrainedModel, prompt: int | None = None) -> Iter
 
     From the prompt's last column on, the results are the same up to rounding; hidden states of the
     columns before are 0. A pass is not changed where no two rows share a prompt, or where the model
-    keeps more, or less, than keys and values of every column.
-
-    Args:
-        model: a causal language model of transformers, without wrappers.
-        prompt: columns of the padded prompts; None: all columns of a pass that starts to generate.
+    keeps more, or less, than keys and values of every column. ``model`` has no wrappers. ``prompt``
+    is the columns of the padded prompts; None: all columns of a pass that starts to generate.
     """
     backbone, left_out = model.base_model, 0
 

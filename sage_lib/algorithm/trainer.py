@@ -117,13 +117,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
     says that k3 is trained instead. The caller's ``args`` stay as they are. ``kl_form`` was
     ``anchor``, and ``ref_model`` was ``reference``; the old names work in this release.
 
-    It also logs ``kl_ref``, the mean k3 to pi_ref itself, while ``kl`` is the divergence in the
-    loss; ``entropy/positive`` and ``negative`` (nats, tokens of completions above and below
-    their group's mean); ``guide/mean``, ``min``, ``max``, ``acting`` (share where q is not 1) and
-    ``clamped``; ``advantage/touched`` (share) and ``size``; ``sampling/rounds`` and ``flat`` (share
-    of groups left without a spread); ``rewards/NAME/pass@k`` of each reward that is 0 or 1,
-    unbiased from the group's counts, for k = 1, 2, 4, 8, in evaluation for k = 1 to its group's
-    size; seconds as ``time/...``.
+    docs/own_code.md also explains what it logs besides GRPOTrainer's metrics.
 
     Raises:
         SageError: where arguments cannot work together; at the first step where the guide did not
@@ -277,13 +271,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         self._log_advantages(shaped.advantages, shaped.touched, mask)
 
     def _shape(self, passing: _Pass, live_logps: torch.Tensor, entropies: torch.Tensor) -> None:
-        """Put log(q·pi_ref) where the loss will read log pi_ref.
-
-        Args:
-            passing: the batch in TRL's loss.
-            live_logps: log pi of the sampled tokens with its gradient, shape (batch, time).
-            entropies: before them, nats, without a gradient.
-        """
+        """Put log(q·pi_ref) where the loss will read log pi_ref. Only log pi of the sampled tokens,
+        ``live_logps``, has a gradient; shapes are (batch, time)."""
         batch, logps = passing.batch, live_logps.detach()
         mask, ref_logps = counted_tokens(batch), batch["ref_per_token_logps"]
         kl_ref = self._mean(kl_forms.k3(ref_logps, logps), mask)
@@ -346,18 +335,6 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             self._guide_called = True
             checks.warn_if_idle(self.guide, q, inputs)
         return q.to(logps.dtype).log()
-
-    def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return kl_forms.reduce(
-            per_token,
-            counted_tokens(batch),
-            loss_type=self.loss_type,
-            max_completion_length=self.max_completion_length,
-            items=batch.get("num_items_in_batch"),
-            processes=self.accelerator.num_processes,
-            accumulation=self.current_gradient_accumulation_steps,
-            steps_per_generation=self.args.steps_per_generation,
-        )
 
     def _progress(self) -> float:
         """Return the share of the steps that are done, in [0, 1]."""

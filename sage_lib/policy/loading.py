@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.masking_utils import eager_mask
 
@@ -164,12 +165,8 @@ def quick(model: PreTrainedModel) -> PreTrainedModel:
 def with_prompt(
     tokenizer: PreTrainedTokenizerBase, prompt: str = "paper"
 ) -> PreTrainedTokenizerBase:
-    """Set the chat template, and padding on the left, and return the tokenizer.
-
-    Args:
-        tokenizer: changed in place.
-        prompt: of the section ``model``. For errors see :func:`prompts.chat_template`.
-    """
+    """Set the chat template by ``prompt`` of the section ``model``, and padding on the left. Return
+    the tokenizer. For errors see :func:`prompts.chat_template`."""
     tokenizer.padding_side = "left"
     tokenizer.chat_template = prompts.chat_template(prompt, tokenizer.chat_template)
     return tokenizer
@@ -181,6 +178,19 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
         prompts.messages(question), add_generation_prompt=True, return_dict=True
     )
     return list(encoded["input_ids"])
+
+
+def padded(rows: Sequence[list[int]], pad: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids and attention mask, both of shape (rows, the longest one's tokens).
+
+    Args:
+        rows: token ids.
+        pad: id of the padding token.
+        side: "left" or "right", where the padding is.
+    """
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    mask = [torch.ones_like(row) for row in ids]
+    return pad_sequence(ids, True, pad, side), pad_sequence(mask, True, 0, side)
 
 
 def weights_mark(model: torch.nn.Module) -> str:

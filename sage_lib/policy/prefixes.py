@@ -13,7 +13,6 @@ from sage_lib.policy.sampling import (
     Wanted,
     end_tokens,
     fingerprints,
-    padded_left,
     uniforms,
     until_end,
     warpers,
@@ -39,7 +38,8 @@ def prefix_engine(
     def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
         uniform = uniforms(batch, problems, sampling).to(model.device)
         places = list(dict.fromkeys(place for place, _ in batch))
-        ids, mask = padded_left([prompts[place] for place in places], tokenizer.pad_token_id)
+        rows = [prompts[place] for place in places]
+        ids, mask = loading.padded(rows, tokenizer.pad_token_id, "left")
         ids, mask = ids.to(model.device), mask.to(model.device)
         drawn = is_end.reshape(-1)[0].repeat(len(batch), sampling.max_new_tokens)
         going = torch.arange(len(batch), device=model.device)  # samples that have not ended

@@ -83,14 +83,6 @@ def uniforms(
     return torch.stack(rows)
 
 
-def padded_left(prompts: Sequence[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and attention mask, both of shape (prompts, the longest one's tokens)."""
-    width = max(map(len, prompts))
-    ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids), torch.tensor(mask)
-
-
 def warpers(
     temperature: float, top_p: float, top_k: int, min_p: float | None
 ) -> list[transformers.LogitsProcessor]:
@@ -161,7 +153,8 @@ def transformers_engine(
     @torch.no_grad()
     def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
         uniform = uniforms(batch, problems, sampling)
-        ids, mask = padded_left([prompts[place] for place, _ in batch], tokenizer.pad_token_id)
+        rows = [prompts[place] for place, _ in batch]
+        ids, mask = loading.padded(rows, tokenizer.pad_token_id, "left")
         ids, mask, start = ids.to(model.device), mask.to(model.device), ids.shape[1]
         with prompts_read_once(model):
             out = model.generate(

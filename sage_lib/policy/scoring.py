@@ -94,7 +94,8 @@ def signals(
     at_a_time = max(1, LOGITS // (length * model.config.vocab_size))
     for first in range(0, len(bodies), at_a_time):
         part = bodies[first : first + at_a_time]
-        ids, mask = (x.to(model.device) for x in _padded_right(prompt, part, pad))
+        batch = loading.padded([prompt + body for body in part], pad, "right")
+        ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, start, mask)
         base_log_pi = log_pi if base is model else _log_pi(base, ids, start, mask)
         drawn = probs.drawn_log_probabilities(base_log_pi, ids[:, start:])
@@ -138,7 +139,8 @@ def valid_probabilities(
     logps: dict[int, list[float]] = {}
     for start in range(0, len(turns), at_a_time):
         places = by_length[start : start + at_a_time]  # of about one length: few are padded
-        batch = _padded_right([], [turns[place][1] for place in places], tokenizer.pad_token_id)
+        of_batch = [turns[place][1] for place in places]
+        batch = loading.padded(of_batch, tokenizer.pad_token_id, "right")
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, 1, mask)
         log_pis = [log_pi, *(probs.log_probabilities(log_pi, t) for t in tempered)]
@@ -173,13 +175,3 @@ def _log_pi(
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
     with prompts_read_once(plain, start):
         return probs.log_probabilities(probs.completion_logits(model, ids, start, mask))
-
-
-def _padded_right(
-    prompt: list[int], bodies: Sequence[list[int]], pad: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and attention mask, both of shape (bodies, prompt and longest body)."""
-    width = max(map(len, bodies))
-    ids = [prompt + body + [pad] * (width - len(body)) for body in bodies]
-    mask = [[1] * (len(prompt) + len(body)) + [0] * (width - len(body)) for body in bodies]
-    return torch.tensor(ids), torch.tensor(mask)

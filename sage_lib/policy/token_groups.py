@@ -65,13 +65,9 @@ def grouped(tokens: pd.DataFrame) -> pd.DataFrame:
     """Average over tokens by kind, tenth of the completion, tenth of the entropy before, and fifth
     of the completions by perplexity (eq. 39) before; and over all together.
 
-    Args:
-        tokens: with the columns completion, sign, kind, place (0 to below 1 within the completion),
-            before and after (entropies, nats), p_before and p_after (of the drawn token), and
-            perhaps gradient.
-
-    Returns:
-        A row for each group, with columns :data:`GROUPS`.
+    ``tokens`` has the columns completion, sign, kind, place (0 to below 1 within the completion),
+    before and after (entropies, nats), p_before and p_after (of the drawn token), and perhaps
+    gradient. The result has a row for each group, with columns :data:`GROUPS`.
     """
     shift = (tokens["p_after"] - tokens["p_before"]).abs()
     surprise = -np.log(tokens["p_before"].clip(lower=1e-300))

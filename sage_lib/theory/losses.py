@@ -55,20 +55,22 @@ class Loss:
 PLAIN = Loss()
 
 
-def kappa(success: float, group: int, scaled: bool = True) -> float:
+def kappa(success: float, group: int) -> float:
     """Return the factor of group advantages in the gradient of E[R], for rewards of 0 and 1.
 
-    It is E[A | R = 1] - E[A | R = 0]. The KL term has no such factor, so eq. 2 and 4 hold at beta
+    It is E[A | R = 1] - E[A | R = 0], for groups of so many completions, of which each is right
+    with probability ``success``. The KL term has no such factor, so eq. 2 and 4 hold at beta
     divided by it.
-
-    Args:
-        success: probability that a completion is right.
-        group: completions of a prompt.
-        scaled: whether advantages are divided by the group's standard deviation.
     """
-    right, wrong = _advantages(group, scaled)
+    right, wrong = _mean_advantages(success, group, scaled=True)
+    return right - wrong
+
+
+def _mean_advantages(success: float, group: int, scaled: bool) -> tuple[float, float]:
+    """Return the expected advantages of a right and of a wrong completion."""
     others = _repeated(np.array([1 - success, success]), group - 1)
-    return float(others @ (right - wrong))
+    right, wrong = (float(others @ side) for side in _advantages(group, scaled))
+    return right, wrong
 
 
 def _advantages(group: int, scaled: bool) -> np.ndarray:
@@ -113,17 +115,16 @@ def weights(
     reward = torch.zeros_like(drawn) if reward is None else reward
     if loss.group is not None and not bool(((reward == 0) | (reward == 1)).all()):
         raise SageError("the expectation over groups is for rewards of 0 and 1")
-    success = float(drawn @ reward)
     if loss.normaliser in ("bnpo", "dapo"):
         return _in_a_batch(tree, drawn, loss, reward)
+    success = float(drawn @ reward)
     if loss.normaliser == "grpo":
         drawn = drawn / tree.lengths
     elif loss.normaliser == "dr_grpo":
         drawn = drawn / loss.longest
     if loss.group is None:
         return drawn, drawn * reward
-    others = _repeated(np.array([1 - success, success]), loss.group - 1)
-    right, wrong = (float(others @ side) for side in _advantages(loss.group, loss.scaled))
+    right, wrong = _mean_advantages(success, loss.group, loss.scaled)
     return drawn, drawn * torch.where(reward == 1, right, wrong)
 
 

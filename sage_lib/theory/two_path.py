@@ -93,17 +93,10 @@ def conditions(example: Example) -> pd.DataFrame:
 
 
 def branch_tree(rare: float = 0.05, spread: int = 6) -> tuple[Tree, Tensor, Tensor]:
-    """Build the smallest tree with the example's entropies.
+    """Return the smallest tree with the example's entropies, log pi_ref (E,) and the reward (L,).
 
-    The fork comes first and is nearly certain. Only the rare branch leads to a state with several
-    equally likely tokens. The first of them ends correctly.
-
-    Args:
-        rare: pi_ref of the rare branch.
-        spread: tokens of that state.
-
-    Returns:
-        The tree, log pi_ref (E,) and the reward (L,).
+    The fork comes first and is nearly certain: ``rare`` is pi_ref of its rare branch. Only this
+    branch leads to a state with ``spread`` equally likely tokens. The first ends correctly.
     """
     right, wrong = ("common", "on", "right"), ("common", "on", "wrong")
     rare_right, *others = (("rare", f"b{i}", "end") for i in range(spread))

@@ -266,11 +266,8 @@ class Bar(TrainerCallback):
 def train_on(trainer: Any, checkpoints: Path) -> None:
     """Train from the last whole checkpoint, or from the start. At the last step nothing is trained.
 
-    Checkpoints are read by torch's unpickler for tensors and plain values alone.
-
-    Args:
-        trainer: has a :class:`StepLog`.
-        checkpoints: their folder.
+    ``trainer`` has a :class:`StepLog`. Checkpoints are read by torch's unpickler for tensors and
+    plain values alone.
     """
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Bar())
@@ -308,8 +305,6 @@ def _log_sizes(checkpoint: Path) -> dict[str, int]:
 
 
 def _is_whole(mark: Path) -> bool:
-    if not mark.stat().st_size:  # written before marks held sizes
-        return True
     try:
         expected = read_json(mark)
     except SageError:

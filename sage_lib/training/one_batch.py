@@ -54,27 +54,22 @@ def loss_batch(guide: Guide, beta: float) -> LossBatch:
 
     The KL form is k3 and the loss type "grpo" (1/|o|), as in the paper's code. Probabilities come
     from separate forward passes, not from the trainer's.
-
-    ``guide`` and ``beta``, the coefficient of the KL, are those of the loss.
     """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, _hide_gpus) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         arrays, loss = pool.submit(_arrays, guide, beta).result()
     return LossBatch(**{name: torch.tensor(values) for name, values in arrays.items()}, loss=loss)
 
 
-def _hide_gpus() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
 def _arrays(guide: Guide, beta: float) -> tuple[dict[str, np.ndarray], float]:
     """Return the tensors of a :class:`LossBatch` as arrays, and the loss."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     messages = io.StringIO()  # of libraries, about the machine and files
     quiet = contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages)
     with quiet[0], quiet[1], tempfile.TemporaryDirectory() as folder:
-        from sage_lib.algorithm.trainer import SageTrainer  # first: Unsloth before transformers
+        from sage_lib.algorithm.backend import whole_rows  # first: Unsloth before transformers
+        from sage_lib.algorithm.token_probabilities import completion_signals
 
-        trainer = _trainer(SageTrainer, Path(folder), guide, beta)
+        trainer = _trainer(Path(folder), guide, beta)
         rows = [trainer.train_dataset[i // GROUP] for i in range(GROUP * PROMPTS)]
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
@@ -82,7 +77,18 @@ def _arrays(guide: Guide, beta: float) -> tuple[dict[str, np.ndarray], float]:
         live_logps = _record_logps(trainer)
         loss = trainer._compute_loss(trainer.model, batch)
         [gradient] = torch.autograd.grad(loss, live_logps)
-        return _signals(trainer, batch) | {"gradient": np.array(gradient)}, loss.item()
+        with torch.no_grad():
+            models = trainer.model, trainer.ref_model
+            policy, ref = (completion_signals(model, *whole_rows(batch)) for model in models)
+        tensors = {
+            "logps": policy.logps,
+            "ref_logps": ref.logps,
+            "entropies": policy.entropies,
+            "mask": batch["completion_mask"],
+            "advantages": batch["advantages"],
+            "gradient": gradient,
+        }
+        return {name: np.array(tensor) for name, tensor in tensors.items()}, loss.item()
 
 
 def _record_logps(trainer: Any) -> list[torch.Tensor]:
@@ -99,11 +105,12 @@ def _record_logps(trainer: Any) -> list[torch.Tensor]:
     return live_logps
 
 
-def _trainer(cls: Any, folder: Path, guide: Guide, beta: float) -> Any:
+def _trainer(folder: Path, guide: Guide, beta: float) -> Any:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
 
     from sage_lib.algorithm.backend import GRPOConfig
+    from sage_lib.algorithm.trainer import SageTrainer
     from sage_lib.policy import loading, tiny_qwen
     from sage_lib.tasks import prompts
 
@@ -115,7 +122,7 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float) -> Any:
         for weight in model.parameters():
             weight.add_(NOISE * torch.randn(weight.shape, generator=noise))
     questions = [f"reach {n} from 1 2 3 4" for n in range(PROMPTS)]
-    return cls(
+    return SageTrainer(
         guide=guide,
         model=model,
         ref_model=AutoModelForCausalLM.from_pretrained(folder, **loading.SAFE),
@@ -139,22 +146,6 @@ def _trainer(cls: Any, folder: Path, guide: Guide, beta: float) -> Any:
             disable_tqdm=True,
         ),
     )
-
-
-@torch.no_grad()
-def _signals(trainer: Any, batch: dict[str, Any]) -> dict[str, np.ndarray]:
-    from sage_lib.algorithm.backend import whole_rows
-    from sage_lib.algorithm.token_probabilities import completion_signals
-
-    policy = completion_signals(trainer.model, *whole_rows(batch))
-    signals = {
-        "logps": policy.logps,
-        "ref_logps": completion_signals(trainer.ref_model, *whole_rows(batch)).logps,
-        "entropies": policy.entropies,
-        "mask": batch["completion_mask"],
-        "advantages": batch["advantages"],
-    }
-    return {name: np.array(tensor) for name, tensor in signals.items()}
 
 
 def _reward(completions: Sequence[Sequence[dict[str, str]]], **others: Any) -> list[float]:
