@@ -27,7 +27,6 @@ from sage_lib.tasks.problem import Problem
 #: The share of a completion that is early, or late (exploration report, Figure 6b), and the share
 #: of completions that have a low, or a high perplexity (its Figure 5b).
 END = 0.2
-BASE, POLICY = "base", "policy"  # whose completions
 
 
 @torch.no_grad()
@@ -60,8 +59,8 @@ def impact(
     """
     before, drawn = list(completion[:position]), completion[position]
     prefix = [*prompt, *before]
-    ids = torch.tensor([prefix], device=model.device)
-    logits = model(input_ids=ids).logits[0, -1:].float().cpu().numpy()
+    state = torch.tensor([prefix], device=model.device)
+    logits = model(input_ids=state).logits[0, -1:].float().cpu().numpy()
     other = int(token_signals.runner_up(logits, np.array([drawn]))[0])
     stops = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = stops if isinstance(stops, list) else [stops]
@@ -82,8 +81,8 @@ def impact(
     continued = [token for token in (drawn, other) if token not in ends]
     if continued:
         torch.manual_seed(seed)
-        ids = torch.tensor([[*prefix, token] for token in continued for _ in range(count)])
-        ids = ids.to(model.device)
+        starts = [[*prefix, token] for token in continued for _ in range(count)]
+        ids = torch.tensor(starts, device=model.device)
         active = warpers(*(rl[k] for k in ("temperature", "top_p", "top_k", "min_p")))
         out = model.generate(
             input_ids=ids,
@@ -94,9 +93,7 @@ def impact(
         for i, token in enumerate(continued):
             rows = [row[len(prompt) :] for row in out[i * count : (i + 1) * count]]
             texts[token] = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
-    original, replaced = (
-        sum(map(bool, are_correct(texts[token]))) / count for token in (drawn, other)
-    )
+    original, replaced = (sum(are_correct(texts[token])) / count for token in (drawn, other))
     return original, replaced
 
 
@@ -116,11 +113,8 @@ class DrawnCompletion:
 
 
 def replaced_positions(entropy: Sequence[float], stream: random.Random) -> dict[str, int]:
-    """Return the positions of the tokens that are replaced.
-
-    They are the most uncertain token, the most uncertain of the first and of the last fifth
-    (rounded up), and a random token as a control.
-    """
+    """Return the positions of the tokens that are replaced: the most uncertain one, the most
+    uncertain of the first and of the last fifth (rounded up), and a random one as a control."""
     values = np.asarray(entropy)
     end = max(1, int(np.ceil(END * len(values) - 1e-9)))
     return {
@@ -151,10 +145,8 @@ def perplexity_groups(
 
 @torch.no_grad()
 def measure_impact(profile: Profile, run: Run) -> dict:
-    """Replace tokens in completions of a trained policy, and roll out again; return the run record.
-
-    impact.csv has a row for each replaced token (docs/data_training.md).
-    """
+    """Write impact.csv, a row for each replaced token (docs/data_training.md); return the run
+    record."""
     drawer = groups.Drawer(profile, run)
     exploration = profile.exploration
     seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
@@ -204,10 +196,8 @@ def measure_impact(profile: Profile, run: Run) -> dict:
 
 @torch.no_grad()
 def measure_dynamics(profile: Profile, run: Run) -> dict:
-    """Read completions of the base and of a trained policy under both; return the run record.
-
-    The run's files are tokens.csv and prompts.csv (docs/data_training.md).
-    """
+    """Write tokens.csv and prompts.csv (docs/data_training.md) of completions of the base and of a
+    trained policy, which both policies read; return the run record."""
     drawer = groups.Drawer(profile, run)
     base, _ = loading.load(profile.model, runs.sft_run(profile).model)
     exploration = profile.exploration
@@ -217,14 +207,14 @@ def measure_dynamics(profile: Profile, run: Run) -> dict:
     prompts = problems.rl_problems(profile)[: exploration.prompts]
     tables, prompt_rows = [], []
     run.live_steps.unlink(missing_ok=True)
-    for source, model in ((BASE, base), (POLICY, drawer.model)):
+    for source, model in (("base", base), ("policy", drawer.model)):  # whose completions
         tokens = []
         for number, problem in enumerate(prompts):
             count = exploration.completions
             group = drawer.draw(problem, count, seed, model)
             token_rows = _tokens(drawer, base, group, number * count)
             tokens.append(token_rows)
-            entropy = token_rows["before" if source == BASE else "after"].mean()
+            entropy = token_rows["before" if model is base else "after"].mean()
             row = {"source": source, "problem": problem.id, "completions": count}
             prompt_rows.append({**row, "correct": sum(group.correct) / count, "entropy": entropy})
             append_line(run.live_steps, {"step": len(prompt_rows)})
