@@ -271,7 +271,7 @@ def test_without_exact_probabilities_pass_at_k_is_that_of_the_samples():
     [
         ("claims", "study", 6, 14),
         ("exploration_claims", "study", 0, 25),
-        ("operating_point_claims", "operating_point", 4, 0),
+        ("operating_point_claims", "operating_point", 4, 5),
     ],
 )
 def test_the_claims_name_methods_and_metrics_that_there_are(name, profile, primary, papers):

@@ -85,7 +85,7 @@ class Page:
         path = paths.measured(self.name, self.published) / f"{name}.csv"
         if not _has_cells(path, text):
             write_text(path, text)
-        self.table(frame if shown is None else shown, **formats)
+        self.table(frame if shown is None else shown, 3, ROWS, **formats)
 
     def _labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
         if self.results is None:
