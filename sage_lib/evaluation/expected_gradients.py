@@ -99,7 +99,7 @@ def measure_effects(profile: Profile, run: Run) -> dict:
             row = {"anchor": anchor, "pull": pull2, "added": added2, "share": added2 / pull2}
             prompt_rows.append({**row, "along": pair_mean(added, pull) / pull2})
     by_anchor = pd.DataFrame(prompt_rows).groupby("anchor", sort=False)
-    over_prompts = by_anchor.mean().join(by_anchor.sem(), rsuffix="_se")
+    over_prompts = by_anchor.mean().join(by_anchor.sem().add_suffix("_se"))
     effects = {
         "anchors": over_prompts.reset_index().to_dict("records"),
         "prompts": len(prompts),
