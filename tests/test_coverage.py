@@ -202,10 +202,3 @@ def test_intervals_over_few_problems_keep_93_percent(problems):
     low, high = metrics.bootstrap_interval(values, 1000, 0)
     normal = 2 * 1.96 * np.mean(values.std(axis=0, ddof=1)) / np.sqrt(problems)
     assert np.mean(high - low) / normal < {8: 1.5, 24: 1.25, 60: 1.15, 180: 1.1}[problems]
-
-
-def test_a_mean_over_three_small_sets_is_covered():
-    rng, sets = np.random.default_rng(5), [name for name in "abc" for _ in range(8)]
-    values = np.concatenate([rng.random((8, WORLDS)) < p for p in (0.9, 0.3, 0.05)])
-    low, high = metrics.bootstrap_interval(values, 1000, 0, sets)
-    assert missed(low, high, (0.9 + 0.3 + 0.05) / 3) <= 0.07

@@ -2,7 +2,7 @@
 
 import argparse
 import functools
-import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import ttest_1samp
+from test_sample_files import write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
@@ -65,10 +66,8 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
             row["correct"] = [True]
 
     def signals(model, base, prompt, bodies, pad, branching):
-        return [
-            SimpleNamespace(entropy=np.ones(len(one)), base_log_pi=-np.ones(len(one)))
-            for one in bodies
-        ]
+        ones = [np.ones(len(body)) for body in bodies]
+        return [SimpleNamespace(entropy=one, base_log_pi=-one) for one in ones]
 
     tokenizer = SimpleNamespace(eos_token_id=0, pad_token_id=0)
     rows = [{"ids": [[5, 6]], "finished": [True], "completions": ["text"]} for _ in asked]
@@ -77,9 +76,8 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
     monkeypatch.setattr(sampled_gain, "signals", signals)
     monkeypatch.setattr(sampled_gain.loading, "load", lambda *_: (None, tokenizer))
     monkeypatch.setattr(sampled_gain.loading, "encode", lambda *_: [1])
-    found = sampled_gain.scored_samples(
-        profile, runs.evaluation_run(profile, runs.sft_run(profile))
-    )
+    evaluation = runs.evaluation_run(profile, runs.sft_run(profile))
+    found = sampled_gain.scored_samples(profile, evaluation)
     assert list(found["problem"]) == kept and set(found["right"]) == {1.0}
     assert all(len(one) == 3 for one in found["entropies"]), "the end token is scored as well"
 
@@ -147,19 +145,22 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
     (tmp_path / "asked.csv").write_text("problem,gold\n1+1?,2\n")
     given = {"model": "some/model", "data": str(tmp_path / "asked.csv"), "out": tmp_path / "out"}
     given |= {"question": "problem", "gold": "gold", "problems": None, "tokens": 64}
-    given["template"] = None
-    profile = load_profile(guide_gain.of_model(argparse.Namespace(**given)))
+
+    def profile_of(**changes):
+        options = argparse.Namespace(**{**given, "template": None, **changes})
+        return load_profile(guide_gain.of_model(options))
+
+    profile = profile_of()
     assert profile.model.name == "some/model" and not profile.methods and not profile.rl
     assert [run.name for run in runs.every_run(profile)] == ["sft", "eval-sft"]
     assert profile.evaluation.data[0].task.gold == "gold"
-    other = load_profile(guide_gain.of_model(argparse.Namespace(**{**given, "model": "b/c"})))
+    other = profile_of(model="b/c")
     assert other.name != profile.name, "two commands at a time would put aside each other's work"
     with pytest.raises(SageError, match="is no file"):
-        guide_gain.of_model(argparse.Namespace(**{**given, "data": "nowhere.csv"}))
-    with pytest.raises(SageError, match=r"no folder '\./nothere' with a model"):
-        guide_gain.of_model(argparse.Namespace(**{**given, "model": "./nothere"}))
-    with pytest.raises(SageError, match="no folder 'nothere' with a model"):
-        guide_gain.of_model(argparse.Namespace(**{**given, "model": "nothere"}))
+        profile_of(data="nowhere.csv")
+    for model in ("./nothere", "nothere"):
+        with pytest.raises(SageError, match=f"no folder '{re.escape(model)}' with a model"):
+            profile_of(model=model)
 
 
 def test_samples_of_other_weights_are_not_kept(tiny_model, tmp_path):
@@ -282,9 +283,8 @@ def test_samples_of_a_file_are_scored_by_the_model(tiny_model, tmp_path, module,
     assert len(set(q)) > 1
     mine = table.loc["{name: mine_of_gain:Pairs, share: 1.0}"]
     assert mine["log rho"] == pytest.approx(np.mean(rho), abs=1e-5)
-    assert mine["acted"] == pytest.approx(
-        np.mean([token % 2 == 0 for of in ids for token in of]), abs=1e-5
-    )
+    acted = np.mean([token % 2 == 0 for of in ids for token in of])
+    assert mine["acted"] == pytest.approx(acted, abs=1e-5)
 
 
 def test_entropies_of_texts_are_those_of_the_whole_conversation(tiny_model, tmp_path):
@@ -296,10 +296,8 @@ def test_entropies_of_texts_are_those_of_the_whole_conversation(tiny_model, tmp_
     turns = [{"role": "user", "content": "3 + 4 ="}]
     told = sampled_gain.score_texts(str(tiny_model), [texts[0]._replace(prompt=turns)])
     start = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
-    for prompt, row in (
-        (tokenizer("3 + 4 =")["input_ids"], scored.iloc[1]),
-        (start, told.iloc[0]),
-    ):
+    alone = tokenizer("3 + 4 =")["input_ids"]
+    for prompt, row in ((alone, scored.iloc[1]), (start, told.iloc[0])):
         ids = tokenizer(row["completion"])["input_ids"]
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
@@ -332,18 +330,13 @@ def test_where_nothing_is_right_a_sample_is_shown_and_all_are_kept(tiny_model, t
 
 def test_a_judge_reads_gold_and_text_in_the_place_of_the_files_verdicts(tmp_path, module):
     rows = [{"prompt": "q", "completion": text, "answer": 7} for text in ("so 7", "17")]
-    path = write_rows(tmp_path / "a.jsonl", rows)
+    path = write_lines(tmp_path / "a.jsonl", rows)
     with pytest.raises(SageError, match="line 1 has no correct"):
         sample_files.read_sample_file(path, gold="answer")
     judge = functools.partial(guide_gain._judged, "mine_of_gain:judge")
     samples = sample_files.read_sample_file(path, gold="answer", judge=judge).samples
     assert [sample.is_correct for sample in samples] == [True, False]
     assert samples[0][1:4] == ("q", "so 7", "7")
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_tokens_that_leave_no_room_are_refused(tiny_model, tmp_path):

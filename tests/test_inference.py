@@ -46,10 +46,8 @@ def test_values_of_a_frame_stand_by_seed_and_problem_whatever_its_order():
 
 
 def test_seeds_are_paired_by_number_and_the_interval_over_them_is_scipys():
-    ours, theirs = (
-        by_seed("a", [0.5, 0.9, 0.7, 0.1], [4, 2, 3, 9]),
-        by_seed("b", [0.3, 0.1, 0.2], [2, 3, 4]),
-    )
+    ours = by_seed("a", [0.5, 0.9, 0.7, 0.1], [4, 2, 3, 9])
+    theirs = by_seed("b", [0.3, 0.1, 0.2], [2, 3, 4])
     [row] = inference.difference(ours, theirs).to_dict("records")
     apart = [0.9 - 0.3, 0.7 - 0.1, 0.5 - 0.2]
     assert row["difference"] == pytest.approx(np.mean(apart)) and row["seeds"] == 3
@@ -120,13 +118,6 @@ def test_differences_leave_out_the_reference_the_base_and_what_was_not_evaluated
 )
 def test_what_an_interval_says_of_an_expectation(expects, low, high, expected):
     assert inference.outcome(expects, low, high, margin=0.005) == expected
-
-
-def test_a_gain_agrees_only_where_the_estimate_reaches_the_margin():
-    """pass@256 of strong Branch: +0.0084 [+0.0051, +0.0117], the margin between them."""
-    assert inference.outcome("above", 0.0051, 0.0117, 0.0111) == SMALLER
-    assert inference.outcome("above", 0.0051, 0.0117, 0.0083) == AGREES
-    assert inference.outcome("above", 0.0051, 0.0117, np.nan) == CANNOT_TELL
 
 
 def test_no_interval_agrees_with_two_expectations_that_exclude_each_other():

@@ -21,12 +21,6 @@ def test_pass_at_k_equals_enumeration_of_all_draws(n):
             assert metrics.pass_at_k([n], [c], k)[0] == pytest.approx(expected, abs=1e-12)
 
 
-def test_pass_at_1_is_the_mean_over_problems_of_their_own_share():
-    # Two problems, 4 samples each: the last one's sum over the number of problems would give 3/2.
-    n, c = np.array([4, 4]), np.array([1, 3])
-    assert metrics.pass_at_k(n, c, 1).mean() == pytest.approx(0.5)
-
-
 def test_large_counts_stay_exact():
     assert metrics.pass_at_k([256], [0], 256)[0] == 0
     assert metrics.pass_at_k([256], [1], 256)[0] == 1
@@ -57,8 +51,6 @@ def test_problems_that_all_agree_leave_an_interval_with_width():
     for value in (0.0, 0.3, 1.0):
         low, high = metrics.bootstrap_interval(np.full(8, value), 4000, 0)
         assert low[0] <= value <= high[0] and high[0] - low[0] > 0.2
-    [low], [high] = metrics.bootstrap_interval(np.full(8, 3.0), 4000, 0, bounds=(1.0, 5.0))
-    assert 1 < low < 3 < high < 5
     with pytest.raises(SageError, match="3 to 3 lies outside the bounds 0 and 1"):
         metrics.bootstrap_interval(np.full(8, 3.0), 10, 0)
 
@@ -138,9 +130,6 @@ def test_data_sets_weigh_the_same_whatever_their_size():
     assert metrics.minimum_detectable_effect(values, sets)[0] == pytest.approx(detectable, rel=0.02)
     several = np.stack([ours, ours])  # the seeds do not differ: the same as one
     assert np.allclose(metrics.paired_difference(several, several * 0, names), (mean, low, high))
-    without_a_name = metrics.bootstrap_interval(parts[0], 50, 3)
-    named = metrics.bootstrap_interval(parts[0], 50, 3, ["one"] * 60)
-    assert np.array_equal(without_a_name, named)
     with pytest.raises(SageError, match="two problems of each data set"):
         metrics.minimum_detectable_effect(values[:3], ["a", "a", "b"])
 
@@ -152,11 +141,6 @@ def test_what_cannot_be_averaged_is_refused():
         metrics.minimum_detectable_effect(np.zeros((1, 2)))
     with pytest.raises(SageError, match="3 problems need as many names of data sets, not 2"):
         metrics.mean_over_sets(np.zeros((3, 1)), ["a", "b"])
-
-
-def test_one_seed_has_no_spread():
-    assert metrics.mean_std([0.5])[0] == 0.5 and np.isnan(metrics.mean_std([0.5])[1])
-    assert metrics.mean_std([0.2, 0.4])[1] == pytest.approx(np.sqrt(0.02))
 
 
 def test_seeds_that_agree_by_luck_leave_the_error_of_the_problems():

@@ -40,9 +40,8 @@ AVERAGED_BEFORE_ROUNDING = {
 
 def printed(table):
     """{(row, dataset, metric): mean as text}"""
-    return {
-        tuple(line[1:4]): line[4] for line in reported.as_printed(table).itertuples(index=False)
-    }
+    lines = reported.as_printed(table).itertuples(index=False)
+    return {tuple(line[1:4]): line[4] for line in lines}
 
 
 def half_unit(text):
@@ -80,10 +79,8 @@ def mismatches(table):
 def test_every_table_is_whole():
     assert {table: len(reported.read_table(table)) for table in reported.tables()} == CELLS
     frame = reported.read_table("sage_table1").set_index(["row", "dataset", "metric"])
-    assert frame.loc[("GRPO + Branch", "AMC23", "pass@1"), ["mean", "std"]].tolist() == [
-        0.465,
-        0.063,
-    ]
+    cell = frame.loc[("GRPO + Branch", "AMC23", "pass@1")]
+    assert cell[["mean", "std"]].tolist() == [0.465, 0.063]
     assert (frame["std"].isna() == (frame.index.get_level_values("dataset") == "Avg")).all()
 
 
@@ -184,11 +181,8 @@ def test_rounding_explains_every_average():
 
 def counts(share, total):
     """The whole numbers n for which n / total prints as a share with three decimals."""
-    return [
-        n
-        for n in range(total + 1)
-        if abs(Fraction(n, total) - Fraction(share)) <= Fraction(1, 2000)
-    ]
+    half, share = Fraction(1, 2000), Fraction(share)
+    return [n for n in range(total + 1) if abs(Fraction(n, total) - share) <= half]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from sage_lib.pipeline import cli
 
 #: Right and wrong samples of three problems.
 RIGHT = {"a": [1, 0, 0, 1], "b": [0, 0, 0, 0], "c": [1, 1, 1, 1]}
+HAND = [(4, 2), (4, 0), (4, 4)]
 
 
 def own_line(problem, right):
@@ -61,8 +62,9 @@ def write_table(path, rows):
     return path
 
 
-def counted(found):
-    return [list(pair) for pair in found.counts.values()]
+def counted(path, **choice):
+    """Samples and right ones of each problem."""
+    return [*sample_files.read_sample_file(path, **choice).counts.values()]
 
 
 def run(capsys, *words):
@@ -82,17 +84,13 @@ def refused(*words):
 
 
 def test_each_format_gives_its_counts(tmp_path):
-    hand = [[4, 2], [4, 0], [4, 4]]
     for name, line in (("own", own_line), ("rlvr", rlvr_line), ("harness", harness_line)):
         path = write_lines(tmp_path / f"{name}.jsonl", [line(*item) for item in RIGHT.items()])
-        found = sample_files.read_sample_file(path)
-        assert counted(found) == hand and not found.unreadable
+        assert counted(path) == HAND and not sample_files.read_sample_file(path).unreadable
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        assert sample_files.read_sample_file(tmp_path / f"{name}.gz").counts == found.counts
-    table = write_table(
-        tmp_path / "details.parquet", [lighteval_row(*one) for one in RIGHT.items()]
-    )
-    assert counted(sample_files.read_sample_file(table)) == hand
+        assert counted(tmp_path / f"{name}.gz") == HAND
+    rows = [lighteval_row(*item) for item in RIGHT.items()]
+    assert counted(write_table(tmp_path / "details.parquet", rows)) == HAND
 
 
 def test_published_samples_are_those_of_the_published_counts():
@@ -117,7 +115,7 @@ def test_one_verdict_for_several_responses_is_no_verdict(tmp_path):
             sample_files.read_sample_file(table)
     rows = [lighteval_row("a", [1], em=1.0), lighteval_row("b", [1], em=0.5)]
     single = sample_files.read_sample_file(write_table(tmp_path / "b.parquet", rows))
-    assert counted(single) == [[1, 1]]
+    assert [*single.counts.values()] == [(1, 1)]
     assert single.unreadable == [(2, "has 0.5 for em, not 0 or 1; for scores, give --threshold")]
     two = write_lines(tmp_path / "c.jsonl", [{**own_line("a", [1, 0]), "correct": [2, True]}])
     with pytest.raises(SageError, match="has 2 for correct, not 0 or 1"):
@@ -138,14 +136,11 @@ def test_a_field_of_any_other_type_makes_no_traceback(tmp_path, line):
         for value in VALUES:
             changed = json.loads(json.dumps(odd))
             (changed[above[0]] if above else changed)[last] = value
-            found = None
+            path = write_lines(tmp_path / "a.jsonl", [whole, changed])
             try:
-                found = sample_files.read_sample_file(
-                    write_lines(tmp_path / "a.jsonl", [whole, changed])
-                )
+                assert counted(path)[0] == (2, 1)
             except SageError as error:  # a filter or metric of another name, say
                 assert "\n" not in str(error) and "choose a" in str(error)
-            assert found is None or counted(found)[0] == [2, 1]
 
 
 def test_filters_and_metrics_are_chosen_and_not_guessed(tmp_path):
@@ -156,16 +151,10 @@ def test_filters_and_metrics_are_chosen_and_not_guessed(tmp_path):
         sample_files.read_sample_file(path, metric="acc")
     with pytest.raises(SageError, match="choose a metric by --metric, one of acc, acc_norm"):
         sample_files.read_sample_file(path, filter="strict")
-    assert (
-        counted(sample_files.read_sample_file(path, metric="acc_norm", filter="strict"))
-        == [[1, 1]] * 3
-    )
-    older = [{key: row[key] for key in row if key != "metrics"} for row in rows[:3]]
-    older = [{key: row[key] for key in row if key not in ("acc_norm", "pass@1")} for row in older]
-    assert (
-        counted(sample_files.read_sample_file(write_lines(tmp_path / "b.jsonl", older)))
-        == [[1, 0]] * 3
-    )
+    assert counted(path, metric="acc_norm", filter="strict") == [(1, 1)] * 3
+    newer = ("metrics", "acc_norm", "pass@1")
+    older = [{key: row[key] for key in row if key not in newer} for row in rows[:3]]
+    assert counted(write_lines(tmp_path / "b.jsonl", older)) == [(1, 0)] * 3
 
 
 @pytest.mark.parametrize("line", [own_line, rlvr_line, harness_line])
@@ -181,7 +170,7 @@ def test_broken_lines_are_named_and_counted(tmp_path, line, capsys):
     rows = [whole[0], cut, retyped, short, odd, whole[0], "[1]", "", *whole[1:]]
     path = write_lines(tmp_path / "a.jsonl", rows)
     found = sample_files.read_sample_file(path)
-    assert counted(found) == [[4, 2], [4, 0], [4, 4]]
+    assert [*found.counts.values()] == HAND
     places, reasons = zip(*found.unreadable, strict=True)
     assert places == (2, 3, 4, 5, 6, 7)  # and no blank line
     for reason, said in zip(reasons, ("is not JSON", key, f"has no {key}|verdicts"), strict=False):
@@ -252,11 +241,8 @@ def test_a_small_file_that_is_large_once_unpacked_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(sample_files, "MOST_ROWS", 1000)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b" " * (10**6 + 1)))
     table = write_table(tmp_path / "a.parquet", [{"problem": "a", "correct": 1}] * 1001)
-    for path in (
-        tmp_path / "a.jsonl.gz",
-        zipped(tmp_path / "a.eval", summaries=" " * 10**6),
-        table,
-    ):
+    archive = zipped(tmp_path / "a.eval", summaries=" " * 10**6)
+    for path in (tmp_path / "a.jsonl.gz", archive, table):
         assert path.stat().st_size < 10_000
         assert "once it is unpacked: split it" in refused(path)
 
@@ -296,9 +282,8 @@ def test_more_files_are_more_samples_or_more_seeds(tmp_path, capsys):
     whole = write_lines(tmp_path / "whole.jsonl", [own_line(*item) for item in RIGHT.items()])
     run(capsys, f"joined={names[0]}+{names[1]}", whole, "--out", tmp_path)
     table = pd.read_csv(tmp_path / "pass_at_k.csv")
-    joined, alone = (
-        table[table["policy"] == p].query("what == 'pass@k'") for p in ("joined", "whole")
-    )
+    table = table[table["what"] == "pass@k"]
+    joined, alone = (table[table["policy"] == name] for name in ("joined", "whole"))
     assert joined["value"].tolist() == alone["value"].tolist() and set(joined["samples"]) == {4}
     run(capsys, f"seeds={names[0]},{names[1]}", "--out", tmp_path)
     table = pd.read_csv(tmp_path / "pass_at_k.csv")
@@ -349,17 +334,14 @@ def test_as_much_data_as_is_said_finds_the_difference():
     data, _ = metrics.times_as_much(apart, [0.0])
     size = 50 * data[0]
     shift = apart.mean() / (apart.std(ddof=1) / np.sqrt(size))
-    assert stats.nct.sf(stats.t.ppf(0.975, size - 1), size - 1, shift) == pytest.approx(
-        0.8, abs=0.02
-    )
+    power = stats.nct.sf(stats.t.ppf(0.975, size - 1), size - 1, shift)
+    assert power == pytest.approx(0.8, abs=0.02)
 
     chances, n = rng.uniform(0.2, 0.7, size=60), 8
     sides = [rng.binomial(n, chance) for chance in (chances + 0.05, chances)]
     apart = (sides[0] - sides[1])[:, None] / n
-    policies = [
-        policy_counts.counted("", {place: (c, n) for place, c in enumerate(side)}) for side in sides
-    ]
-    noise = sum(policy.sampling_variance([1])[0] for policy in policies)
+    counts = [{place: (c, n) for place, c in enumerate(side)} for side in sides]
+    noise = sum(policy_counts.counted("", of).sampling_variance([1])[0] for of in counts)
     _, times = metrics.times_as_much(apart + 0.05 - apart.mean(), [noise])
     more = int(np.ceil(n * times[0]))
     found = 0

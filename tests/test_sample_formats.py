@@ -10,6 +10,8 @@ import zipfile
 import pandas as pd
 import pyarrow as pa
 import pytest
+from test_sample_files import counted
+from test_sample_files import write_lines as write
 
 from sage_lib.errors import SageError
 from sage_lib.evaluation import sample_files
@@ -20,15 +22,6 @@ RIGHT = {"a": [1, 0, 1], "b": [0, 0, 0]}
 SAMPLES = [(problem, right) for problem, all_of in RIGHT.items() for right in all_of]
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def counted(path, **choice):
-    return [list(pair) for pair in sample_files.read_sample_file(path, **choice).counts.values()]
-
-
 def failing(path, **choice):
     with pytest.raises(SageError) as error:
         sample_files.read_sample_file(path, **choice)
@@ -36,7 +29,7 @@ def failing(path, **choice):
     return str(error.value)
 
 
-HAND = [[3, 2], [3, 0]]
+HAND = [(3, 2), (3, 0)]
 
 
 def test_counts_by_id_of_text_or_number_with_seeds(tmp_path):
@@ -96,10 +89,9 @@ def test_a_reward_is_chosen_by_name_and_a_score_by_its_threshold(tmp_path):
     path = trl(tmp_path, 1, accuracy=right, format=[1.0] * 6, length=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     assert "choose a metric by --metric, one of accuracy, format" in failing(path)
     assert counted(path, metric="accuracy") == HAND
-    assert "has 0.1 for length, not 0 or 1; for scores, give --threshold" in failing(
-        path, metric="length"
-    )
-    assert counted(path, metric="length", threshold=0.3) == [[3, 1], [3, 3]]
+    said = failing(path, metric="length")
+    assert "has 0.1 for length, not 0 or 1; for scores, give --threshold" in said
+    assert counted(path, metric="length", threshold=0.3) == [(3, 1), (3, 3)]
     assert "one of accuracy, format, length" in failing(path, metric="other")
 
 
@@ -113,7 +105,7 @@ def test_generations_of_verl_are_grouped_by_input(tmp_path):
         for problem, right in SAMPLES
     ]
     found = sample_files.read_sample_file(write(tmp_path / "7.jsonl", rows))
-    assert list(map(list, found.counts.values())) == HAND
+    assert [*found.counts.values()] == HAND
     assert (found.format, found.metric, found.steps) == ("verl's generations", "score", [7])
     # dapo's scores are -1 and 1, with acc beside them
     dapo = [{**row, "score": 2 * row["score"] - 1, "acc": bool(row["score"])} for row in rows]
@@ -215,10 +207,9 @@ def test_traces_of_verifiers_are_grouped_by_task(tmp_path):
     failed = {**rows[0], "ok": False, "traces": [], "errors": [{"type": "TaskError"}]}
     found = sample_files.read_sample_file(write(tmp_path / "f.jsonl", [failed, *rows]))
     assert found.unreadable == [(1, "has no rewards: it ended in TaskError")]
+    form = {"score": 1, "weight": 0.2}
     weighed = [
-        episode(
-            problem, right, exact={"score": right, "weight": 0.8}, form={"score": 1, "weight": 0.2}
-        )
+        episode(problem, right, exact={"score": right, "weight": 0.8}, form=form)
         for problem, right in SAMPLES
     ]
     path = write(tmp_path / "w.jsonl", weighed)
@@ -250,90 +241,40 @@ def test_the_standard_input_is_a_file(monkeypatch):
 # --- texts, which guide-gain reads ----------------------------------------------------------------
 
 
-def lines_with_texts():
+def rows_with_texts():
     """A wrong and a right sample of "a" in each format: its rows, as its source writes them."""
     turn = [{"role": "user", "content": "a"}]
-    replies = [[{"role": "assistant", "content": text}] for text in ("no", "yes")]
-    both = list(zip((False, True), ("no", "yes"), replies, strict=True))
-    nodes = [[{"message": turn[0]}, {"message": reply[0]}] for reply in replies]
-    traces = [episode("a", right) for right, *_ in both]
-    for trace, of in zip(traces, nodes, strict=True):
-        trace["traces"][0]["nodes"] = of
-        trace["task"]["data"]["answer"] = "7"
-    harness = {"doc_id": 1, "doc": {}, "target": "7", "metrics": ["exact_match"]}
+    doc = {"query": "a", "choices": ["7"], "gold_index": [0], "task_name": "t"}
+    harness = {"doc_id": 1, "doc": {}, "target": "7", "metrics": ["exact_match"], "filter": "none"}
     harness["arguments"] = {"gen_args_0": {"arg_0": "a", "arg_1": {}}}
-    doc = {"query": "a", "choices": ["7"], "gold_index": [0], "id": "1", "task_name": "t"}
-    yield (
-        "a sample a line",
-        [
-            {"prompt": "a", "completion": text, "correct": right, "answer": "7"}
-            for right, text, _ in both
-        ],
-    )
-    yield (
-        "limit-of-RLVR",
-        [
-            {
-                **{"idx": 1, "question": "a", "gt": "7", "code": ["no", "yes"]},
-                **{"pred": ["1", "7"], "score": [False, True]},
-            }
-        ],
-    )
-    yield "verifiers' traces", traces
-    yield (
-        "verifiers' results",
-        [
-            {
-                "example_id": 1,
-                "prompt": turn,
-                "completion": reply,
-                "reward": float(right),
-                "answer": 7,
-            }
-            for right, _, reply in both
-        ],
-    )
-    yield (
-        "verl's generations",
-        [
-            {"input": "a", "output": text, "gts": "7", "score": float(right)}
-            for right, text, _ in both
-        ],
-    )
-    yield (
-        "Inspect",
-        [
-            {
-                **{"id": 1, "epoch": epoch, "input": turn, "target": "7"},
-                "output": {"choices": [{"message": {"content": [{"type": "text", "text": text}]}}]},
-                "scores": {"match": {"value": "C" if right else "I"}},
-            }
-            for epoch, (right, text, _) in enumerate(both, 1)
-        ],
-    )
-    yield (
-        "lm-evaluation-harness",
-        [
-            {**harness, "resps": [[text]], "filtered_resps": [text], "exact_match": float(right)}
-            | {"doc_id": 1, "filter": "none", "doc_hash": f"{number}"}
-            for number, (right, text, _) in enumerate(both)
-        ],
-    )
-    yield (
-        "lighteval",
-        [
-            {
-                "doc": {**doc, "id": text},
-                "model_response": {"text": [text]},
-                "metric": {"em": right},
-            }
-            for right, text, _ in both
-        ],
-    )
+    lists = {"code": ["no", "yes"], "pred": ["1", "7"], "score": [False, True]}
+    rows = {"limit-of-RLVR": [{"idx": 1, "question": "a", "gt": "7", **lists}]}
+    for right, text in enumerate(("no", "yes")):
+        reply, parts = {"role": "assistant", "content": text}, [{"type": "text", "text": text}]
+        trace = episode("a", right)
+        trace["traces"][0]["nodes"] = [{"message": turn[0]}, {"message": reply}]
+        trace["task"]["data"]["answer"] = "7"
+        of_sample = {
+            "a sample a line": {"prompt": "a", "completion": text, "correct": right, "answer": "7"},
+            "verifiers' traces": trace,
+            "verifiers' results": {"example_id": 1, "prompt": turn, "completion": [reply]}
+            | {"reward": float(right), "answer": 7},
+            "verl's generations": {"input": "a", "output": text, "gts": "7", "score": float(right)},
+            "Inspect": {"id": 1, "epoch": right + 1, "input": turn, "target": "7"}
+            | {"output": {"choices": [{"message": {"content": parts}}]}}
+            | {"scores": {"match": {"value": "IC"[right]}}},
+            "lm-evaluation-harness": {**harness, "resps": [[text]], "filtered_resps": [text]}
+            | {"exact_match": float(right), "doc_hash": text},
+            "lighteval": {"doc": {**doc, "id": text}, "model_response": {"text": [text]}}
+            | {"metric": {"em": right}},
+        }
+        for format, row in of_sample.items():
+            rows.setdefault(format, []).append(row)
+    return rows
 
 
 @pytest.mark.parametrize(
-    "format, rows", list(lines_with_texts()), ids=lambda value: str(value)[:20]
+    "format, rows", rows_with_texts().items(), ids=lambda value: str(value)[:20]
 )
 def test_prompt_text_and_gold_of_each_format(tmp_path, format, rows):
     path = write(tmp_path / "a.jsonl", rows)
@@ -368,7 +309,7 @@ def test_texts_that_a_file_lacks_are_named(tmp_path):
 
 def test_an_archive_of_inspect_gives_its_texts(tmp_path):
     """Its summaries have none: the samples beside them are read."""
-    [rows] = [rows for name, rows in lines_with_texts() if name == "Inspect"]
+    rows = rows_with_texts()["Inspect"]
     summaries = [{**row, "output": {}} for row in rows]
     members = {"header.json": {"version": 2}, "summaries.json": summaries}
     members |= {f"samples/1_epoch_{row['epoch']}.json": row for row in rows}

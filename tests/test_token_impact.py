@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sage_lib.evaluation.token_impact import (
+from sage_lib.evaluation.exploration import (
     DrawnCompletion,
     impact,
     perplexity_groups,

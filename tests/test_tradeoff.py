@@ -49,9 +49,7 @@ def test_the_front_is_grpo_at_every_beta_and_nothing_else():
     results = load_profile("study")
     methods = tradeoff.curve_methods(results)
     own = [tradeoff.beta_of(results, key) for key in methods]
-    assert own == [0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.55, 0.8], (
-        "not answer, not guides"
-    )
+    assert own == [0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.55, 0.8], "no guides"
     assert methods[0] == "grpo_no_kl" and "grpo" in methods, "not a rival at the same beta"
     assert tradeoff.curve_methods(results, anchor="sequence") == ["grpo_no_kl", "sequence"]
     assert tradeoff.curve_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
@@ -88,7 +86,11 @@ def test_at_a_corner_and_on_a_rising_line_the_larger_difference_alone_counts():
 
 @pytest.mark.parametrize(
     ("point", "verdict"),
-    [((0.50, 0.82), "outside"), ((0.42, 0.70), "inside"), ((0.44, 0.75), None)],
+    [
+        ((0.50, 0.82), "outside"),
+        ((0.42, 0.70), "inside"),
+        ((0.44, 0.75), "not separated from the curve"),  # on the line itself
+    ],
 )
 def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, verdict):
     """Scaled by what the line spans; the base is its end."""
@@ -104,11 +106,7 @@ def test_the_excess_is_the_smallest_distance_over_the_whole_line(placed, point, 
 
     parts = [minimize_scalar(larger, bounds=(i, i + 1), method="bounded").fun for i in range(3)]
     assert row["excess"] == pytest.approx(min(parts), abs=0.02)
-    assert row["low"] < row["excess"] < row["high"]
-    if verdict is None:  # on the line itself
-        assert abs(row["excess"]) < 0.02 and row["verdict"] == "not separated from the curve"
-    else:
-        assert row["verdict"] == verdict
+    assert row["low"] < row["excess"] < row["high"] and row["verdict"] == verdict
 
 
 def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(placed, monkeypatch):
@@ -170,10 +168,8 @@ def test_a_method_is_outside_only_beyond_what_grpos_own_points_reach(placed):
     ours = table.loc["grpo_branch"]
     assert ours["bound"] == table.loc[table["on_front"], "excess"].max()
     assert 0 < ours["low"] < ours["excess"] < ours["bound"] and ours["verdict"] == tradeoff.AS_GRPO
-    results = placed((0.50, 0.82))
-    assert tradeoff.positions(results, ["grpo_branch"])["verdict"].item() == "outside", (
-        "of one alone, too"
-    )
+    alone = tradeoff.positions(placed((0.50, 0.82)), ["grpo_branch"])
+    assert alone["verdict"].item() == "outside"
 
 
 def test_only_seeds_that_all_have_count(placed):
@@ -197,9 +193,8 @@ def test_on_the_last_stretch_the_share_of_the_base_says_where(placed):
 
 def test_a_front_of_one_point_is_refused(placed):
     results = placed((0.4, 0.8))
-    results.profile = dataclasses.replace(
-        results.profile, methods={"grpo": results.profile.methods["grpo"]}
-    )
+    grpo = {"grpo": results.profile.methods["grpo"]}
+    results.profile = dataclasses.replace(results.profile, methods=grpo)
     with pytest.raises(SageError, match="has 1 evaluated points of GRPO's trade-off curve"):
         tradeoff.positions(results)
 

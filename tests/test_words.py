@@ -22,7 +22,7 @@ WORDS = {
 #: Arguments that users type, keys of profiles, and columns of published tables.
 PUBLIC = {"results.py": {"own"}, "settings.py": {"beside", "every"}, "made_from.py": {"every"}}
 PUBLIC |= {"compare.py": {"own"}, "publish.py": {"own"}, "guide_gain.py": {"asked", "found"}}
-PUBLIC |= {"page.py": {"own"}, "token_impact.py": {"kept"}}
+PUBLIC |= {"page.py": {"own"}, "exploration.py": {"kept"}}
 ROOMS = ("", *(f.name for f in (ROOT / "sage_lib").iterdir() if (f / "__init__.py").is_file()))
 FILES = [path for room in ROOMS for path in sorted((ROOT / "sage_lib" / room).glob("*.py"))]
 

@@ -22,11 +22,10 @@ def simultaneous_band(
     """A band that holds the true difference in all columns at once.
 
     It consists of the intervals of :func:`metrics.paired_difference`, at a higher level that is
-    the same for all columns. That level is such that normal errors, correlated between columns as
-    those of these data, leave no interval in 95 % of cases: a sup-t band (Montiel Olea
-    and Plagborg-Moller 2019, J. Appl. Econometrics 34, 1-17). With several seeds it is the higher
-    one of this level and that of a parametric bootstrap (:func:`_bootstrap_level`). Three seeds
-    that lie far apart still tell little: then the band holds in about 91 % of cases, not in 95 %.
+    the same for all columns. At that level normal errors, correlated as those of these data, leave
+    no interval in 95 % of cases: a sup-t band (Montiel Olea and Plagborg-Moller 2019, J. Appl.
+    Econometrics 34, 1-17). With several seeds the level is at least that of a parametric bootstrap
+    (:func:`_bootstrap_level`). With three seeds that lie far apart the band holds in about 91 %.
 
     Returns (low, high), each of shape (columns,), and the level of each interval. A column in which
     all differences are the same tells nothing: its bounds are -1 and 1, as a difference of shares
@@ -67,9 +66,8 @@ def _normal_level(difference: Array, draws: int, rng: np.random.Generator) -> fl
 def _bootstrap_level(difference: Array, draws: int, rng: np.random.Generator) -> float:
     """The level at which the intervals of simulated data leave out the truth nowhere.
 
-    It draws errors of problems and of seeds with the covariances of these data. Variances over
-    problems are taken as known. Those over seeds are estimated anew in each draw, for few seeds
-    tell little of them. Both are those of :func:`metrics.paired_difference`.
+    It draws errors with the covariances of these data. Variances over problems are taken as known.
+    Those over seeds are estimated anew in each draw, for few seeds tell little of them.
     """
     seeds, problems, _ = difference.shape
     of_problems = difference.mean(axis=0)
@@ -122,11 +120,9 @@ def crossing_interval(a: ArrayLike, b: ArrayLike, ks: Sequence[int]) -> dict[str
     steps = np.ceil(16 * np.diff(np.log2(ks))).astype(int)
     inner = [place + np.arange(step) / step for place, step in enumerate(steps)]
     places = np.concatenate([*inner, [len(ks) - 1.0]])
-    before = np.minimum(places.astype(int), max(len(ks) - 2, 0))
-    share = places - before
-    after = np.minimum(before + 1, len(ks) - 1)
-    finer = difference[..., before] * (1 - share) + difference[..., after] * share
-    finer_ks = 2 ** np.interp(places, np.arange(len(ks)), np.log2(ks))
+    whole = np.arange(len(ks))
+    finer = np.apply_along_axis(lambda row: np.interp(places, whole, row), -1, difference)
+    finer_ks = 2 ** np.interp(places, whole, np.log2(ks))
     _, lows, highs = metrics.paired_difference(finer, np.zeros_like(finer))
     is_below = finer_ks[(highs < 0) & (finer_ks <= k)]  # none where k is NaN
     is_above = finer_ks[(lows > 0) & (finer_ks >= k)]

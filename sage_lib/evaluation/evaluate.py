@@ -1,7 +1,4 @@
-"""Stage 3: samples of a policy are drawn, compared with the golds and scored; and exact
-probabilities.
-
-Drawing goes on where it stopped."""
+"""Stage 3: samples of a policy are drawn, compared with golds and scored; exact probabilities."""
 
 import gzip
 import json
@@ -87,6 +84,8 @@ def draw_samples(
 ) -> bool:
     """Draw this process's share of the samples.
 
+    Drawing goes on where it stopped.
+
     Args:
         profile: says how many, and how they are drawn.
         run: into whose folder they are written.
@@ -100,9 +99,8 @@ def draw_samples(
     assert run.policy is not None
     evaluation = profile.evaluation
     state = PartialState(cpu=not torch.cuda.is_available())
-    local = run.samples
-    if not state.is_main_process:
-        local = run.samples.with_name(f"samples.{state.process_index}.jsonl")
+    number = state.process_index
+    local = run.samples.with_name(f"samples.{number}.jsonl") if number else run.samples
     others = [path for path in run.build.glob("samples*.jsonl") if path != local]
     if model is None:
         engine = vllm_engine(run.policy.model, tokenizer, sampled, evaluation)
@@ -116,7 +114,7 @@ def draw_samples(
         if state.is_main_process:
             append_line(run.live_steps, {"step": done, "tokens_per_second": rate})
 
-    shared = (state.process_index, state.num_processes, others)
+    shared = (number, state.num_processes, others)
     try:
         sample(engine, tokenizer, sampled, evaluation, local, progress, *shared)
     finally:

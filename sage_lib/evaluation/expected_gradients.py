@@ -98,13 +98,10 @@ def measure_effects(profile: Profile, run: Run) -> dict:
             pull2, added2 = pair_mean(pull, pull), pair_mean(added, added)
             row = {"anchor": anchor, "pull": pull2, "added": added2, "share": added2 / pull2}
             prompt_rows.append({**row, "along": pair_mean(added, pull) / pull2})
-    over_prompts = []
-    for anchor, rows in pd.DataFrame(prompt_rows).groupby("anchor", sort=False):
-        values = rows.drop(columns="anchor")
-        errors = values.sem().add_suffix("_se")
-        over_prompts.append({"anchor": anchor, **values.mean().to_dict(), **errors.to_dict()})
+    by_anchor = pd.DataFrame(prompt_rows).groupby("anchor", sort=False)
+    over_prompts = by_anchor.mean().join(by_anchor.sem().add_suffix("_se"))
     effects = {
-        "anchors": over_prompts,
+        "anchors": over_prompts.reset_index().to_dict("records"),
         "prompts": len(prompts),
         "batches": BATCHES,
         "completions": COMPLETIONS,

@@ -68,7 +68,7 @@ class Drawer:
 def signals(
     model: PreTrainedModel, group: Group, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the entropies (nats) before the tokens of a group, and the tokens' log-probabilities.
+    """Compute entropies and log-probabilities of the tokens of a group.
 
     Args:
         model: the policy that reads them.
@@ -76,7 +76,7 @@ def signals(
         temperature: of the distributions.
 
     Returns:
-        Two tensors of shape (completions, time).
+        Entropies (nats) before the tokens, and their log-probabilities: (completions, time) both.
     """
     logits = probs.completion_logits(model, group.out, group.start)
     log_pi = probs.log_probabilities(logits, temperature)

@@ -1,4 +1,5 @@
-"""q of the guides on real completions, token by token: Figure 1 from a trained policy."""
+"""Entropies of the base policy, whose quantiles can be a guide's threshold; and q of the guides on
+real completions, token by token: Figure 1 from a trained policy."""
 
 from typing import Any
 
@@ -14,9 +15,33 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_json
 from sage_lib.policy import loading, token_signals
+from sage_lib.policy.sampling import rollouts
+from sage_lib.tasks.judging import digest
 from sage_lib.tasks.table import task_of
 
-COMPLETIONS = 8  # of each traced problem
+COMPLETIONS = 8  # of each of ``evaluation.traced`` problems
+
+
+@torch.no_grad()
+def measure_entropies(profile: Profile, run: Run) -> dict:
+    """Write entropy.json, the distribution of entropies (nats, eq. 12); return the run record.
+
+    They are those before each token that the base draws, the end token included, at RL's
+    temperature.
+    """
+    policy = runs.finished(profile, run.policy)
+    sizes = {"prompts": profile.evaluation.traced, "completions": COMPLETIONS}
+    record = run.begin(profile.rl["seed"], sizes)
+    model, tokenizer = loading.load(profile.model, policy.model)
+    prompts = problems.rl_problems(profile)[: profile.evaluation.traced]
+    parts = []
+    for seed, problem in enumerate(prompts, profile.rl["seed"]):
+        out, start, mask = rollouts(model, tokenizer, problem, COMPLETIONS, profile.rl, seed)
+        logits = probs.completion_logits(model, out, start)
+        entropy = probs.entropies(logits, profile.rl["temperature"])
+        parts.append(entropy[mask.bool()].cpu().numpy())
+    write_json(run.measured / "entropy.json", token_signals.summary(np.concatenate(parts)))
+    return run.finish(record, policy=policy.name, data=digest(prompts))
 
 
 @torch.no_grad()

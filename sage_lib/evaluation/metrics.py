@@ -84,62 +84,44 @@ def mean_over_sets(values: ArrayLike, sets: Sets = None) -> Array:
     return mean
 
 
-def mean_std(values: Sequence[float] | Array) -> tuple[float, float]:
-    """Return mean and standard deviation over seeds (ddof = 1; NaN for one seed)."""
-    numbers = np.asarray(values, dtype=np.float64)
-    spread = float(numbers.std(ddof=1)) if numbers.size > 1 else float("nan")
-    return float(numbers.mean()), spread
-
-
 def bootstrap_interval(
     values: ArrayLike,
     resamples: int,
     seed: int,
-    sets: Sets = None,
-    level: float = 0.95,
-    bounds: tuple[float, float] = (0.0, 1.0),
     repeats: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
-    """Return an interval of the mean over problems for these policies, by a Bayesian bootstrap.
+    """Return a 95 % interval of the mean over problems for these policies, by a Bayesian bootstrap.
 
     Each resample weighs the problems at random, Dirichlet(1, ..., 1). An unseen problem takes part,
-    with the lower bound as its value for ``low`` and the upper bound for ``high``. For shares of
-    right and wrong this is the interval of Clopper and Pearson (1934), otherwise the interval of
-    Learned-Miller and Thomas (arXiv 1905.06208).
+    with the value 0 for ``low`` and 1 for ``high``. For shares of right and wrong this is the
+    interval of Clopper and Pearson (1934), otherwise that of Learned-Miller and Thomas (arXiv
+    1905.06208).
 
     Args:
-        values: numbers per problem.
+        values: numbers per problem, from 0 to 1.
         resamples: how many.
         seed: of the weights.
-        sets: data sets, within each of which problems are weighed.
-        level: of the interval.
-        bounds: the smallest and the largest possible value.
-        repeats: how many problems have each row of values; without ``sets``.
+        repeats: how many problems have each row of values.
 
     Returns:
-        (low, high), each of shape (columns,). SageError without problems, or for values outside
-        the bounds.
+        (low, high), each of shape (columns,). SageError without problems, or for other values.
     """
-    smallest, largest = bounds
-    low_draws, high_draws = [], []
-    for number, part in enumerate(_by_set(values, sets)):
-        if len(part) == 0:
-            raise SageError("a bootstrap needs at least one problem")
-        if (part < smallest).any() or (part > largest).any():
-            span = f"{part.min():g} to {part.max():g}"
-            raise SageError(f"{span} lies outside the bounds {smallest:g} and {largest:g}")
-        rng = np.random.default_rng(seed + number)
-        if repeats is None:
-            weights = rng.standard_exponential((resamples, len(part) + 1))
-        else:  # the sum of so many exponential numbers
-            weights = rng.standard_gamma([*np.asarray(repeats), 1.0], (resamples, len(part) + 1))
-        weights /= weights.sum(axis=1, keepdims=True)
-        seen, unseen = weights[:, :-1] @ _columns(part), weights[:, -1:]
-        low_draws.append(seen + unseen * smallest)
-        high_draws.append(seen + unseen * largest)
-    tail = (1 - level) / 2
-    low: Array = np.quantile(np.mean(low_draws, axis=0), tail, axis=0)
-    high: Array = np.quantile(np.mean(high_draws, axis=0), 1 - tail, axis=0)
+    numbers = np.asarray(values, dtype=np.float64)
+    if len(numbers) == 0:
+        raise SageError("a bootstrap needs at least one problem")
+    rows = _columns(numbers)
+    if (rows < 0).any() or (rows > 1).any():
+        span = f"{rows.min():g} to {rows.max():g}"
+        raise SageError(f"{span} lies outside the bounds 0 and 1")
+    rng = np.random.default_rng(seed)
+    if repeats is None:
+        weights = rng.standard_exponential((resamples, len(rows) + 1))
+    else:  # the sum of so many exponential numbers
+        weights = rng.standard_gamma([*np.asarray(repeats), 1.0], (resamples, len(rows) + 1))
+    weights /= weights.sum(axis=1, keepdims=True)
+    seen, unseen = weights[:, :-1] @ rows, weights[:, -1:]
+    low: Array = np.quantile(seen, 0.025, axis=0)
+    high: Array = np.quantile(seen + unseen, 0.975, axis=0)
     return low, high
 
 
@@ -175,26 +157,17 @@ def paired_difference(
     return mean, mean - half, mean + half
 
 
-def minimum_detectable_effect(
-    differences: ArrayLike, sets: Sets = None, power: float = 0.8, level: float = 0.95
-) -> Array:
-    """Return the smallest true difference that :func:`paired_difference` finds with ``power``.
+def minimum_detectable_effect(differences: ArrayLike, sets: Sets = None) -> Array:
+    """Return the smallest true difference that :func:`paired_difference` finds in 80 % of cases.
 
-    Args:
-        differences: a - b, shaped as in :func:`paired_difference`.
-        sets: the data set of each problem.
-        power: the probability of finding the difference.
-        level: of the interval that finds it.
-
-    Returns:
-        Differences (noncentral t), shape (columns,), NaN where all ``differences`` are the same.
-        SageError for fewer than two problems of a data set.
+    ``differences`` are a - b, shaped as there. The result (noncentral t) has shape (columns,), and
+    is NaN where all differences are the same. SageError for fewer than two problems of a data set.
     """
     by_seed = _with_seeds(differences)
     if min(map(len, _by_set(by_seed[0], sets))) < 2:
         raise SageError("a detectable effect needs at least two problems of each data set")
     error, degrees = _standard_error(by_seed, sets)
-    effect: Array = nctdtrinc(degrees, 1 - power, stdtrit(degrees, 0.5 + level / 2)) * error
+    effect: Array = nctdtrinc(degrees, 0.2, stdtrit(degrees, 0.975)) * error
     return effect
 
 
@@ -208,9 +181,8 @@ def times_as_much(differences: ArrayLike, noise: ArrayLike) -> tuple[Array, Arra
 
     Returns:
         Two factors, shape (columns,), at the same degrees of freedom. The first multiplies seeds
-        and problems together: the error falls with their root. The second multiplies the samples of
-        each problem, with the same seeds and problems; it is inf where seeds and problems alone
-        vary too much. NaN as in :func:`minimum_detectable_effect`.
+        and problems together. The second multiplies the samples of each problem alone; it is inf
+        where seeds and problems vary too much. NaN as in :func:`minimum_detectable_effect`.
     """
     by_seed = _with_seeds(differences)
     effect = minimum_detectable_effect(by_seed)
@@ -234,8 +206,8 @@ def _with_seeds(values: ArrayLike) -> Array:
 def differences(a: ArrayLike, b: ArrayLike) -> Array:
     """Return a - b, shape (seeds, problems, columns); a single checkpoint stands for all seeds."""
     ours, theirs = _with_seeds(a), _with_seeds(b)
-    if ours.shape[1:] != theirs.shape[1:]:
-        shapes = f"{ours.shape[1:]} and {theirs.shape[1:]}"
+    shapes = ours.shape[1:], theirs.shape[1:]
+    if shapes[0] != shapes[1]:
         raise SageError(f"the same problems on both sides are needed, not shapes {shapes}")
     if len({len(ours), len(theirs)} - {1}) > 1:
         raise SageError(

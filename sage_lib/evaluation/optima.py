@@ -38,11 +38,8 @@ COLUMNS += ["log_rho", "low", "high", "rare"]
 
 
 def measure_optimum(profile: Profile, run: Run) -> dict[str, Any]:
-    """Write optimum.csv, a row for each problem and guide; return the run record.
-
-    Columns: docs/data_tables.md. The bounds hold if q of each completion that is not listed lies in
-    the range of the listed ones.
-    """
+    """Write optimum.csv (docs/data_tables.md), a row for each problem and guide; return the run
+    record."""
     policy = runs.finished(profile, run.policy)
     listed = profile.evaluation.listed
     sizes = {"floor": FLOOR, "problems": listed, "draws": DRAWS, "betas": BETAS}
@@ -121,7 +118,8 @@ def problem_rows(
         bounds = log_rho_bounds(base, valid, q, p)
         of_rare = np.nan
         if (valid & rare).any():
-            of_rare = float(np.log(_mean(base, q, valid & rare) / _mean(base, q, valid)))
+            means = [np.average(q[side], weights=base[side]) for side in (valid & rare, valid)]
+            of_rare = float(np.log(means[0] / means[1]))
         rows.append((problem.dataset, problem.id, name, beta, *size, *bounds, of_rare))
 
     for name, guide in guides.items():
@@ -159,24 +157,14 @@ def log_rho_bounds(
     """
     if not valid.any() or valid.all():
         return np.nan, np.nan, np.nan
-    sides = [(valid, p), (~valid, 1 - p)]
     low, mean, high = [], [], []
-    for side, whole in sides:
+    for side, whole in ((valid, p), (~valid, 1 - p)):
         mass, weighted = base[side].sum(), (base * q)[side].sum()
         rest = max(whole - mass, 0.0)
-        mean.append(weighted / mass)
-        low.append((weighted + rest * q.min()) / (mass + rest))
-        high.append((weighted + rest * q.max()) / (mass + rest))
-    log = np.log
-    return (
-        float(log(mean[0] / mean[1])),
-        float(log(low[0] / high[1])),
-        float(log(high[0] / low[1])),
-    )
-
-
-def _mean(base: np.ndarray, q: np.ndarray, side: np.ndarray) -> float:
-    return float((base * q)[side].sum() / base[side].sum())
+        mean.append(np.log(weighted / mass))
+        low.append(np.log((weighted + rest * q.min()) / (mass + rest)))
+        high.append(np.log((weighted + rest * q.max()) / (mass + rest)))
+    return float(mean[0] - mean[1]), float(low[0] - high[1]), float(high[0] - low[1])
 
 
 def _q(

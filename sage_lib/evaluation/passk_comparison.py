@@ -20,7 +20,7 @@ FEW_PROBLEMS = 30
 MOST_KS = 10_000
 #: Numbers of two results that differ by less than this are the same.
 SAME = 1e-9
-Source = str | Path | Counts | Sequence[Counts] | PolicyCounts
+Source = str | Path | Counts | Sequence[Counts]
 
 
 def pass_at_k(
@@ -46,29 +46,19 @@ def pass_at_k(
         threshold: A score of at least this is right.
 
     Returns:
-        ``ks``; ``policies``, each with its curve; ``differences``, at most one; ``notes``. See
-        :func:`compare`.
+        ``ks``; ``policies``, each with its curve; ``differences``, at most one (see
+        :func:`compare`); ``notes``.
 
     SageError for files that cannot be read, for a k above the samples, and where two policies share
     fewer than two problems.
     """
-    named = zip(("policy", "against"), (policy, against), strict=True)
-    sides = [
-        _side(name, source, metric, filter, threshold)
-        for name, source in named
-        if source is not None
-    ]
+    sides = []
+    for name, source in {"policy": policy, "against": against}.items():
+        if isinstance(source, str | Path):
+            sides.append(read_policy(str(source), metric, filter, threshold))
+        elif source is not None:
+            sides.append(counted(name, source))
     return report(sides, ks, compared=against is not None)
-
-
-def _side(
-    name: str, source: Source, metric: str | None, filter: str | None, threshold: float | None
-) -> PolicyCounts:
-    if isinstance(source, PolicyCounts):
-        return source
-    if isinstance(source, str | Path):
-        return read_policy(str(source), metric, filter, threshold)
-    return counted(name, source)
 
 
 def report(
@@ -109,19 +99,18 @@ def _plain(numbers: NDArray[np.float64]) -> list[Any]:
 
 
 def _notes(side: PolicyCounts) -> list[str]:
-    notes = list(side.notes)
+    notes, problems = list(side.notes), count(len(side.problems), "problem")
     if len(side.seeds) == 2:
         notes.append(f"{side.label}: two seeds give no interval of pass@k; three or more do")
     if len(side.problems) < FEW_PROBLEMS:
-        problems = count(len(side.problems), "problem")
         notes.append(f"{side.label}: {problems}, so intervals are wide; more samples do not help")
     return notes
 
 
 def curve(side: PolicyCounts, ks: Sequence[int]) -> tuple[NDArray[np.float64], ...]:
     """Return mean, low and high of pass@k, each of shape (ks,): 95 % intervals over problems, and
-    with three or more seeds over seeds, too. With one seed the interval is a bootstrap, which holds
-    with few problems; two seeds have none, for it would be wider than a pass@k can be."""
+    with three or more seeds over seeds, too. With one seed the interval is a bootstrap; two seeds
+    have none, for it would be wider than a pass@k can be."""
     values = side.curves(ks)
     if len(side.seeds) == 1:
         alike, repeats = np.unique(values[0], axis=0, return_counts=True)

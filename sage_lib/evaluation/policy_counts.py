@@ -57,14 +57,12 @@ class PolicyCounts:
         It is the square of the estimated chance that k draws are wrong, less an unbiased estimate
         of the square: the chance that 2 k draws are wrong.
         """
-        twice = [2 * k for k in ks if 2 * k <= self.fewest]
-        n, c = self.n.ravel(), self.c.ravel()
-        variance = np.full(len(ks), np.nan)
-        if twice:
-            known = [k for k in ks if 2 * k <= self.fewest]
-            wrong = (1 - metrics.pass_at_k_curve(n, c, known)) ** 2
-            wrong -= 1 - metrics.pass_at_k_curve(n, c, twice)
-            variance[[2 * k <= self.fewest for k in ks]] = wrong.sum(axis=0) / n.size**2
+        n, c, sizes = self.n.ravel(), self.c.ravel(), np.asarray(ks)
+        variance, known = np.full(len(sizes), np.nan), 2 * sizes <= self.fewest
+        if known.any():
+            wrong = (1 - metrics.pass_at_k_curve(n, c, sizes[known].tolist())) ** 2
+            wrong -= 1 - metrics.pass_at_k_curve(n, c, (2 * sizes[known]).tolist())
+            variance[known] = wrong.sum(axis=0) / n.size**2
         return variance
 
 

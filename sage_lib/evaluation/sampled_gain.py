@@ -1,8 +1,4 @@
-"""log rho of guides, from samples of the base alone: nothing is trained.
-
-At the optimum of eq. 4 a guide adds log rho to the log-odds of a right completion, for every beta
-(theory.optimum).
-"""
+"""log rho of guides (theory.optimum), from samples of the base alone: nothing is trained."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,8 +32,6 @@ from sage_lib.theory.optimum import guide_gain, success
 QUANTILES = {"Branch, 90 % to 99.9 %": (0.9, 0.999), "Branch, 80 % to 90 %": (0.8, 0.9)}
 COLUMNS = ["guide", "log rho", "low", "high", "helps", "problems", "acted", "of the reward"]
 COLUMNS += ["pass@1", "needed", "if shuffled"]
-#: Columns of :func:`scored_samples`.
-SCORED = ["problem", "right", "prompt", "gold", "completion", "ids", "entropies", "logps"]
 #: Says of a gold answer and a completion whether the latter is right.
 Judge = Callable[[str, str], bool]
 #: Permutations of the q of each problem's samples, over which "if shuffled" is a mean.
@@ -83,7 +77,7 @@ def scored_samples(profile: Profile, run: Run, judge: Judge | None = None) -> pd
             for text, right in zip(row["completions"], row["correct"], strict=True)
         ]
         table += _scored(model, prompt, bodies, tokenizer.pad_token_id, samples)
-    return pd.DataFrame(table, columns=SCORED)
+    return pd.DataFrame(table)
 
 
 def score_texts(name: str, samples: Sequence[Sample], template: str | None = None) -> pd.DataFrame:
@@ -128,24 +122,17 @@ def score_texts(name: str, samples: Sequence[Sample], template: str | None = Non
                 f"model reads {room}: leave this problem out"
             )
         table += _scored(model, prompt, bodies, pad, of_prompt)
-    return pd.DataFrame(table, columns=SCORED)
+    return pd.DataFrame(table)
 
 
 def _scored(
     model: Any, prompt: list[int], bodies: list[list[int]], pad: int, samples: Sequence[Sample]
-) -> list[tuple[Any, ...]]:
+) -> list[dict[str, Any]]:
     scored = signals(model, model, prompt, bodies, pad, branching=False)
     return [
-        (
-            s.problem,
-            float(bool(s.is_correct)),
-            s.prompt,
-            s.gold,
-            s.completion,
-            ids,
-            x.entropy,
-            x.base_log_pi,
-        )
+        {"problem": s.problem, "right": float(bool(s.is_correct)), "prompt": s.prompt}
+        | {"gold": s.gold, "completion": s.completion, "ids": ids}
+        | {"entropies": x.entropy, "logps": x.base_log_pi}
         for s, ids, x in zip(samples, bodies, scored, strict=True)
     ]
 
@@ -163,16 +150,11 @@ def candidate_guides(samples: pd.DataFrame) -> dict[str, Guide]:
 
 
 def apply_guides(samples: pd.DataFrame, guides: Mapping[str, Guide]) -> pd.DataFrame:
-    """Compute q of each guide on each sample.
+    """Compute q of each guide on each of :func:`scored_samples`: a row each.
 
-    Args:
-        samples: of :func:`scored_samples`.
-        guides: by name.
-
-    Returns:
-        A row for each sample: problem, right and tokens (how many). Each guide adds two columns:
-        under its name log q(y), the sum over tokens of log q_t, and as "NAME acted" the number of
-        tokens with q other than 1.
+    Columns problem, right and tokens (how many). Each guide adds two columns: under its name log
+    q(y), the sum over tokens of log q_t, and as "NAME acted" the number of tokens with q other than
+    1.
     """
     table = samples[["problem", "right"]].assign(tokens=samples["logps"].map(len))
     columns = [samples[name] for name in ("entropies", "logps", "ids")]

@@ -66,11 +66,9 @@ def pattern_frequencies(correct_texts: Sequence[Sequence[str]]) -> dict[str, Pat
 
 
 def defects(text: str, finished: bool = True) -> set[str]:
-    """Return the defects of a response, of the exploration report's three kinds and one of length.
-
-    "format": not exactly one work end and one answer; "repetition": too many redundant 3-grams;
-    "language": letters of another script; "truncated": cut off, which ``finished`` says.
-    """
+    """Return the defects of a response (exploration report): "format", not exactly one work end
+    and one answer; "repetition", too many redundant 3-grams; "language", letters of another script.
+    And "truncated": cut off, which ``finished`` says."""
     kinds = set() if finished else {"truncated"}
     markers = re.findall("|".join(map(re.escape, MARKERS)), text.removeprefix(WORK_START))
     if markers != [WORK_END, SOLUTION_START, SOLUTION_END]:

@@ -21,9 +21,9 @@ DOSE = [
 
 
 def dose(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame:
-    """Return the dose of guided methods that were trained, from their step logs: a row each.
+    """Return the dose of guided methods (None: all), from their step logs: means over runs.
 
-    The columns are DOSE; numbers are means over runs.
+    Columns DOSE:
 
     - threshold: the entropy (nats) above which Branch acts. Where it is a quantile of the base's
       entropies, a mean over bases. NaN for a guide without threshold.
@@ -31,10 +31,6 @@ def dose(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame
       step, "last" the last quarter of the steps.
     - weighted q: the matched method's beta over the guided method's (MATCHED), NaN without one. It
       was set to the mean q with tokens weighted by their KL, which step logs do not have.
-
-    Args:
-        results: with step logs.
-        methods: None for all.
     """
     guides = {key: m.guide for key, m in results.profile.methods.items() if m.guide}
     selected = [key for key in guides if methods is None or key in set(methods)]

@@ -24,16 +24,13 @@ RUN = ["method", "seed"]
 
 
 def law(entropy: ArrayLike, performance: ArrayLike) -> tuple[float, float]:
-    """Fit a and b of R = -a exp(H) + b by least squares (exploration report, Section 3.1).
-
-    Both are NaN where all entropies are equal.
-    """
-    x, y = np.exp(np.asarray(entropy, dtype=float)), np.asarray(performance, dtype=float)
-    centred = x - x.mean()
-    if not (centred**2).sum() > 0:
+    """Fit a and b of R = -a exp(H) + b by least squares (exploration report, Section 3.1); NaN
+    where all entropies are equal."""
+    x = np.exp(np.asarray(entropy, dtype=float))
+    if not np.ptp(x) > 0:
         return np.nan, np.nan
-    slope = float((centred * y).sum() / (centred**2).sum())
-    return -slope, float(y.mean() - slope * x.mean())
+    fit = linregress(x, performance)
+    return -float(fit.slope), float(fit.intercept)
 
 
 def points(results: Results) -> pd.DataFrame:
@@ -50,10 +47,8 @@ def points(results: Results) -> pd.DataFrame:
 
 
 def exact_points(results: Results) -> pd.DataFrame:
-    """Return the points with exact pass@1 of held-out problems as R, at the steps that log it.
-
-    H is a mean over the BLOCK steps before, and at step 0 over the first BLOCK steps.
-    """
+    """Return the points with exact pass@1 of held-out problems as R, at the steps that log it. H is
+    a mean over the BLOCK steps before, and at step 0 over the first BLOCK steps."""
     blocks = points(results)
     first = blocks.groupby(RUN, sort=False)["step"].transform("min")
     start = blocks[blocks["step"] == first].assign(step=0)
@@ -82,10 +77,8 @@ def fits(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def laws(table: pd.DataFrame) -> pd.DataFrame:
-    """Fit a law to all runs of each method, and to all methods ("all"): a row each.
-
-    Columns method, seeds, a, low, high, b, r2. low and high bound a (:func:`jackknife`).
-    """
+    """Fit a law to all runs of each method, and to all methods ("all"): a row each, with a's bounds
+    low and high (:func:`jackknife`)."""
     rows = []
     for method, of in [*table.groupby("method", sort=False), ("all", table)]:
         (a, b), low, high = jackknife(of, lambda frame: law(frame["H"], frame["R"]))
@@ -169,10 +162,8 @@ def share_of_sum(frame: pd.DataFrame, column: str, by: str, groups: Sequence[str
 
 
 def with_impact(impact: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns impact (I_t, eq. 6) and square, an unbiased estimate of I_t².
-
-    The noise of a finite number of continuations is subtracted from the square.
-    """
+    """Add the columns impact (I_t, eq. 6) and square, an unbiased estimate of I_t²: without the
+    noise of a finite number of continuations."""
     noise = sum(
         impact[name] * (1 - impact[name]) / (impact["continuations"] - 1)
         for name in ("kept", "replaced")
@@ -185,10 +176,8 @@ def with_impact(impact: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_over_seeds(by_run: pd.Series) -> tuple[float, float, float]:
-    """Return mean and 95 % interval over seeds of a number of each seed, or of each run.
-
-    Runs (method, seed) of a seed are averaged first. NaN bounds for fewer than FEWEST_SEEDS seeds.
-    """
+    """Return mean and 95 % interval over seeds of a number of each seed, or of each run (method,
+    seed), averaged by seed. NaN bounds for fewer than FEWEST_SEEDS seeds."""
     values = by_run.groupby("seed").mean() if "seed" in by_run.index.names else by_run
     values = values.dropna()
     if len(values) < FEWEST_SEEDS:

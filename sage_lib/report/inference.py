@@ -1,8 +1,7 @@
 """Paired differences of all comparisons, their intervals and their outcomes.
 
 A difference is paired by seed and by problem. Its interval covers other seeds *and* other problems
-(`metrics.paired_difference`); a second interval is over seeds alone. A claim names comparisons and
-the expected sign of each. `outcome` is the rule by which intervals decide them.
+(`metrics.paired_difference`); a second interval is over seeds alone.
 """
 
 from collections import Counter
@@ -52,14 +51,11 @@ class Values:
 
     @classmethod
     def by_method(cls, frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, "Values"]:
-        """Return the values of each method of a frame.
+        """Return the values of each method of a frame that has method, seed, dataset, problem and
+        `columns`.
 
         Problems are in the order of the first method. SageError where two methods were measured on
         different problems.
-
-        Args:
-            frame: with the columns method, seed, dataset, problem and `columns`.
-            columns: names of the numbers.
         """
         keys = frame.groupby(["dataset", "problem"], sort=False)
         problem = keys.ngroup().to_numpy()
@@ -124,8 +120,7 @@ def _base_by_seed(frame: pd.DataFrame, columns: list[str], problems: int) -> dic
 def at_common_seeds(*methods: Values) -> tuple[list[np.ndarray], list[Any]]:
     """Return the values of several methods at the seeds that all of them have, and these seeds.
 
-    For the base, which has no seed, the base of the seed's run counts. SageError where there is no
-    common seed.
+    For the base, which has no seed, the base of the seed's run counts. SageError for none.
     """
     trained = [m for m in methods if None not in m.seeds] or list(methods)
     seeds = [seed for seed in trained[0].seeds if all(seed in m.seeds for m in trained)]
@@ -240,10 +235,8 @@ def outcome(expects: str, low: float, high: float, margin: float) -> str:
 
 
 def deciding_interval(row: Any) -> tuple[float, float]:
-    """Return the wider of a row's two intervals, over seeds and problems or over seeds alone.
-
-    Both have the same middle. NaN where a bound is NaN.
-    """
+    """Return the wider of a row's two intervals, over seeds and problems or over seeds alone; NaN
+    where a bound is NaN. Both have the same middle."""
     low = np.minimum(row["low"], row.get("low_seeds", row["low"]))
     high = np.maximum(row["high"], row.get("high_seeds", row["high"]))
     return float(low), float(high)
@@ -292,10 +285,9 @@ def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float
 def holm(rates: Sequence[float]) -> list[float]:
     """Return the error rate that is allowed for each of several outcomes.
 
-    An outcome stands if its error rate is not above the allowed rate. All that stand are right with
-    probability 0.95. Holm 1979, Scand. J. Statist. 6, 65-70: in rising order of their rates,
-    each is allowed 0.05 over the number of those left. From the first that fails on, all
-    are allowed the rate at which it failed.
+    All outcomes whose rates are not above it are right with probability 0.95. Holm 1979, Scand. J.
+    Statist. 6, 65-70: in rising order of their rates, each is allowed 0.05 over the number of those
+    left. From the first that fails on, all are allowed the rate at which it failed.
     """
     allowed, left = [0.05] * len(rates), len(rates)
     for place in np.argsort(rates, kind="stable"):
@@ -325,11 +317,8 @@ def stable_seeds(ours: Values, theirs: Values, column: str, expects: str, margin
 
 
 def worst_outcome(outcomes: Iterable[str]) -> str:
-    """Return the outcome of a claim, the worst of its comparisons' outcomes.
-
-    So it agrees where all agree, and disagrees where one disagrees. Nothing corrects for their
-    number: this is a choice.
-    """
+    """Return the outcome of a claim, the worst of its comparisons' outcomes: a choice, which does
+    not correct for their number."""
     there = set(outcomes)
     order = (NOT_SEEN, DISAGREES, NOT_RUN, CANNOT_TELL, SMALLER, AGREES)
     return next((outcome for outcome in order if outcome in there), CANNOT_TELL)

@@ -1,11 +1,11 @@
-"""Outcomes of claims: the claims (claims.yaml), our measurements, and whether they agree.
+"""Outcomes of claims (claims.yaml) by the rule of :mod:`inference`.
 
-Outcomes follow from intervals by the rule of :mod:`inference`. Outcomes of primary claims are
-corrected together for their number (Holm). The others are not, so some of them are wrong by chance.
-A paper's claim that disagrees is "not seen here".
+Outcomes of primary claims are corrected together for their number (Holm). The others are not, so
+some of them are wrong by chance. A paper's claim that disagrees is "not seen here".
 """
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -120,7 +120,8 @@ def comparisons(claims: Claims, results: Results) -> pd.DataFrame:
                 row |= _compared(*pair, comparison, margin)
                 if claim.primary:
                     primary[len(rows)] = pair
-                    row["error_rate"] = _error_rate(*pair, comparison, margin)
+                    at = partial(_row, *pair, comparison.metric)  # at a level
+                    row["error_rate"] = inference.error_rate(comparison.expects, at, margin)
             rows.append(row | {"metric": name})
     allowed = inference.holm([rows[place]["error_rate"] for place in primary])
     for (place, pair), rate in zip(primary.items(), allowed, strict=True):
@@ -137,8 +138,8 @@ def _worded(table: pd.DataFrame) -> pd.DataFrame:
 def by_base(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
     """Return the primary comparisons on the seeds of each base alone: a row each.
 
-    Columns claim, by, metric, method, against, base (the profile that trained it), difference, low,
-    high (95 % over seeds and problems), seeds, outcome (at 95 %, by the margin of all bases).
+    Column base names the profile that trained it. Bounds and outcomes are at 95 %, over seeds and
+    problems, by the margin of all bases.
     """
     trained = results.runs[results.runs["method"] != BASE].dropna(subset="seed")
     rows = []
@@ -156,9 +157,7 @@ def by_base(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
 
 
 def differences(results: Results, metric: str, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """Return the differences of pairs of methods that share a seed: a row each.
-
-    Columns method, against, difference, low, high (95 %), seeds.
+    """Return the differences of pairs of methods that share a seed, with 95 % bounds: a row each.
 
     Args:
         results: of the methods.
@@ -177,8 +176,7 @@ def differences(results: Results, metric: str, pairs: Iterable[tuple[str, str]])
 def claim_outcomes(claims: Claims, compared: pd.DataFrame) -> pd.DataFrame:
     """Return the claims with their outcomes (`inference.worst_outcome`): a row each.
 
-    `compared` is from :func:`comparisons`. A claim without comparisons is CANNOT_TELL, and a claim
-    that is not testable NOT_TESTABLE.
+    `compared` is from :func:`comparisons`. A claim that is not testable is NOT_TESTABLE.
     """
     rows = []
     for claim in claims.claims:
@@ -205,17 +203,8 @@ def values(results: Results, metric: str, ood: str = "") -> dict[str, Values]:
     if metric in functions:
         return functions[metric](results)
     if metric in LOGGED:
-        of_runs = logged(metric, results)
-        return {
-            str(method): Values(
-                str(method),
-                of.to_numpy()[:, None, None],
-                [metric],
-                [""],
-                list(of[method].index),
-            )
-            for method, of in of_runs.groupby(level="method", sort=False)
-        }
+        frame = logged(metric, results).rename(metric).reset_index()
+        return Values.by_method(frame.assign(dataset="", problem=""), [metric])
     right, k = metric.startswith(passk.RIGHT), int(metric.rpartition("@")[2])
     if not results.profile.exact:
         return passk.sampled(results, [k], ood=bool(ood))
@@ -264,13 +253,6 @@ def _outcome(
     return {"outcome": outcome, "judged_low": low, "judged_high": high}
 
 
-def _error_rate(ours: Values, theirs: Values, comparison: Comparison, margin: float) -> float:
-    def at(level: float) -> pd.Series:
-        return _row(ours, theirs, comparison.metric, level)
-
-    return inference.error_rate(comparison.expects, at, margin)
-
-
 def _range(results: Results, values: dict[str, Values], metric: str) -> float:
     """Return the range of GRPO's means over its values of beta above 0; NaN for fewer than two."""
     line = tradeoff.curve_methods(results.profile, values.keys() & results.profile.methods.keys())
@@ -309,10 +291,8 @@ def tail(results: Results) -> dict[str, Values]:
 
 
 def diversity(results: Results) -> dict[str, Values]:
-    """Return the effective number of valid completions of each problem (exact).
-
-    It is exp of the entropy of their normalised probabilities.
-    """
+    """Return the effective number of valid completions of each problem: exp of the entropy of their
+    normalised probabilities (exact)."""
     support = passk.of_sets(results.support, results.profile, ood=False)
     keys = ["run", "method", "seed", *passk.PROBLEM]
     p = np.exp(support["logp"])
@@ -329,23 +309,19 @@ def branching(results: Results) -> dict[str, Values]:
 
 
 def readable(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """Return comparisons as readers see them, with labels of methods: a row each.
-
-    Columns claim, comparison, expected, difference (with the deciding interval), seeds, outcome.
-    """
-    table = compared[["claim", "seeds", "outcome"]].copy()
-    numbers = zip(
-        *(compared[name] for name in ("difference", "judged_low", "judged_high")), strict=True
-    )
-    pairs = zip(compared["method"], compared["against"], strict=True)
-    of = [" - ".join(results.label(method) for method in pair) for pair in pairs]
+    """Return comparisons with labels and deciding intervals, as readers see them: a row each."""
+    numbers = compared[["difference", "judged_low", "judged_high"]].itertuples(index=False)
     bounds = [
         "" if np.isnan(d) else f"{d:+.4f} [{low:+.4f}, {high:+.4f}]" for d, low, high in numbers
     ]
-    table.insert(1, "comparison", of)
-    table.insert(2, "expected", compared["metric"] + " " + compared["expects"])
-    table.insert(3, "difference", bounds)
-    return table
+    labels = [compared[side].map(results.label) for side in ("method", "against")]
+    columns = {
+        "claim": compared["claim"],
+        "comparison": labels[0] + " - " + labels[1],
+        "expected": compared["metric"] + " " + compared["expects"],
+        "difference": bounds,
+    }
+    return pd.DataFrame(columns).join(compared[["seeds", "outcome"]])
 
 
 def _reported(results: Results, table: str | None, comparison: Comparison) -> float:

@@ -68,7 +68,6 @@ class Page:
         self,
         frame: pd.DataFrame,
         name: str,
-        precision: int = 3,
         shown: pd.DataFrame | None = None,
         **formats: str,
     ) -> None:
@@ -79,7 +78,6 @@ class Page:
         Args:
             frame: the table.
             name: of the file.
-            precision: decimals of displayed floats.
             shown: the table to display; None for ``frame``.
             formats: of displayed columns.
         """
@@ -87,7 +85,7 @@ class Page:
         path = paths.measured(self.name, self.published) / f"{name}.csv"
         if not _has_cells(path, text):
             write_text(path, text)
-        self.table(frame if shown is None else shown, precision, ROWS, **formats)
+        self.table(frame if shown is None else shown, 3, ROWS, **formats)
 
     def _labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
         if self.results is None:

@@ -27,7 +27,7 @@ WAYS = {"L": "common", "R": "rare"}
 
 
 def of_sets(frame: pd.DataFrame, profile: Profile, ood: bool | None) -> pd.DataFrame:
-    """Select the rows of some data sets.
+    """Return the rows of some data sets.
 
     Args:
         frame: with a column dataset.
@@ -71,10 +71,8 @@ def exact(
 
 
 def sampled(results: Results, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
-    """Estimate pass@k of each method from its samples: right answers, valid work or not.
-
-    The arguments are as in :func:`exact`.
-    """
+    """Estimate pass@k of each method from its samples: right answers, valid work or not. Arguments
+    as in :func:`exact`."""
     frame = of_sets(results.counts, results.profile, ood).reset_index(drop=True)
     columns = [f"pass@{k}" for k in ks]
     curves = metrics.pass_at_k_curve(frame["n"], frame["c"], tuple(ks))
@@ -104,8 +102,7 @@ def right_at(p: ArrayLike, wrong: ArrayLike, lucky: ArrayLike, ks: Sequence[int]
 def right(results: Results, ks: Sequence[int], ood: bool | None = False) -> dict[str, Values]:
     """Estimate pass@k of right answers ("right pass@k") of sampled problems, by :func:`right_at`.
 
-    Its only noise is from right answers without valid work. The arguments are as in
-    :func:`exact`.
+    Its only noise is from right answers without valid work. Arguments as in :func:`exact`.
     """
     exact = probabilities(results, ood)[["run", *PROBLEM, "valid"]]
     frame = of_sets(results.counts, results.profile, ood).merge(exact, on=["run", *PROBLEM])
@@ -137,8 +134,8 @@ def exact_or_sampled(
 def levels(values: dict[str, Values]) -> pd.DataFrame:
     """Return mean and 95 % interval over seeds and problems of each method and metric: a row each.
 
-    Columns method, metric, mean, low, high, seeds, problems. Means are over data sets; bounds are
-    clipped to 0 and 1. For two seeds they are NaN: the interval is wider than 0 to 1.
+    Means are over data sets; bounds are clipped to 0 and 1. For two seeds they are NaN: they
+    would be wider than that.
     """
     rows = []
     for method, of in values.items():
@@ -154,9 +151,7 @@ def levels(values: dict[str, Values]) -> pd.DataFrame:
 
 
 def along_training(results: Results) -> pd.DataFrame:
-    """Return exact pass@k of each policy in training, means over data sets.
-
-    Columns method, seed, step, each pass@k, common, rare.
-    """
+    """Return exact pass@k of each policy in training, means over data sets: a row for each method,
+    seed and step."""
     frame = results.exact.drop(columns=["run", "dataset", "problems"])
     return frame.groupby(["method", "seed", "step"], sort=False).mean().reset_index()

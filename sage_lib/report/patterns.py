@@ -21,11 +21,10 @@ def saved_samples(results: Results, methods: Sequence[str]) -> pd.DataFrame:
 
 
 def pattern_table(results: Results, methods: Sequence[str]) -> pd.DataFrame:
-    """Return Table 2 (eq. 13) and response defects: a row for each method.
+    """Return Table 2 (eq. 13) and response defects (shares of samples): a row for each method.
 
-    Columns method, each pattern, problems, dropped (problems without a correct sample), each of
-    DEFECTS (shares of samples). Correct samples of several seeds are pooled, so that eq. 13 is a
-    mean over problems.
+    ``dropped`` counts problems without a correct sample. Correct samples of several seeds are
+    pooled, so that eq. 13 is a mean over problems.
     """
     rows = []
     for method, frame in saved_samples(results, methods).groupby("method", sort=False):
@@ -47,15 +46,9 @@ def side_by_side(results: Results, methods: Sequence[str]) -> tuple[pd.DataFrame
     """Return solutions of one problem (Appendix H): of those that all methods solved the last one
     with the most different solutions.
 
-    The solution is the first correct sample of the method's first seed.
-
-    Args:
-        results: with samples.
-        methods: at least one.
-
-    Returns:
-        A row for each method, with columns method, dataset, problem and solution; and how many
-        problems have how many different solutions. Without such a problem both are empty.
+    The solution is the first correct sample of the method's first seed. The table has a row for
+    each method; the mapping says how many problems have how many different solutions. Without such
+    a problem both are empty.
     """
     frame = saved_samples(results, methods)
     first = frame[frame["run"] == frame.groupby("method")["run"].transform("first")]

@@ -10,13 +10,10 @@ import pandas as pd
 from sage_lib.errors import SageError
 from sage_lib.paths import REPORTED
 
-#: Files that are not tables of numbers.
-OTHERS = ("fidelity", "items")
-
 
 def tables() -> list[str]:
     """Return the names of the printed tables: report_table3, ..., sage_table9."""
-    return sorted(path.stem for path in REPORTED.glob("*.csv") if path.stem not in OTHERS)
+    return sorted({path.stem for path in REPORTED.glob("*.csv")} - {"fidelity", "items"})
 
 
 def read_table(table: str) -> pd.DataFrame:
@@ -38,10 +35,7 @@ def as_printed(table: str) -> pd.DataFrame:
 
 
 def fidelity() -> pd.DataFrame:
-    """Return each setting in the paper, in the authors' code and here, as text.
-
-    Columns setting, paper, code, here, why.
-    """
+    """Return each setting in the paper, in the authors' code and here, and why, as text."""
     return _read("fidelity")
 
 

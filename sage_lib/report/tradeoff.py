@@ -61,11 +61,9 @@ def curve_methods(
 
 
 def points(results: Results) -> pd.DataFrame:
-    """Return pass@k of every evaluated method: a row each, with its beta, anchor and guide.
-
-    For each k there are "pass@k", "pass@k low" and "pass@k high" (95 % over seeds and problems; NaN
-    for two seeds). Where pass@k is exact, rare is the mean probability of the rare way.
-    """
+    """Return pass@k of every evaluated method with 95 % bounds ("pass@k low", "pass@k high"), its
+    beta, anchor and guide: a row each. Where pass@k is exact, rare is the mean probability of the
+    rare way."""
     ks, rows = passk.axes(results.profile), []
     levels = passk.levels(passk.exact_or_sampled(results, ks))
     for name, group in levels.groupby("method", sort=False):
@@ -84,9 +82,7 @@ def points(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def positions(
-    results: Results, methods: Iterable[str] | None = None, anchor: str = "k3"
-) -> pd.DataFrame:
+def positions(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame:
     """Return the position of methods relative to GRPO's curve in pass@1 and pass@256: a row each.
 
     Each of GRPO's points (on_front) is compared with the line without it, like any other method,
@@ -96,27 +92,19 @@ def positions(
 
     A point of the line is left out if it lacks a seed that others share with the method.
 
-    Args:
-        results: of the methods.
-        methods: None for all.
-        anchor: of the methods on the curve.
+    Columns (SageError for a curve of fewer than two points; None for ``methods`` takes all):
 
-    Returns:
-        A row for each method:
-
-        - excess: the additive epsilon indicator of its mean point against the line, both axes
-          scaled by the line's range (Zitzler et al. 2003, IEEE Trans. Evol. Comput. 7, 117-132).
-          Above 0 no point of the line is as good in both.
-        - low, high: 95 % over seeds and problems, paired, with the nearest point as known;
-          low_seeds, high_seeds: over seeds alone.
-        - nearest: beta of the nearest point (inf: the base); to_base: its place on the last
-          stretch, which has no beta, as a share.
-        - verdict: "outside" needs both intervals above 0, three seeds, and an excess of at least
-          the bound; "inside" needs both intervals below 0.
-
-        SageError for a curve of fewer than two points.
+    - excess: the additive epsilon indicator of its mean point against the line, both axes scaled by
+      the line's range (Zitzler et al. 2003, IEEE Trans. Evol. Comput. 7, 117-132). Above 0 no point
+      of the line is as good in both.
+    - low, high: 95 % over seeds and problems, paired, with the nearest point as known; low_seeds,
+      high_seeds: over seeds alone.
+    - nearest: beta of the nearest point (inf: the base); to_base: its place on the last stretch,
+      which has no beta, as a share.
+    - verdict: "outside" needs both intervals above 0, three seeds, and an excess of at least the
+      bound; "inside" needs both intervals below 0.
     """
-    return positions_of(results.profile, passk.exact(results, AXES), methods, anchor)
+    return positions_of(results.profile, passk.exact(results, AXES), methods)
 
 
 def positions_of(

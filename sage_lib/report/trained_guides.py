@@ -33,10 +33,8 @@ def load(profile: str) -> dict[str, Values]:
 
 
 def positions(profile: str, values: dict[str, Values]) -> pd.DataFrame:
-    """Return the position of each method of a task relative to GRPO's curve of its KL form.
-
-    The rows are those of :func:`tradeoff.positions_of`, indexed by method.
-    """
+    """Return :func:`tradeoff.positions_of` the methods of a task, each relative to GRPO's curve of
+    its KL form, indexed by method."""
     loaded, tables = load_profile(profile), []
     for form in ("k3", "sequence"):
         methods = [key for key in values if key in loaded.methods]

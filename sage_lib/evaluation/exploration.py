@@ -1,5 +1,6 @@
-"""The worth of a token: replace it by the runner-up, roll out both prefixes again, and compare
-(exploration report, eq. 5-6)."""
+"""Two measurements of the exploration report. Dynamics (3.2): base against trained policy, token by
+token on the same completions. Impact (eq. 5-6): a token is replaced by the runner-up, both prefixes
+are rolled out again and compared."""
 
 import dataclasses
 import random
@@ -15,11 +16,11 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.evaluation import groups
-from sage_lib.experiment import problems
+from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, read_lines, write_text
-from sage_lib.policy import token_signals
+from sage_lib.policy import loading, token_groups, token_signals
 from sage_lib.policy.sampling import sample_seed, warpers
 from sage_lib.tasks.problem import Problem
 
@@ -58,8 +59,8 @@ def impact(
     """
     before, drawn = list(completion[:position]), completion[position]
     prefix = [*prompt, *before]
-    ids = torch.tensor([prefix], device=model.device)
-    logits = model(input_ids=ids).logits[0, -1:].float().cpu().numpy()
+    state = torch.tensor([prefix], device=model.device)
+    logits = model(input_ids=state).logits[0, -1:].float().cpu().numpy()
     other = int(token_signals.runner_up(logits, np.array([drawn]))[0])
     stops = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = stops if isinstance(stops, list) else [stops]
@@ -80,8 +81,8 @@ def impact(
     continued = [token for token in (drawn, other) if token not in ends]
     if continued:
         torch.manual_seed(seed)
-        ids = torch.tensor([[*prefix, token] for token in continued for _ in range(count)])
-        ids = ids.to(model.device)
+        starts = [[*prefix, token] for token in continued for _ in range(count)]
+        ids = torch.tensor(starts, device=model.device)
         active = warpers(*(rl[k] for k in ("temperature", "top_p", "top_k", "min_p")))
         out = model.generate(
             input_ids=ids,
@@ -92,9 +93,7 @@ def impact(
         for i, token in enumerate(continued):
             rows = [row[len(prompt) :] for row in out[i * count : (i + 1) * count]]
             texts[token] = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
-    original, replaced = (
-        sum(map(bool, are_correct(texts[token]))) / count for token in (drawn, other)
-    )
+    original, replaced = (sum(are_correct(texts[token])) / count for token in (drawn, other))
     return original, replaced
 
 
@@ -114,11 +113,8 @@ class DrawnCompletion:
 
 
 def replaced_positions(entropy: Sequence[float], stream: random.Random) -> dict[str, int]:
-    """Return the positions of the tokens that are replaced.
-
-    They are the most uncertain token, the most uncertain of the first and of the last fifth
-    (rounded up), and a random token as a control.
-    """
+    """Return the positions of the tokens that are replaced: the most uncertain one, the most
+    uncertain of the first and of the last fifth (rounded up), and a random one as a control."""
     values = np.asarray(entropy)
     end = max(1, int(np.ceil(END * len(values) - 1e-9)))
     return {
@@ -149,10 +145,8 @@ def perplexity_groups(
 
 @torch.no_grad()
 def measure_impact(profile: Profile, run: Run) -> dict:
-    """Replace tokens in completions of a trained policy, and roll out again; return the run record.
-
-    impact.csv has a row for each replaced token (docs/data_training.md).
-    """
+    """Write impact.csv, a row for each replaced token (docs/data_training.md); return the run
+    record."""
     drawer = groups.Drawer(profile, run)
     exploration = profile.exploration
     seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
@@ -198,3 +192,52 @@ def measure_impact(profile: Profile, run: Run) -> dict:
     table = pd.DataFrame(read_lines(run.samples))
     write_text(run.measured / "impact.csv", table.to_csv(index=False, float_format="%.6g"))
     return run.finish(record, policy=drawer.policy.name, drawn=len(drawn))
+
+
+@torch.no_grad()
+def measure_dynamics(profile: Profile, run: Run) -> dict:
+    """Write tokens.csv and prompts.csv (docs/data_training.md) of completions of the base and of a
+    trained policy, which both policies read; return the run record."""
+    drawer = groups.Drawer(profile, run)
+    base, _ = loading.load(profile.model, runs.sft_run(profile).model)
+    exploration = profile.exploration
+    seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
+    sizes = {"prompts": exploration.prompts, "completions": exploration.completions}
+    record = run.begin(seed, sizes)
+    prompts = problems.rl_problems(profile)[: exploration.prompts]
+    tables, prompt_rows = [], []
+    run.live_steps.unlink(missing_ok=True)
+    for source, model in (("base", base), ("policy", drawer.model)):  # whose completions
+        tokens = []
+        for number, problem in enumerate(prompts):
+            count = exploration.completions
+            group = drawer.draw(problem, count, seed, model)
+            token_rows = _tokens(drawer, base, group, number * count)
+            tokens.append(token_rows)
+            entropy = token_rows["before" if model is base else "after"].mean()
+            row = {"source": source, "problem": problem.id, "completions": count}
+            prompt_rows.append({**row, "correct": sum(group.correct) / count, "entropy": entropy})
+            append_line(run.live_steps, {"step": len(prompt_rows)})
+        tables.append(token_groups.grouped(pd.concat(tokens)).assign(source=source))
+    for name, table in (("tokens", pd.concat(tables)), ("prompts", pd.DataFrame(prompt_rows))):
+        write_text(run.measured / f"{name}.csv", table.to_csv(index=False, float_format="%.6g"))
+    return run.finish(record)
+
+
+def _tokens(
+    drawer: groups.Drawer, base: PreTrainedModel, group: groups.Group, first: int
+) -> pd.DataFrame:
+    """Return a row for each token of a group; ``first`` is the number of its first completion."""
+    temperature = drawer.profile.rl["temperature"]
+    before, logp_before = groups.signals(base, group, temperature)
+    after, logp_after = groups.signals(drawer.model, group, temperature)
+    columns = {"before": before, "after": after}
+    columns |= {"p_before": logp_before.exp(), "p_after": logp_after.exp()}
+    frames = []
+    for number, (body, mask) in enumerate(zip(group.bodies, group.mask, strict=True)):
+        values = {name: x[number][mask].cpu().numpy() for name, x in columns.items()}
+        frame = pd.DataFrame({"kind": token_groups.kinds(drawer.tokenizer, body), **values})
+        sign = "positive" if group.correct[number] else "negative"
+        place = frame.index / len(frame)
+        frames.append(frame.assign(completion=first + number, sign=sign, place=place))
+    return pd.concat(frames, ignore_index=True)
