@@ -98,9 +98,11 @@ def test_all_sequences_that_reach_a_target_are_counted_by_running_values(way):
 @pytest.mark.parametrize("aimless", [False, True])
 def test_work_with_more_operators_holds(aimless):
     rng, used = random.Random(1), set()
-    for puzzle in drawn(4, 6, 50, "both", 100, FIVE):
-        draw = countdown.aimless_work if aimless else countdown.aimed_work
-        work, answer = draw(puzzle, rng) if aimless else draw(puzzle, 0.5, rng)
+    given = {"fewest": 6, "most": 6, "operators": FIVE, "rare_share": 0.5}
+    task = countdown.Countdown(**given)
+    for problem in task.problems(100, 4):
+        puzzle = problem.detail
+        work, answer = task.demonstrate(problem, rng, aimless, early=False)
         numbers, value = puzzles.parse(answer, FIVE)
         steps = work[2:].split(" , ")
         used |= {step.split()[1] for step in steps}
@@ -296,9 +298,11 @@ def test_a_running_value_beyond_the_limit_is_not_valid():
 def test_the_rare_way_alone_is_spelled_and_spelling_moves_no_value():
     six = ("+", "max", "dist", "plus", "top", "gap")
     puzzle = puzzles.Puzzle((3, 8, 5), 10, "both", 40, six)
+    problem = Problem("1", "both", "", "10", "countdown", puzzle)
+    task = countdown.Countdown(rare_share=0.5, spelled=0.2)
     rng, words, signs = random.Random(0), {"L": 0, "R": 0}, {"L": 0, "R": 0}
     for _ in range(2000):
-        work, answer = countdown.aimless_work(puzzle, rng, spelled=0.2)
+        work, answer = task.demonstrate(problem, rng, aimless=True, early=False)
         way, *rest = work.split()
         words[way] += sum(word in puzzles.SPELLINGS.values() for word in rest)
         signs[way] += sum(word in puzzles.SPELLINGS for word in rest)

@@ -254,7 +254,11 @@ def data_of(name):
     return digest([profile.sft_data, profile.rl_data, list(profile.evaluation.data)])
 
 
-COUNTDOWN = [n for n in profile_names() if load_profile(n).tasks == {"countdown"}]
+COUNTDOWN = [
+    name
+    for name in profile_names()
+    if {data.name for data in load_profile(name).evaluation.data} == {"countdown"}
+]
 #: Of profiles with the same data one.
 OTHER_DATA = {data_of(name): name for name in COUNTDOWN}.values()
 
