@@ -49,14 +49,9 @@ def agree(yes: bool) -> None:
 
 
 def requests(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what merged settings of a profile ask consent for.
+    """Yield what merged settings of a profile, below the dotted key ``place``, ask consent for.
 
-    Args:
-        settings: sections of settings, as YAML has them.
-        place: dotted key of ``settings`` in the profile.
-
-    Yields:
-        A name, and what it does: "mine:judge" runs code, "rl.push_to_hub" sends data.
+    A name, and what it does: "mine:judge" runs code, "rl.push_to_hub" sends data.
     """
     for key, value in settings.items():
         here = f"{place}{key}"
@@ -75,15 +70,8 @@ def requests(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str
 
 
 def require(name: str, does: str) -> None:
-    """Ask for consent, once in a process and what it starts.
-
-    Args:
-        name: what :func:`requests` yields.
-        does: the same.
-
-    Raises:
-        SageError: where nobody consents.
-    """
+    """Ask for consent to what :func:`requests` yields, once in a process and what it starts;
+    SageError where nobody consents."""
     name = visible(name).replace(",", ";")  # a comma would be consent to two names
     trusted = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
     if name in trusted:
@@ -108,15 +96,8 @@ def require_all(settings: Mapping[str, Any]) -> None:
 
 
 def imported(name: str, kind: str) -> Any:
-    """Import code that a profile names. It runs nothing of it before its user consents.
-
-    Args:
-        name: "module:attribute".
-        kind: what it is, such as "judge", for errors.
-
-    Returns:
-        The attribute. SageError without consent, and where there is none of this name.
-    """
+    """Return what a profile names, "module:attribute", once its user consents; nothing of it runs
+    before. SageError without consent, and where no ``kind``, such as a judge, has this name."""
     require(name, "is code that it runs")
     try:
         return pkgutil.resolve_name(name)

@@ -164,12 +164,8 @@ def rewrite_lines(path: Path, rows: Iterable[dict]) -> None:
 def locked(path: Path, wait: bool = False) -> Iterator[bool]:
     """Hold a lock for the time of a ``with`` block. The kernel frees it when its holder ends.
 
-    Args:
-        path: the file of the lock. A process must not ask for a lock that it holds.
-        wait: whether to wait until another process frees it.
-
-    Yields:
-        Whether the lock is held; False where another process holds it.
+    Yields False where another process holds it, unless ``wait``. A process must not ask for a
+    lock that it holds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

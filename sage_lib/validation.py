@@ -87,8 +87,8 @@ def unknown(
     known = list(known)
     alike = difflib.get_close_matches(key, known, 1)
     places = [below(where, name).split(": ")[-1] for name in alike]
-    named = (sections or {}).items()
-    places = places or [f"{name}.{key}" for name, section in named if key in _keys(section)]
+    named = {name: part for name, part in (sections or {}).items() if isinstance(part, dict)}
+    places = places or [f"{name}.{key}" for name, part in named.items() if key in part]
     if places:
         advice = f"did you mean {' or '.join(places)}?"
     elif owner and len(known) > MANY:
@@ -119,10 +119,6 @@ def rename_key(section: MutableMapping[str, Any], old: str, new: str, where: str
         message = f"{where}: {old} is called {new}; the old name works until the next release"
         warnings.warn(message, FutureWarning, stacklevel=3)
         section[new] = section.pop(old)
-
-
-def _keys(section: Any) -> Iterable[str]:
-    return section if isinstance(section, dict) else ()
 
 
 def pick(name: Any, table: Mapping[str, T], where: str, kind: str) -> T:

@@ -64,13 +64,8 @@ def tiny_model(tmp_path_factory):
     from sage_lib.policy import tiny_qwen
 
     folder = tmp_path_factory.mktemp("tiny")
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    }
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     model = Model(tiny_qwen.NAME, 64, seed=0, architecture=shape, largest_number=99)
     tiny_qwen.create(folder, model)
     return folder

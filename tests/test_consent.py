@@ -128,3 +128,8 @@ def test_a_dry_run_shows_what_would_be_asked(profile, capsys):
     cli.main(["dry-run", "--profile", str(profile)])
     assert "of_a_stranger:judge" in capsys.readouterr().out.partition("CONSENT")[2]
     assert not (profile.parent / "ran").exists()
+
+
+def test_what_others_wrote_is_no_command_to_a_terminal():
+    said = str(SageError("a\x1b[2J\x9b\u202e\ud800 \u00e9 \u4e2d"))
+    assert said == r"a\x1b[2J\x9b\u202e\ud800 " + "\u00e9 \u4e2d"

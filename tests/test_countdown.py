@@ -10,6 +10,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.tasks import countdown, puzzles
+from sage_lib.tasks.countdown import Countdown
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import SOLUTION_END, SOLUTION_START, WORK_END
 
@@ -24,8 +25,8 @@ FIVE = tuple(PYTHON)
 
 
 def drawn(seed, digits, limit, kind, count, operators=puzzles.OPERATORS):
-    given = {"limit": limit, "kinds": {kind: 1.0}, "operators": operators}
-    task = countdown.Countdown(fewest=digits, most=digits, **given)
+    shares = {kind: 1.0}
+    task = Countdown(fewest=digits, most=digits, limit=limit, kinds=shares, operators=operators)
     return [problem.detail for problem in task.problems(count, seed)]
 
 
@@ -98,9 +99,10 @@ def test_all_sequences_that_reach_a_target_are_counted_by_running_values(way):
 @pytest.mark.parametrize("aimless", [False, True])
 def test_work_with_more_operators_holds(aimless):
     rng, used = random.Random(1), set()
-    for puzzle in drawn(4, 6, 50, "both", 100, FIVE):
-        draw = countdown.aimless_work if aimless else countdown.aimed_work
-        work, answer = draw(puzzle, rng) if aimless else draw(puzzle, 0.5, rng)
+    task = Countdown(fewest=6, most=6, operators=FIVE, rare_share=0.5)
+    for problem in task.problems(100, 4):
+        puzzle = problem.detail
+        work, answer = task.demonstrate(problem, rng, aimless, early=False)
         numbers, value = puzzles.parse(answer, FIVE)
         steps = work[2:].split(" , ")
         used |= {step.split()[1] for step in steps}
@@ -117,7 +119,7 @@ def test_a_stream_that_runs_out_says_so():
 
 
 def test_demonstrations_are_valid_and_take_the_rare_way_at_the_given_share():
-    task = countdown.Countdown(rare_share=0.1)
+    task = Countdown(rare_share=0.1)
     rare = 0
     made = task.problems(2000, 1)
     worked = task.demonstrations(2000, 1, count_tokens=len, max_seq_length=1)
@@ -139,38 +141,38 @@ def test_demonstrations_are_valid_and_take_the_rare_way_at_the_given_share():
     ],
 )
 def test_demonstrations_that_cannot_be_made_say_why(given, words):
-    task = countdown.Countdown(**given)
+    task = Countdown(**given)
     with pytest.raises(SageError, match=words):
         task.demonstrations(20, 1, count_tokens=len, max_seq_length=1)
 
 
 def test_one_way_problems_can_be_demonstrated_in_their_way():
-    task = countdown.Countdown(kinds={"reverse": 1.0}, rare_share=1.0)
+    task = Countdown(kinds={"reverse": 1.0}, rare_share=1.0)
     worked = task.demonstrations(20, 1, count_tokens=len, max_seq_length=1)
     assert {example.working[0] for example in worked} == {"R"}
 
 
 def test_the_first_half_of_the_demonstrations_has_its_own_share():
-    task = countdown.Countdown(rare_share=0.0, early_rare_share=1.0)
+    task = Countdown(rare_share=0.0, early_rare_share=1.0)
     worked = task.demonstrations(9, 1, count_tokens=len, max_seq_length=1)
     assert [example.working[0] for example in worked] == ["R"] * 4 + ["L"] * 5
 
 
 def test_what_could_be_drawn_is_a_question_with_as_many_digits():
-    three = countdown.Countdown(fewest=2, most=3)
+    three = Countdown(fewest=2, most=3)
     for digits, expected in ((3, True), (4, False), (2, True)):
-        [problem] = countdown.Countdown(fewest=digits, most=digits).problems(1, 0)
+        [problem] = Countdown(fewest=digits, most=digits).problems(1, 0)
         assert three.could_draw(problem) is expected
     in_a_file = Problem("1", "mine", "reach 9 from 2 3 4", "9", "file", "math")
     assert three.could_draw(in_a_file)
 
 
 def test_other_words_ask_the_same_puzzles_which_the_usual_words_hold_out():
-    usual = countdown.Countdown().problems(20, 3)
-    other = countdown.Countdown(verb="find").problems(20, 3)
+    usual = Countdown().problems(20, 3)
+    other = Countdown(verb="find").problems(20, 3)
     assert [p.detail for p in other] == [p.detail for p in usual]
     assert {p.question.split()[0] for p in other} == {"find"} and other[0].gold == usual[0].gold
-    assert not any(countdown.Countdown().could_draw(p) for p in other)
+    assert not any(Countdown().could_draw(p) for p in other)
     for name in ("smoke", "laptop", "study"):
         profile = load_profile(name)
         asked = problems.evaluation_problems(profile, ood=True)
@@ -180,45 +182,34 @@ def test_other_words_ask_the_same_puzzles_which_the_usual_words_hold_out():
 
 PROBLEM = puzzles.Puzzle((3, 5, 7, 2), 54, "forward", 56)
 WORK, ANSWER = "L 3 + 5 = 8 , 8 * 7 = 56 , 56 - 2 = 54", "( ( 3 + 5 ) * 7 ) - 2"
+RIGHT = text(WORK, ANSWER)
 
 
 @pytest.mark.parametrize(
-    ("work", "answer", "way"),
+    ("completion", "way"),
     [
-        (WORK.replace("= 8 ,", "= 9 ,"), ANSWER, "L"),  # false arithmetic
-        (WORK.replace("= 54", "= 53"), ANSWER, "L"),
-        (WORK.replace("L ", "R "), ANSWER, "R"),  # the other way than the one named
-        (WORK, "54", "L"),  # the target without the expression
-        (WORK, ANSWER.replace("- 2", "+ 2"), "L"),
-        (WORK.replace("- 2 = 54", "+ 2 = 58"), ANSWER.replace("- 2", "+ 2"), "L"),  # another target
-        (WORK.replace("3 + 5", "4 + 4"), ANSWER, "L"),  # digits that were not given
-        (WORK.rsplit(" ,", 1)[0], ANSWER, "L"),  # a step too few
-        (WORK[2:], ANSWER, None),  # no way named
-        ("", "", None),
+        (text(WORK.replace("= 8 ,", "= 9 ,"), ANSWER), "L"),  # false arithmetic
+        (text(WORK.replace("= 54", "= 53"), ANSWER), "L"),
+        (text(WORK.replace("= 54", "= " + "5" * 5000), ANSWER), "L"),
+        (text(WORK.replace("L ", "R "), ANSWER), "R"),  # the other way than the one named
+        (text(WORK, "54"), "L"),  # the target without the expression
+        (text(WORK, ANSWER.replace("- 2", "+ 2")), "L"),
+        (RIGHT.replace("- 2", "+ 2").replace("= 54", "= 58"), "L"),  # another target
+        (text(WORK.replace("3 + 5", "4 + 4"), ANSWER), "L"),  # digits that were not given
+        (text(WORK.rsplit(" ,", 1)[0], ANSWER), "L"),  # a step too few
+        (text(WORK[2:], ANSWER), None),  # no way named
+        (text("", ""), None),
+        (WORK, "L"),  # an answer that is missing, or outside its markers
+        (RIGHT.replace("<SOLUTION>", ""), "L"),
+        (RIGHT.replace("</SOLUTION>", ""), "L"),
+        (RIGHT + "<SOLUTION>1</SOLUTION>", "L"),
+        (RIGHT + " 1", "L"),
+        (RIGHT.replace("</SOLUTION>", "1</SOLUTION>"), "L"),
     ],
 )
-def test_work_that_does_not_hold_is_not_valid(work, answer, way):
-    assert puzzles.check(PROBLEM, text(work, answer)) == puzzles.Check(way, False)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda t: t.replace("<SOLUTION>", ""),
-        lambda t: t.replace("</SOLUTION>", ""),
-        lambda t: t + "<SOLUTION>1</SOLUTION>",
-        lambda t: t + " 1",
-        lambda t: t.replace("</SOLUTION>", "1</SOLUTION>"),
-    ],
-)
-def test_an_answer_outside_its_markers_is_not_valid(change):
-    assert not puzzles.check(PROBLEM, change(text(WORK, ANSWER))).valid
-
-
-def test_work_without_its_end_or_with_a_number_too_long_is_not_valid():
-    assert not puzzles.check(PROBLEM, WORK).valid
-    work = WORK.replace("= 54", "= " + "5" * 5000)
-    assert puzzles.check(PROBLEM, text(work, ANSWER)) == puzzles.Check("L", False)
+def test_work_or_an_answer_that_does_not_hold_is_not_valid(completion, way):
+    assert puzzles.check(PROBLEM, RIGHT).valid
+    assert puzzles.check(PROBLEM, completion) == puzzles.Check(way, False)
 
 
 @pytest.mark.parametrize(
@@ -233,16 +224,16 @@ def test_work_without_its_end_or_with_a_number_too_long_is_not_valid():
 )
 def test_measures(work, correct, true):
     problem = Problem("1", "both", PROBLEM.question, "54", "countdown", PROBLEM)
-    found = countdown.Countdown.measures(problem, text(work, ANSWER), correct)
+    found = Countdown.measures(problem, text(work, ANSWER), correct)
     assert {name for name, value in found.items() if value} == true
-    assert set(found) >= {*countdown.Countdown.LOGGED, *countdown.Countdown.COUNTED}
+    assert set(found) >= {*Countdown.LOGGED, *Countdown.COUNTED}
 
 
 def test_the_rare_way_is_measured_apart():
-    [problem] = countdown.Countdown().problems(1, 0)
+    [problem] = Countdown().problems(1, 0)
     measured = [
-        countdown.Countdown.measures(problem, text(working, answer), True)
-        for way, working, answer in countdown.Countdown.completions(problem)
+        Countdown.measures(problem, text(working, answer), True)
+        for way, working, answer in Countdown.completions(problem)
         if way == "R"
     ]
     assert measured and all(found["valid_rare"] and found["rare"] for found in measured)
@@ -253,11 +244,9 @@ def test_the_rare_way_is_measured_apart():
 @pytest.mark.parametrize("kind", countdown.KINDS)
 def test_valid_completions_are_all_that_the_step_checker_accepts(kind, operators):
     given = {"limit": 30, "kinds": {kind: 1.0}, "operators": operators}
-    for problem in countdown.Countdown(fewest=3, most=3, **given).problems(20, 5):
+    for problem in Countdown(fewest=3, most=3, **given).problems(20, 5):
         puzzle = problem.detail
-        listed = [
-            text(working, answer) for _, working, answer in countdown.Countdown.completions(problem)
-        ]
+        listed = [text(*worked) for _, *worked in Countdown.completions(problem)]
         assert listed and len(set(listed)) == len(listed)
         assert all(puzzles.check(puzzle, completion).valid for completion in listed)
         x, y, z = puzzle.digits
@@ -283,22 +272,20 @@ def test_a_running_value_beyond_the_limit_is_not_valid():
     for limit, valid in ((50, False), (71, False), (72, True)):
         puzzle = puzzles.Puzzle((9, 8, 9, 9, 9), 45, "forward", limit)
         assert puzzles.check(puzzle, text(work, answer)) == puzzles.Check("L", valid)
-    problem = countdown.Countdown(kinds={"forward": 1.0}).problems(50, 1)
-    words = {
-        w
-        for p in problem
-        for _, work, _ in countdown.Countdown.completions(p)
-        for w in work.split()
-    }
+    problem = Countdown(kinds={"forward": 1.0}).problems(50, 1)
+    works = [work for p in problem for _, work, _ in Countdown.completions(p)]
+    words = {word for work in works for word in work.split()}
     assert {int(word) for word in words if word.isdigit()} <= set(range(51))
 
 
 def test_the_rare_way_alone_is_spelled_and_spelling_moves_no_value():
     six = ("+", "max", "dist", "plus", "top", "gap")
     puzzle = puzzles.Puzzle((3, 8, 5), 10, "both", 40, six)
+    problem = Problem("1", "both", "", "10", "countdown", puzzle)
+    task = Countdown(rare_share=0.5, spelled=0.2)
     rng, words, signs = random.Random(0), {"L": 0, "R": 0}, {"L": 0, "R": 0}
     for _ in range(2000):
-        work, answer = countdown.aimless_work(puzzle, rng, spelled=0.2)
+        work, answer = task.demonstrate(problem, rng, aimless=True, early=False)
         way, *rest = work.split()
         words[way] += sum(word in puzzles.SPELLINGS.values() for word in rest)
         signs[way] += sum(word in puzzles.SPELLINGS for word in rest)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_countdown import bracketings
 
 from sage_lib.tasks import countdown, puzzles
+from sage_lib.tasks.countdown import Countdown
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.verifier import Verifier
 
@@ -68,17 +69,15 @@ HOSTILE = [answer for answers in REFUSED.values() for answer in answers]
 
 
 def test_the_reward_is_paid_for_the_digits_in_their_order_with_the_targets_value(verifier):
-    assert all(countdown.Countdown.are_correct([PROBLEM] * len(RIGHT), RIGHT, verifier))
-    assert not any(
-        countdown.Countdown.are_correct([PROBLEM] * len(OTHER_VALUE), OTHER_VALUE, verifier)
-    )
-    assert countdown.Countdown.are_correct([PROBLEM], [None], verifier) == [False]
+    assert all(Countdown.are_correct([PROBLEM] * len(RIGHT), RIGHT, verifier))
+    assert not any(Countdown.are_correct([PROBLEM] * len(OTHER_VALUE), OTHER_VALUE, verifier))
+    assert Countdown.are_correct([PROBLEM], [None], verifier) == [False]
 
 
 def test_nothing_else_is_paid_and_the_reason_is_counted(verifier):
     assert len(HOSTILE) >= 100
     before = dict(verifier.counts)
-    assert not any(countdown.Countdown.are_correct([PROBLEM] * len(HOSTILE), HOSTILE, verifier))
+    assert not any(Countdown.are_correct([PROBLEM] * len(HOSTILE), HOSTILE, verifier))
     for reason, refused in REFUSED.items():
         assert {countdown.read(PROBLEM.detail, answer)[0] for answer in refused} == {reason}
         assert verifier.counts[reason] - before.get(reason, 0) == len(refused)
@@ -161,7 +160,7 @@ def test_the_reward_is_the_one_of_math_verify_on_what_is_not_refused(verifier):
             puzzle = puzzles.Puzzle(digits, target, "both", 60)
             asked.append(Problem(str(number), "both", "", str(target), "countdown", puzzle))
             answers.append(text)
-    found = countdown.Countdown.are_correct(asked, answers, verifier)
+    found = Countdown.are_correct(asked, answers, verifier)
     theirs = verifier.verify_answers([problem.gold for problem in asked], answers)
     assert found == [verdict.correct for verdict in theirs]
     assert sum(found) == 150
@@ -170,7 +169,7 @@ def test_the_reward_is_the_one_of_math_verify_on_what_is_not_refused(verifier):
 def test_the_reward_starts_no_process():
     alone = Verifier()
     answers = [*RIGHT, *OTHER_VALUE, *HOSTILE, None]
-    countdown.Countdown.are_correct([PROBLEM] * len(answers), answers, alone)
+    Countdown.are_correct([PROBLEM] * len(answers), answers, alone)
     assert alone._pool is None
     assert alone.counts["verified"] == len(RIGHT) + len(OTHER_VALUE)
 

@@ -20,7 +20,9 @@ import pytest
 
 from sage_lib.errors import SageError
 from sage_lib.tasks import graph_color, judging, prompts, reasoning_gym
+from sage_lib.tasks.graph_color import GraphColor
 from sage_lib.tasks.problem import Problem
+from sage_lib.tasks.reasoning_gym import ReasoningGym
 from sage_lib.tasks.table import make_task, task_of
 
 gym = pytest.importorskip("reasoning_gym", reason="the package reasoning-gym is not installed")
@@ -73,12 +75,9 @@ def test_the_listed_answers_are_all_that_the_scorer_gives_its_full_score(given):
             "color_options": list(range(1, task.colors + 1)),
         }
         entry = {"metadata": {"puzzle": puzzle}}
-        right = {
-            one
-            for one in every
-            if scorer.score_answer(json.dumps(dict(enumerate(one))), entry) == 1.0
-        }
-        listed = graph_color.GraphColor.completions(problem)
+        answers = {one: json.dumps(dict(enumerate(one))) for one in every}
+        right = {one for one in every if scorer.score_answer(answers[one], entry) == 1.0}
+        listed = GraphColor.completions(problem)
         assert Counter(way for way, *_ in listed) == {"L": len(right)}
         keys = list(map(str, range(task.vertices)))
         maps = [json.loads(answer) for _, _, answer in listed]
@@ -86,19 +85,19 @@ def test_the_listed_answers_are_all_that_the_scorer_gives_its_full_score(given):
         assert len(set(listed)) == len(listed) and math.factorial(task.colors) <= len(right)
         for one in every:
             work, answer = graph_color.worked(graph, one)
-            assert graph_color.GraphColor.is_correct(problem, answer) == (one in right)
+            assert GraphColor.is_correct(problem, answer) == (one in right)
             # A coloring is right where no step gives a vertex a color that it has just listed.
             steps = [step.replace("-", "").split(" = ") for step in work.split(" , ")]
             assert (one in right) == all(color not in before.split()[1:] for before, color in steps)
-        assert graph_color.GraphColor.is_correct(problem, problem.gold)
+        assert GraphColor.is_correct(problem, problem.gold)
 
 
 def test_valid_work_is_what_is_listed_and_nothing_else():
     [problem] = colored(fewest=6, most=6).problems(1, 2)
     right = set()
-    for way, *worked in graph_color.GraphColor.completions(problem):
+    for way, *worked in GraphColor.completions(problem):
         text = prompts.answer_turn(*worked).removeprefix(prompts.WORK_START)
-        assert graph_color.check(problem.detail, text) and way == "L"
+        assert GraphColor.way_of(problem, text) == way == "L"
         right.add(worked[1])
     work, answer = worked
     others = [
@@ -111,20 +110,19 @@ def test_valid_work_is_what_is_listed_and_nothing_else():
     ]
     for number, other in enumerate(others):
         text = prompts.answer_turn(*other)
-        measured = graph_color.GraphColor.measures(problem, text, True)
+        measured = GraphColor.measures(problem, text, True)
         assert not measured["valid"] and measured["unsound"], other
-        assert graph_color.GraphColor.is_correct(problem, other[1]) == (number > 0)
+        assert GraphColor.is_correct(problem, other[1]) == (number > 0)
     text = prompts.answer_turn(work, answer)
-    assert not graph_color.check(problem.detail, text.removesuffix(prompts.SOLUTION_END))
-    assert not graph_color.check(problem.detail, f"{text} so")
+    for other in (text.removesuffix(prompts.SOLUTION_END), f"{text} so"):
+        assert GraphColor.way_of(problem, other) is None
 
 
 def test_graphs_have_the_edges_that_are_asked_for_and_a_coloring():
     made = colored(fewest=7, most=9, edge_probability=0.5).problems(100, 3)
     assert {len(p.detail.edges) for p in made} == {7, 8, 9}
-    assert len({p.id for p in made}) == 100 and {p.dataset for p in made} == {
-        "graph_color_7_to_9_edges"
-    }
+    assert len({p.id for p in made}) == 100
+    assert {p.dataset for p in made} == {"graph_color_7_to_9_edges"}
     assert all(6 <= len(graph_color.colorings(p.detail)) < 729 for p in made)
 
 
@@ -133,7 +131,9 @@ def test_demonstrations_are_right_but_for_the_aimless_ones():
     found = [graph_of(one.question) for one in shown]
     assert len(set(found)) == 150
     for graph, one in zip(found, shown, strict=True):
-        assert graph_color.check(graph, prompts.answer_turn(one.working, one.answer))
+        problem = Problem("1", "graphs", one.question, "", "graph_color", graph)
+        text = prompts.answer_turn(one.working, one.answer)
+        assert GraphColor.way_of(problem, text) == "L"
     aimless = colored(distinct=150, aimless_share=1.0).demonstrations(600, 1, **WORKED)
     right = 0
     for one in aimless:
@@ -144,7 +144,7 @@ def test_demonstrations_are_right_but_for_the_aimless_ones():
             assert before.split() == [str(vertex), *(["-", *near] if near else [])]
             assert int(color) == coloring[vertex]
         problem = Problem("1", "graphs", one.question, "", "graph_color", graph)
-        right += graph_color.GraphColor.is_correct(problem, one.answer)
+        right += GraphColor.is_correct(problem, one.answer)
     expected = sum(len(graph_color.colorings(graph_of(one.question))) / 729 for one in aimless)
     assert abs(right - expected) < 5 * expected**0.5
 
@@ -159,23 +159,17 @@ def graph_of(question):
 
 def test_problems_are_the_same_in_another_process():
     code = f"""
-from sage_lib.tasks.table import make_task, task_of
-made = task_of("graph_color").problems(make_task("graph_color", {{}}), 5, 1)
-for name in {list(SMOKE)}:
-    made += task_of("reasoning_gym").problems(
-        make_task("reasoning_gym", {{"dataset": name}}), 5, 1
-    )
-print([(p.question, p.gold) for p in made])
+from sage_lib.tasks.table import make_task
+lines = [("graph_color", {{}}), *(("reasoning_gym", {{"dataset": name}}) for name in {list(SMOKE)})]
+print([(p.question, p.gold) for line in lines for p in make_task(*line).problems(5, 1)])
 """
-    printed = []
+    printed = set()
     for seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        env["PYTHONPATH"] = os.pathsep.join(sys.path)
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-        )
-        printed.append(done.stdout)
-    assert printed[0] == printed[1] != ""
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        printed.add(done.stdout)
+    assert len(printed) == 1 and "" not in printed
 
 
 @pytest.mark.parametrize("dataset", SMOKE)
@@ -183,19 +177,16 @@ def test_another_data_set_is_made_judged_and_demonstrated(dataset, verifier):
     config, wrong = SMOKE[dataset]
     task = line(dataset, config=config)
     made = task.problems(5, 1)
-    assert {p.task for p in made} == {"reasoning_gym"} and reasoning_gym.ReasoningGym.completions(
-        made[0]
-    ) == []
+    assert {p.task for p in made} == {"reasoning_gym"} and ReasoningGym.completions(made[0]) == []
     assert {p.dataset for p in made} == {task.display_label}
-    reasoning_gym.ReasoningGym.require_golds(made, verifier)
+    ReasoningGym.require_golds(made, verifier)
     own = [prompts.answer_turn("so", p.gold) for p in made]
     assert judging.judge(made, own, verifier) == [True] * 5
     others = [prompts.answer_turn("so", wrong)] * 4 + [made[-1].gold]  # the last has no markers
     assert judging.judge(made, others, verifier) == [False] * 5
     shown = task.demonstrations(5, 1, **WORKED)
-    assert [(d.question, d.working, d.answer) for d in shown] == [
-        (p.question, "", p.gold) for p in made
-    ]
+    expected = [(p.question, "", p.gold) for p in made]
+    assert [(d.question, d.working, d.answer) for d in shown] == expected
 
 
 def test_work_from_the_metadata_leads_to_the_answer():
@@ -227,16 +218,14 @@ def test_partial_credit_below_the_threshold_earns_nothing():
         for keys in itertools.product("ABC", repeat=length)
         if made.score_answer(" → ".join(keys), entry) == 0.5
     )
-    assert not reasoning_gym.ReasoningGym.is_correct(
-        lock, longer
-    ) and reasoning_gym.ReasoningGym.is_correct(lock, lock.gold)
+    assert not ReasoningGym.is_correct(lock, longer) and ReasoningGym.is_correct(lock, lock.gold)
     lower = line("quantum_lock", config={"difficulty": 1}, threshold=0.5)
     [lock] = lower.problems(1, 4)
-    assert reasoning_gym.ReasoningGym.is_correct(lock, longer)
+    assert ReasoningGym.is_correct(lock, longer)
     [graph] = colored(fewest=3).problems(1, 1)
     _, same = graph_color.worked(graph.detail, [1] * 6)
     assert graph_color._scorer().score_answer(same, graph.detail.entry) == 0.01
-    assert not graph_color.GraphColor.is_correct(graph, same)
+    assert not GraphColor.is_correct(graph, same)
 
 
 #: Nothing here is right, takes long, or runs.
@@ -277,16 +266,14 @@ def test_every_data_set_that_is_taken_judges_its_own_answer_right_and_no_other()
     assert len(names) > 80
     for name in names:
         for problem in line(name).problems(4, 1):
-            answer = reasoning_gym.ReasoningGym.last_answer(prompts.answer_turn("so", problem.gold))
+            answer = ReasoningGym.last_answer(prompts.answer_turn("so", problem.gold))
             before = repr(problem.detail.entry)
             others = [*HOSTILE, "inf", "-inf", "NaN", "[]", "{}", "[[]]", "...", "(0,0)"]
-            right = [
-                other for other in others if reasoning_gym.ReasoningGym.is_correct(problem, other)
-            ]
+            right = [other for other in others if ReasoningGym.is_correct(problem, other)]
             assert not right or right == [answer], (name, right)
             assert repr(problem.detail.entry) == before, f"the scorer of {name} changes its entry"
             if answer:
-                assert reasoning_gym.ReasoningGym.is_correct(problem, answer), name
+                assert ReasoningGym.is_correct(problem, answer), name
 
 
 def called(cls):
@@ -317,7 +304,7 @@ def test_a_data_set_without_listed_answers_can_be_judged_and_not_be_learned_from
     task = line("propositional_logic")
     [problem] = task.problems(1, 1)
     assert problem.gold == ""
-    reasoning_gym.ReasoningGym.require_golds([problem], verifier)
+    ReasoningGym.require_golds([problem], verifier)
     with pytest.raises(SageError, match="lists no answers to learn from"):
         task.demonstrations(1, 1, **WORKED)
 
@@ -326,7 +313,7 @@ def test_an_answer_that_its_own_scorer_does_not_accept_is_found_before_training(
     [problem] = line("chain_sum").problems(1, 1)
     broken = Problem("7", "chain_sum", "?", "none", "reasoning_gym", problem.detail)
     with pytest.raises(SageError, match="chain_sum refuses its own answer of problem 7"):
-        reasoning_gym.ReasoningGym.require_golds([broken], verifier)
+        ReasoningGym.require_golds([broken], verifier)
 
 
 def test_without_the_package_one_sentence_says_so(monkeypatch):

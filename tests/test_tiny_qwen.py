@@ -16,7 +16,9 @@ def tokenizer(tiny_model):
 def test_a_worked_problem_survives_the_round_trip(tokenizer):
     [problem] = countdown.Countdown(name="countdown", limit=99).problems(1, 1)
     turns = prompts.messages(problem.question)
-    work, answer = countdown.aimed_work(problem.detail, 0.5, random.Random(0))
+    work, answer = countdown.Countdown(rare_share=0.5).demonstrate(
+        problem, random.Random(0), aimless=False, early=False
+    )
     prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     shown = {"role": "assistant", "content": prompts.answer_turn(work, answer)}
     whole = tokenizer.apply_chat_template([*turns, shown], return_dict=False)

@@ -21,27 +21,17 @@ from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_ans
 @pytest.mark.parametrize(
     ("gold", "answer", "correct"),
     [
-        ("54", "54", True),
-        (54, "54", True),
-        (54, "50 + 4", True),
-        ("54", "( ( 3 + 5 ) * 7 ) - 2", True),
+        (54, "( ( 3 + 5 ) * 7 ) - 2", True),
         ("54", "( ( 3 + 5 ) * 7 ) - 3", False),
-        ("0.5", r"\frac{1}{2}", True),
-        ("27", "27.0", True),
-        ("12", "", False),
-        ("12", "the answer is obvious", False),
-        ("12", "11, 12", False),
-        # Known disagreement of Math-Verify 0.9.0: a percentage equals its number and its share.
-        ("28", "28%", True),
-        ("28%", "0.28", True),
-        # Math-Verify adds two numbers with a blank between.
         ("7", "3 4", False),
         ("235", "1 234", False),
         ("12", r"x = (6) \, (6)", False),
         ("1.5", r"1 \frac{1}{2}", True),
     ],
 )
-def test_verdicts(verifier, gold, answer, correct):
+def test_numbers_with_a_blank_between_are_not_added_as_math_verify_does(
+    verifier, gold, answer, correct
+):
     assert verifier.verify_answers([gold], [answer])[0].correct is correct
 
 

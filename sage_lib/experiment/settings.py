@@ -297,11 +297,6 @@ class Profile:
         """The method that the others are compared with: the first one, or the base."""
         return next(iter(self.methods), BASE)
 
-    @property
-    def tasks(self) -> frozenset[str]:
-        """Names of the tasks that are evaluated."""
-        return frozenset(data.name for data in self.evaluation.data)
-
     def data_sets(self, ood: bool | None = None) -> list[Data]:
         """Return the data sets that are evaluated: with `ood` those marked so, with False the
         others (or all, where every one is marked), with None all."""

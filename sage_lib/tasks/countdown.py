@@ -131,18 +131,38 @@ class Countdown(ExactTask):
     def demonstrate(
         self, problem: Problem, rng: random.Random, aimless: bool, early: bool
     ) -> tuple[str, str]:
-        """Draw an example, which takes the rare way with the probability ``rare_share``.
+        """Draw work to the target, in the rare way with the probability ``rare_share``; or to any.
 
-        Args and result are as in :meth:`ExactTask.demonstrate`.
+        Args and result are as in :meth:`ExactTask.demonstrate`. SageError where the way leads
+        nowhere: not both ways solve problems of one kind.
         """
         share, puzzle = self.rare_share, problem.detail
         if share is None:
             raise SageError("demonstrations of countdown need the setting rare_share, such as 0.03")
         if aimless:
-            return aimless_work(puzzle, rng, self.spelled)
+            return self._aimless(puzzle, rng)
         if early and self.early_rare_share is not None:
             share = self.early_rare_share
-        return aimed_work(puzzle, share, rng)
+        way = "R" if rng.random() < share else "L"
+        operators = solving(puzzle, way)
+        if not operators:
+            raise SageError(
+                f"a problem of kind {puzzle.kind!r} has no solution in the way {way}: "
+                "choose kinds: {both: 1.0}, or a rare_share of 0 or 1"
+            )
+        return solution(puzzle, way, rng.choice(operators))
+
+    def _aimless(self, puzzle: Puzzle, rng: random.Random) -> tuple[str, str]:
+        """Draw true steps within the limit of running values, to any target."""
+        way = rng.choice(WAYS)
+        indices = allowed(puzzle, way)
+        drawn = sequences(len(puzzle.digits) - 1, puzzle.operators)[rng.choice(indices)]
+        if self.spelled is not None:
+            signs = {word: sign for sign, word in SPELLINGS.items()}
+            share = self.spelled if way == "R" else 0.0
+            plain = [signs.get(operator, operator) for operator in drawn]
+            drawn = tuple(SPELLINGS.get(o, o) if rng.random() < share else o for o in plain)
+        return solution(puzzle, way, drawn)
 
     @property
     def _is_shuffled(self) -> bool:
@@ -209,50 +229,6 @@ def read(puzzle: Puzzle, answer: str) -> tuple[str | None, int | None]:
     if sorted(numbers) != sorted(puzzle.digits):
         return OTHER_DIGITS, value
     return (None if tuple(numbers) == puzzle.digits else OTHER_ORDER), value
-
-
-def aimless_work(
-    puzzle: Puzzle, rng: random.Random, spelled: float | None = None
-) -> tuple[str, str]:
-    """Draw true steps within the limit of running values, to any target.
-
-    Args:
-        puzzle: whose digits are used.
-        rng: source of the draws.
-        spelled: as in :class:`Countdown`.
-
-    Returns:
-        Work and answer.
-    """
-    way = rng.choice(WAYS)
-    drawn = sequences(len(puzzle.digits) - 1, puzzle.operators)[rng.choice(allowed(puzzle, way))]
-    if spelled is not None:
-        signs = {word: sign for sign, word in SPELLINGS.items()}
-        share = spelled if way == "R" else 0.0
-        plain = [signs.get(operator, operator) for operator in drawn]
-        drawn = tuple(SPELLINGS.get(o, o) if rng.random() < share else o for o in plain)
-    return solution(puzzle, way, drawn)
-
-
-def aimed_work(puzzle: Puzzle, rare_share: float, rng: random.Random) -> tuple[str, str]:
-    """Draw work to the target, and its answer, in the rare way with a given probability.
-
-    Args:
-        puzzle: that both ways solve, unless ``rare_share`` is 0 or 1.
-        rare_share: probability of the rare way.
-        rng: source of the draws.
-
-    Returns:
-        Work and answer. SageError where the way leads nowhere.
-    """
-    way = "R" if rng.random() < rare_share else "L"
-    operators = solving(puzzle, way)
-    if not operators:
-        raise SageError(
-            f"a problem of kind {puzzle.kind!r} has no solution in the way {way}: "
-            "choose kinds: {both: 1.0}, or a rare_share of 0 or 1"
-        )
-    return solution(puzzle, way, rng.choice(operators))
 
 
 def _targets_of_kind(

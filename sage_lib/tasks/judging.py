@@ -30,20 +30,16 @@ def judge(
     Returns:
         One truth value for each completion.
     """
-    pairs = list(zip(problems, completions, strict=True))
+    answers: list[str | None] = []
+    for problem, text in zip(problems, completions, strict=True):
+        answer = task_of(problem.task).last_answer(text)
+        answers.append(last_answer(text, boxed=True) if boxed and answer is None else answer)
     correct: dict[int, bool] = {}
     for name in dict.fromkeys(problem.task for problem in problems):
-        task = task_of(name)
         numbers = [number for number, problem in enumerate(problems) if problem.task == name]
-        answers = [task.last_answer(pairs[number][1]) for number in numbers]
-        if boxed:
-            answers = [
-                last_answer(pairs[number][1], boxed=True) if answer is None else answer
-                for number, answer in zip(numbers, answers, strict=True)
-            ]
-        verdicts = task.are_correct([problems[n] for n in numbers], answers, verifier)
-        correct.update(zip(numbers, verdicts, strict=True))
-    return [correct[number] for number in range(len(pairs))]
+        pairs = [problems[n] for n in numbers], [answers[n] for n in numbers]
+        correct.update(zip(numbers, task_of(name).are_correct(*pairs, verifier), strict=True))
+    return [correct[number] for number in range(len(problems))]
 
 
 def require_golds(problems: Sequence[Problem], verifier: Verifier) -> None:

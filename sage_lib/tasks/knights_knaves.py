@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -31,26 +30,25 @@ class KnightsKnaves(Task):
         return distinct_problems(self._drawn(seed), exclude)
 
     def _drawn(self, seed: int) -> Iterator[Problem]:
-        entries, people = _generator(self.people, seed), self.people
+        import reasoning_gym
+
+        shape = {"n_people": self.people, "depth_constraint": 2, "width_constraint": 2}
+        entries = reasoning_gym.create_dataset("knights_knaves", **shape, size=_SIZE, seed=seed)
         for number in range(_SIZE):
-            entry, identity = entries[number], f"{people}-{seed}-{number}"
+            entry, identity = entries[number], f"{self.people}-{seed}-{number}"
             pair = (entry["question"], entry["answer"])
             yield Problem(identity, self.display_label, *pair, self.name)
 
     @classmethod
     def is_correct(cls, problem: Problem, answer: str | None) -> bool:
-        return is_solution(problem.gold, answer)
+        """Return whether an answer gives each person the gold's role, once, and says nothing else.
 
-
-def is_solution(gold: str, answer: str | None) -> bool:
-    """Return whether an answer gives each person the gold's role, once, and says nothing else.
-
-    A right answer is a list such as "Zoey is a knight, and Noah is a knave." in any order.
-    """
-    if answer is None or len(answer) > LENGTH_LIMIT:
-        return False
-    roles = _roles(answer)
-    return roles is not None and roles == _roles(gold)
+        A right answer is a list such as "Zoey is a knight, and Noah is a knave." in any order.
+        """
+        if answer is None or len(answer) > LENGTH_LIMIT:
+            return False
+        roles = _roles(answer)
+        return roles is not None and roles == _roles(problem.gold)
 
 
 def _roles(text: str) -> dict[str, str] | None:
@@ -68,11 +66,3 @@ def _roles(text: str) -> dict[str, str] | None:
             return None
         roles[person] = role
     return roles or None
-
-
-@lru_cache(maxsize=16)
-def _generator(people: int, seed: int) -> Any:
-    import reasoning_gym
-
-    shape = {"n_people": people, "depth_constraint": 2, "width_constraint": 2}
-    return reasoning_gym.create_dataset("knights_knaves", **shape, size=_SIZE, seed=seed)

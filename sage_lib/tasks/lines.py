@@ -77,19 +77,3 @@ def text(place: str, value: Any, content: str) -> str:
     if not stripped or isinstance(value, (dict, list)):
         raise SageError(f"{place}: there is no {content}, which must be a text or a number")
     return stripped
-
-
-def add_id(place: str, identity: str, ids: set[str]) -> None:
-    """Add an id to the ids of the lines above.
-
-    Args:
-        place: of the line, for errors.
-        identity: the id of the line.
-        ids: of the lines above; it grows.
-
-    Raises:
-        SageError: if ``ids`` holds it.
-    """
-    if identity in ids:
-        raise SageError(f"{place}: the id {identity} occurs twice")
-    ids.add(identity)

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -58,7 +58,7 @@ class LocalFile(Task):
     def stream(self, seed: int, exclude: frozenset[str], revision: str | None) -> Iterator[Problem]:
         """Yield the problems in the order of the lines, after a look at the file and the judge."""
         if self.judge != MATH:
-            _function(self.judge)
+            consent.imported(self.judge, "judge")
         return (problem for problem in self._read() if problem.question not in exclude)
 
     def could_draw(self, problem: Problem) -> bool:
@@ -71,7 +71,8 @@ class LocalFile(Task):
         if problem.detail == MATH:
             return None
         try:
-            verdict = answer is not None and _function(problem.detail)(problem.gold, answer)
+            judge = consent.imported(problem.detail, "judge")
+            verdict = answer is not None and judge(problem.gold, answer)
             if not isinstance(verdict, (bool, np.bool_)):
                 raise TypeError(f"it must return True or False, not {verdict!r}")
         except Exception as error:
@@ -93,11 +94,6 @@ class LocalFile(Task):
         return _read_once(self, status.st_mtime_ns, status.st_size)
 
 
-@lru_cache(maxsize=32)
-def _function(judge: str) -> Callable[[str, str], bool]:
-    return cast(Callable, consent.imported(judge, "judge"))
-
-
 @lru_cache(maxsize=8)
 def _read_once(task: LocalFile, changed: int, size: int) -> tuple[Problem, ...]:
     """Return the problems of a file. Its time and size tell a changed file from the cached one."""
@@ -110,7 +106,9 @@ def _read_once(task: LocalFile, changed: int, size: int) -> tuple[Problem, ...]:
             identity = lines.cell(place, line, task.id, "id")
         if task.working is not None:
             working = lines.cell(place, line, task.working, "worked solution")
-        lines.add_id(place, identity, ids)
+        if identity in ids:
+            raise SageError(f"{place}: the id {identity} occurs twice")
+        ids.add(identity)
         problems.append(Problem(identity, label, question, gold, task.name, task.judge, working))
     if not problems:
         raise SageError(f"the data file {task.file.name} holds no problems")

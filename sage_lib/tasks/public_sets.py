@@ -196,14 +196,9 @@ def _is_number(text: str) -> bool:
 
 
 def load(name: str, revision: str | None = None) -> list[Problem]:
-    """Return a public data set in file order.
+    """Return the problems of a public data set, a key of :data:`SOURCES`, in file order.
 
-    Args:
-        name: a key of :data:`SOURCES`.
-        revision: None for the pinned one, whose checksum and number of problems are known.
-
-    Returns:
-        Its problems. SageError where they differ from what is known.
+    SageError where checksum or number are not those of the pinned revision, None.
     """
     source, problems, ids = SOURCES[name], list[Problem](), set[str]()
     for place, row in (line for part in source.parts for line in _rows(part, revision)):
@@ -216,7 +211,9 @@ def load(name: str, revision: str | None = None) -> list[Problem]:
             raise SageError(f"{place}: the column {error} is missing") from None
         row_ids = [row[column] for column in ("id", "unique_id", "idx") if column in row]
         identity = f"{place.rsplit(':', 1)[0]}/{(row_ids or [len(problems)])[0]}"
-        lines.add_id(place, identity, ids)
+        if identity in ids:
+            raise SageError(f"{place}: the id {identity} occurs twice")
+        ids.add(identity)
         gold_text = lines.text(place, gold, "gold answer")
         problems.append(Problem(identity, name, question, gold_text, name, working=working))
     if revision is None and len(problems) != source.rows:

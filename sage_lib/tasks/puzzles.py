@@ -53,21 +53,6 @@ class Puzzle:
         return f"{verb} {self.target} from {' '.join(map(str, self.digits))}"
 
 
-def _steps(
-    digits: tuple[int, ...], way: str, operators: tuple[str, ...]
-) -> tuple[int, list[tuple[str, int]]]:
-    """Return the first value, and operator and digit of each step.
-
-    Args:
-        digits: in the order they are shown.
-        way: "L" or "R".
-        operators: from left to right.
-    """
-    if way == "L":
-        return digits[0], list(zip(operators, digits[1:], strict=True))
-    return digits[-1], list(zip(operators, digits[:-1], strict=True))[::-1]
-
-
 def reached(
     digits: tuple[int, ...], way: str, limit: int | None, operators: tuple[str, ...] = OPERATORS
 ) -> NDArray[np.float64]:
@@ -169,9 +154,10 @@ def solution(puzzle: Puzzle, way: str, operators: tuple[str, ...]) -> tuple[str,
     Returns:
         Work and answer, as a completion has them.
     """
-    value, chain = _steps(puzzle.digits, way, operators)
+    forward = 1 if way == "L" else -1
+    value, *digits = puzzle.digits[::forward]
     expression, steps = str(value), list[str]()
-    for operator, digit in chain:
+    for operator, digit in zip(operators[::forward], digits, strict=True):
         inner = f"( {expression} )" if steps else expression
         if way == "L":
             (a, b), expression = (value, digit), f"{inner} {operator} {digit}"

@@ -95,12 +95,8 @@ class Verifier:
     """
 
     def __init__(self, workers: int = 1, limit: float = LIMIT) -> None:
-        """Start no process yet.
-
-        Args:
-            workers: processes; at most 8, or one a core.
-            limit: of a pair, in units of the processor time that ``worker.UNIT`` takes.
-        """
+        """Start no process yet. There are at most 8 workers, or one a core; ``limit`` is that of a
+        pair, in units of the processor time that ``worker.UNIT`` takes."""
         self.workers, self.limit = min(workers, max(8, os.cpu_count() or 1)), limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
@@ -113,14 +109,9 @@ class Verifier:
     def verify_answers(
         self, golds: Sequence[str | int], answers: Sequence[str | int | None]
     ) -> list[Verdict]:
-        """Compare each answer with its gold.
+        """Return a verdict for each gold, a formula or a number, and its answer.
 
-        Args:
-            golds: formulas or numbers.
-            answers: one for each gold; None is not correct.
-
-        Returns:
-            One verdict for each pair. SageError for a gold that is too long or cannot be parsed.
+        No answer, None, is not correct. SageError for a gold that is too long or cannot be parsed.
         """
         columns = zip(golds, answers, strict=True)
         pairs = [(_short(str(gold)), _read_part(text)) for gold, text in columns]
@@ -193,16 +184,10 @@ class Verifier:
     def _verify_chunks(
         self, chunks: list[list[Pair]], limit: float, last: bool = False
     ) -> list[Pair]:
-        """Verify chunks of pairs, and remember the verdicts.
+        """Verify chunks of pairs, and remember the verdicts; return lost pairs, for another try.
 
-        Args:
-            chunks: each is verified in one go.
-            limit: of a pair.
-            last: a pair whose worker died is refused. Before, it is lost: another program may have
-                killed the worker.
-
-        Returns:
-            The lost pairs, to be verified one by one.
+        A pair whose worker died is refused in the ``last`` try alone: another program may have
+        killed the worker.
         """
         lost: list[Pair] = []
         if not chunks:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import resource
 import signal
 import statistics
 import time
@@ -35,14 +36,10 @@ def start() -> None:
         equal(*(side.format(number) for side in UNIT))
         times.append(time.process_time() - begun)
     _unit = statistics.median(times[1:])
-    try:
-        import resource
-
+    with contextlib.suppress(OSError, ValueError):  # without it time and length still hold
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + 2_000_000_000
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except (ImportError, OSError, ValueError):
-        pass  # no such limit on this platform: time and length still hold
 
 
 class TimeUp(BaseException):
@@ -68,25 +65,16 @@ def limited(seconds: float) -> Iterator[None]:
 def _limit_process(seconds: float) -> None:
     """Let the kernel end this process (SIGXCPU) soon after a pair's time, if nothing listens to the
     alarm."""
-    try:
-        import resource
-
+    with contextlib.suppress(OSError, ValueError):  # without it the clock's limit holds
         used, hard_limit = int(time.process_time()), resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (used + 2 + math.ceil(seconds), hard_limit))
-    except (ImportError, OSError, ValueError):
-        pass  # no such limit on this platform: the clock's holds
 
 
 def verify_chunk(chunk: list[tuple[str, str]], limit: float) -> list[bool | str | None]:
     """Compare gold and answer of each pair, in a worker.
 
-    Args:
-        chunk: pairs.
-        limit: of each, in units of the known formula.
-
-    Returns:
-        For each pair whether they are equal; None for a gold that does not parse; or the reason
-        why nobody can tell.
+    ``limit`` is that of a pair, in units of the known formula. Returns for each pair whether they
+    are equal; None for a gold that does not parse; or the reason why nobody can tell.
     """
     from sage_lib.tasks.mathematics import equal
 
