@@ -84,14 +84,13 @@ class Command:
             time.sleep(0.01)
         return self.returncode
 
-    def kill_at(self, there, seconds=0.0):
-        """Kill it so many seconds after ``there()`` holds, before which it does not end."""
+    def kill_at(self, there):
+        """Kill it once ``there()`` holds, before which it does not end."""
         deadline = time.monotonic() + 300
         while not there():
             alive = self.poll() is None and time.monotonic() < deadline
             assert alive, self.log.read_text()[-3000:]
             time.sleep(0.002)
-        time.sleep(seconds)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self.wait()
@@ -103,9 +102,27 @@ class Command:
 
 def fresh(code):
     """The lines that a new interpreter prints, which has loaded nothing before this code."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip().splitlines()
+    return output_of([sys.executable, "-c", code]).strip().splitlines()
+
+
+def output_of(words, **more):
+    """The output of a command that ends well."""
+    more = {"capture_output": True, "text": True, "timeout": 1800, **more}
+    done = subprocess.run(list(map(str, words)), **more)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@contextlib.contextmanager
+def held(lock):
+    """Another process holds a lock until the end of the block, and is killed there."""
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX)\n"
+    words = [sys.executable, "-c", f"{code}print(flush=True); input()", lock]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes) as holder:
+        holder.stdout.readline()
+        yield
+        holder.kill()
 
 
 def stage(profile, name, run):

@@ -78,20 +78,16 @@ class Node:
 
     def call(self, *words):
         """Output of a command; "" where it fails."""
-        return subprocess.run(
-            words, env=self.environment, capture_output=True, text=True, check=False
-        ).stdout
+        more = {"env": self.environment, "capture_output": True, "text": True}
+        return subprocess.run(words, check=False, **more).stdout
 
     def jobs(self):
         """(id, state) of each job that has not ended."""
-        return [
-            line.split()
-            for line in self.call("squeue", "--noheader", "-o", "%i %T").split("\n")
-            if line
-        ]
+        printed = self.call("squeue", "--noheader", "-o", "%i %T")
+        return [line.split() for line in printed.splitlines()]
 
-    def wait(self, ready, seconds=300):
-        end = time.monotonic() + seconds
+    def wait(self, ready):
+        end = time.monotonic() + 300
         while not ready():
             assert time.monotonic() < end, {p.name: p.read_text()[-2000:] for p in self.logs()}
             time.sleep(0.5)

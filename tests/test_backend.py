@@ -140,9 +140,8 @@ def test_both_backends_train_the_same_model(tiny_model, dtype):
 def test_what_make_test_gpu_starts_runs_here_too(backend):
     """On a processor: tests/test_gpu.py looks at the same on a GPU."""
     script = Path(__file__).with_name("gpu_run.py")
-    done = subprocess.run([sys.executable, script, backend], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout.strip().splitlines()[-1].removeprefix("SAID "))
+    printed = forks.output_of([sys.executable, script, backend])
+    said = json.loads(printed.strip().splitlines()[-1].removeprefix("SAID "))
     assert said["first"]["found"] == pytest.approx(said["first"]["expected"], abs=1e-4)
     assert said["first"]["padding"] > 0 and len(said["runs"]) == 6
 

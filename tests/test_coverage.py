@@ -117,7 +117,7 @@ def held_whole(low, high, truth):
     return bool(((low <= truth) & (truth <= high)).all())
 
 
-def share_of_populations(name, problems, trials, samples=64):
+def share_of_populations(name, problems, trials):
     """How often the band of one seed holds the true difference at k = 1 to 32."""
     shares, before, after = map(np.array, POPULATIONS[name])
     truth = sum(
@@ -127,8 +127,8 @@ def share_of_populations(name, problems, trials, samples=64):
     rng, held = np.random.default_rng(1), 0
     for trial in range(trials):
         kind = rng.choice(len(shares), problems, p=shares)
-        sides = (rng.binomial(samples, chances[kind]) for chances in (after, before))
-        n = np.full(problems, samples)
+        sides = (rng.binomial(64, chances[kind]) for chances in (after, before))
+        n = np.full(problems, 64)
         a, b = (metrics.pass_at_k_curve(n, c, GRID) for c in sides)
         low, high, _ = bands.simultaneous_band(a, b, draws=1000, seed=trial)
         held += held_whole(low, high, truth)
@@ -148,31 +148,28 @@ def share_over_seeds(seeds, problems, spread, trials):
 
 
 @pytest.mark.parametrize("name", POPULATIONS)
-def test_the_band_holds_the_whole_curve(name):
-    assert share_of_populations(name, 100, 100) >= 0.88
+@pytest.mark.parametrize(
+    ("problems", "trials", "least", "most"),
+    [
+        (100, 100, 0.88, 1.0),
+        pytest.param(50, 1000, 0.92, 0.98, marks=pytest.mark.slow),
+        pytest.param(200, 1000, 0.92, 0.98, marks=pytest.mark.slow),
+    ],
+)
+def test_the_band_holds_the_whole_curve(name, problems, trials, least, most):
+    assert least <= share_of_populations(name, problems, trials) <= most
 
 
-SPREADS = [(3, 100, 0.005), (3, 100, 0.02), (5, 100, 0.02), (10, 60, 0.02)]
-
-
-@pytest.mark.parametrize(("seeds", "problems", "spread"), SPREADS)
-def test_the_band_over_seeds_holds_the_whole_curve(seeds, problems, spread):
-    """Three seeds that lie far apart tell little: there it holds in about 91 %."""
-    assert share_over_seeds(seeds, problems, spread, 100) >= 0.83
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("problems", [50, 200])
-@pytest.mark.parametrize("name", POPULATIONS)
-def test_the_band_holds_the_whole_curve_in_92_to_98_percent(name, problems):
-    assert 0.92 <= share_of_populations(name, problems, 1000) <= 0.98
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "problems", "spread"), SPREADS)
-def test_the_band_over_seeds_holds_the_whole_curve_of_many_data_sets(seeds, problems, spread):
-    far_apart = (seeds, spread) == (3, 0.02)
-    assert share_over_seeds(seeds, problems, spread, 1000) >= (0.87 if far_apart else 0.92)
+@pytest.mark.parametrize(
+    ("seeds", "problems", "spread", "least"),
+    [(3, 100, 0.005, 0.92), (3, 100, 0.02, 0.87), (5, 100, 0.02, 0.92), (10, 60, 0.02, 0.92)],
+)
+@pytest.mark.parametrize("trials", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_band_over_seeds_holds_the_whole_curve(seeds, problems, spread, least, trials):
+    """Three seeds that lie far apart tell little: there it holds in about 91 %. Of few trials the
+    share may be lower by chance."""
+    least = least if trials == 1000 else 0.83
+    assert share_over_seeds(seeds, problems, spread, trials) >= least
 
 
 #: (name, mean, values of (problems, worlds))

@@ -43,9 +43,6 @@ def imports(path):
     return found
 
 
-ROOM_PATHS = tuple(f"sage_lib.{room}" for room in RANKS)
-
-
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__"])
 def test_imports_run_down(module):
     place = module.split(".")[0]

@@ -14,7 +14,7 @@ from sage_lib.experiment import runs
 from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import read_lines
-from sage_lib.pipeline import cli, grid, jobs, slurm
+from sage_lib.pipeline import cli, grid, jobs
 
 __all__ = ["fake"]  # the fixture
 
@@ -83,7 +83,7 @@ def test_a_grid_is_done_in_its_order_and_kept_afterwards(trial, tmp_path, capsys
     assert states["little", "rl/grpo-s1"] == "done" and states["little", "rl/grpo-s2"] == "to do"
 
 
-def test_a_wrong_command_line_or_file_names_what_is_wrong(trial, tmp_path):
+def test_a_wrong_command_line_or_file_names_what_is_wrong(trial):
     for words, sentence in (
         (["grid", "none"], "there is no grid 'none'"),
         (["grid", str(trial), "--only", "third"], "no block 'third': choose one of first"),
@@ -105,7 +105,7 @@ def test_a_wrong_command_line_or_file_names_what_is_wrong(trial, tmp_path):
 def test_states_of_jobs_are_those_of_squeue():
     """Without sacct, which is missing where SLURM keeps no accounts. A job that was cancelled ends,
     and so does one that squeue no longer knows; one that is queued again does not."""
-    watcher = slurm.watcher()
+    watcher = grid.Watcher(delay_s=60)
     for job in ("3", "4", "5", "6", "7"):
         watcher.register_job(job)
     printed = b"3|RUNNING|node\n4|CANCELLED|node\n5|PENDING|\n6|COMPLETING|node\n9|FAILED|node\n"

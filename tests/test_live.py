@@ -6,10 +6,10 @@ The formulas run in Node. What a visitor sees runs in headless Chromium (make te
 import json
 import re
 import shutil
-import subprocess
 from html import unescape
 from urllib.parse import quote
 
+import forks
 import numpy as np
 import pytest
 
@@ -32,18 +32,14 @@ with_node = pytest.mark.skipif(NODE is None, reason="needs Node.js: the program 
 def in_node(script, code):
     """What an expression of a script's functions is, as JSON has it."""
     program = f"require({json.dumps(str(script))}); console.log(JSON.stringify({code}))"
-    done = subprocess.run([NODE, "-e", program], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(forks.output_of([NODE, "-e", program]))
 
 
 def in_chromium(address, folder, hash="", flags=()):
     """The page's elements after its scripts have run."""
     command = [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={folder}/chromium"]
     command += ["--virtual-time-budget=20000", "--dump-dom", f"{address.as_uri()}{hash}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return forks.output_of(command)
 
 
 def result(page, folder, flags=()):
@@ -177,13 +173,16 @@ const read = () => Object.fromEntries([...document.querySelectorAll("[data-numbe
 """
 
 
+def tilt_page(script):
+    """The tilt's page with a script that runs once it is there, and may use :data:`MOVE`."""
+    loaded = f'addEventListener("load", () => {script});'
+    return f"{live_tilt().data}<script>{MOVE}{loaded}</script>"
+
+
 @site
 @with_chromium
 def test_the_tilt_moves_with_its_sliders_and_plays(tmp_path):
-    page = (
-        live_tilt().data
-        + f"<script>{MOVE}</script>"
-        + """<script>addEventListener("load", () => {
+    script = """{
       const found = { begin: read() }, sliders = [...document.querySelectorAll("[type=range]")];
       const said = document.querySelector("[aria-live]");
       found.quiet = said.textContent;
@@ -203,16 +202,11 @@ def test_the_tilt_moves_with_its_sliders_and_plays(tmp_path):
         found.ended = read();
         document.getElementById("result").textContent = JSON.stringify(found);
       }, 12000);
-    });</script>"""
-    )
-    found = result(page, tmp_path)
+    }"""
+    found = result(tilt_page(script), tmp_path)
     reference, right = np.array([0.0008, 0.0002, 0.55, 0.3, 0.149]), np.array([1, 1, 0, 0, 0])
-    for name, beta, q in (
-        ("begin", 0.2, 1),
-        ("small", 0.05, 1),
-        ("rare", 0.05, 4),
-        ("played", 3, 1),
-    ):
+    settings = {"begin": (0.2, 1), "small": (0.05, 1), "rare": (0.05, 4), "played": (3, 1)}
+    for name, (beta, q) in settings.items():
         guide = np.array([1, q, 1, 1, 1])
         weights = reference * guide * np.exp(right / beta)
         p = (weights / weights.sum())[:2].sum()
@@ -228,15 +222,11 @@ def test_the_tilt_moves_with_its_sliders_and_plays(tmp_path):
 @site
 @with_chromium
 def test_who_wants_less_motion_sees_the_end_at_once(tmp_path):
-    page = (
-        live_tilt().data
-        + f"<script>{MOVE}</script>"
-        + """<script>addEventListener("load", () => {
+    script = """{
       document.querySelector(".tilt button").click();
       document.getElementById("result").textContent = JSON.stringify(read());
-    });</script>"""
-    )
-    found = result(page, tmp_path, flags=["--force-prefers-reduced-motion"])
+    }"""
+    found = result(tilt_page(script), tmp_path, flags=["--force-prefers-reduced-motion"])
     assert found["pass@1"] == "> 0.999"
 
 

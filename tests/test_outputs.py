@@ -11,6 +11,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from nbformat import v4
 from PIL import Image
+from test_stages import notebook
 from traitlets.config import Config, PyFileConfigLoader
 
 from sage_lib import files, paths
@@ -137,13 +138,7 @@ def test_a_changed_cell_of_a_table_a_lost_picture_and_a_new_line_are_noticed():
 def test_a_notebook_is_executed_stored_and_checked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
-    cells = [
-        v4.new_code_cell("x = 0.5", id="p", metadata={"tags": ["parameters"]}),
-        v4.new_code_cell("print(x)", id="q"),
-    ]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    path, about = tmp_path / "99_trial.ipynb", {"sage": {"about": "a trial"}}
-    nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel} | about), path)
+    path = notebook(tmp_path, "99_trial", "print(x)", parameters="x = 0.5")
     with pytest.raises(SystemExit):
         cli.main(["notebooks", "--check"])
     assert "99_trial: cell 1: stored '', now '0.5'" in capsys.readouterr().out
@@ -159,9 +154,14 @@ def test_a_notebook_is_executed_stored_and_checked(tmp_path, monkeypatch, capsys
     assert "stored '0.7', now '0.5'" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("notebook", notebooks.select(), ids=lambda one: one.name)
-def test_the_committed_outputs_are_clean(notebook):
-    assert outputs.faults(nbformat.read(notebook.path, as_version=4)) == []
+every = pytest.mark.parametrize(
+    "path", [one.path for one in notebooks.select()], ids=lambda path: path.stem
+)
+
+
+@every
+def test_the_committed_outputs_are_clean(path):
+    assert outputs.faults(nbformat.read(path, as_version=4)) == []
 
 
 def saved_by_jupyterlab(folder, name, config):
@@ -180,12 +180,12 @@ def saved_by_jupyterlab(folder, name, config):
     return (folder / name).read_bytes()
 
 
-@pytest.mark.parametrize("notebook", notebooks.select(), ids=lambda one: one.name)
-def test_a_notebook_opened_and_saved_in_make_lab_is_the_file_it_was(notebook, tmp_path):
+@every
+def test_a_notebook_opened_and_saved_in_make_lab_is_the_file_it_was(path, tmp_path):
     folder = str(paths.ROOT / "tools" / "jupyter")
     config = PyFileConfigLoader("jupyter_server_config.py", folder).load_config()
-    before, name = notebook.path.read_bytes(), notebook.path.name
-    assert files.notebook_text(files.read_json(notebook.path)).encode() == before, "make format"
+    before, name = path.read_bytes(), path.name
+    assert files.notebook_text(files.read_json(path)).encode() == before, "make format"
     (tmp_path / name).write_bytes(before)
     assert saved_by_jupyterlab(tmp_path, name, config) == before
     without = saved_by_jupyterlab(tmp_path, name, Config())

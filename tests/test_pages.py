@@ -13,6 +13,7 @@ import sys
 from functools import cache
 from itertools import pairwise
 
+import forks
 import links
 import nbformat
 import pytest
@@ -60,10 +61,7 @@ def python_block(name, page=None):
 def test_the_script_of_a_page_trains(page, said, tmp_path):
     """As it stands, in a folder and a process of its own; 1.4 is the guide's q at its bound."""
     (tmp_path / "mine.py").write_text(python_block("__main__", page))
-    words = [sys.executable, "mine.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert said in done.stdout
+    assert said in forks.output_of([sys.executable, "mine.py"], cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_the_metrics_of_the_page_are_right():
     assert 0 <= names["low"] < sum(expected) / 2 < names["high"] <= 1
 
 
-def test_the_results_of_the_pages_are_frames(tmp_path):
+def test_the_results_of_the_pages_are_frames():
     names = {}
     exec(python_block("levels"), names)
     assert len(names["exact"])
@@ -187,8 +185,7 @@ def check_command(words, folder):
 def test_a_command_is_one(command, tmp_path):
     program, *words = shlex.split(command)
     if program == "make":
-        done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True)
-        assert done.returncode == 0, done.stderr
+        forks.output_of(["make", "--dry-run", *words], cwd=ROOT)
     elif program == "sage-companion":
         written_profiles(tmp_path)
         check_command([program, *words], tmp_path)

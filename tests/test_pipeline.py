@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 
 import forks
@@ -282,9 +281,7 @@ def test_two_processes_evaluate_to_the_same_samples(tiny, base, evaluated, tmp_p
     stage = ["-m", "sage_lib.pipeline.stages", "evaluation", "--run", "eval-sft"]
     words = ["-m", "accelerate.commands.launch", *words, *stage, "--profile", tiny.spec]
     own = {**os.environ, "SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)}
-    more = {"capture_output": True, "text": True, "timeout": 300, "env": own}
-    done = subprocess.run([sys.executable, *words], **more)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    forks.output_of([sys.executable, *words], env=own)
     evaluation = tmp_path / "measured" / tiny.name / "evaluation" / "sft"
     assert (evaluation / "samples.jsonl.gz").read_bytes() == kept
     folder = tmp_path / "build" / tiny.name / "evaluation" / "sft"

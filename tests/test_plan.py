@@ -199,7 +199,7 @@ def test_a_run_of_a_stage_asks_for_its_own_hours_and_a_laptops_profile_for_nothi
     plan.before(smoke, stages.STAGES["rl"].runs(smoke), False)
 
 
-def test_reproduce_asks_for_what_its_notebooks_need(machine, monkeypatch):
+def test_reproduce_asks_for_what_its_notebooks_need(machine):
     with pytest.raises(SageError, match=r"profile one_gpu asks for about 1\.\d GPU hours"):
         reproduce.reproduce(load_profile("one_gpu"))
 

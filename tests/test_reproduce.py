@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 
-import nbformat
 import pytest
 from test_stages import fake, notebook, starts
 
@@ -14,14 +13,6 @@ from sage_lib.experiment.profile import load_profile
 from sage_lib.pipeline import cli, figures, notebooks, reproduce, stages
 
 __all__ = ["fake"]  # the fixture
-
-
-def trial(folder, *cells, **sage):
-    notebook(folder, "99_trial", *cells)
-    nb = nbformat.read(folder / "99_trial.ipynb", as_version=4)
-    nb.metadata["sage"] |= sage
-    nbformat.write(nb, folder / "99_trial.ipynb")
-    return folder / "99_trial.ipynb"
 
 
 def test_a_notebook_needs_what_a_profile_may_not_have():
@@ -48,7 +39,9 @@ def test_a_notebook_runs_with_its_parameters_in_its_own_folder_and_with_this_sag
     source = "import os, sage_lib; threads = os.environ['OMP_NUM_THREADS']\n"
     source += "open('made.txt', 'w').write(f'{profile} {sage_lib.__file__} {threads}')"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    notebooks.execute(trial(tmp_path, source), tmp_path / "out" / "c.ipynb", {"profile": "laptop"})
+    notebooks.execute(
+        notebook(tmp_path, "99_trial", source), tmp_path / "out" / "c.ipynb", {"profile": "laptop"}
+    )
     place = paths.ROOT / "sage_lib" / "__init__.py"
     assert (tmp_path / "made.txt").read_text() == f"laptop {place} 1"
     assert (tmp_path / "out" / "c.ipynb").is_file()
@@ -58,10 +51,10 @@ def test_a_failing_cell_an_unknown_parameter_and_a_missing_tag_are_named(tmp_pat
     copy = tmp_path / "copy.ipynb"
     words = r"99_trial failed in cell \d+ \(ZeroDivisionError.*executed copy: .*copy\.ipynb"
     with pytest.raises(SageError, match=words):
-        notebooks.execute(trial(tmp_path, "1 / 0"), copy, {})
+        notebooks.execute(notebook(tmp_path, "99_trial", "1 / 0"), copy, {})
     with pytest.raises(SageError, match="no parameter 'profil'"):
-        notebooks.execute(trial(tmp_path), copy, {"profil": "x"})
-    path = trial(tmp_path)
+        notebooks.execute(notebook(tmp_path, "99_trial"), copy, {"profil": "x"})
+    path = notebook(tmp_path, "99_trial")
     path.write_text(path.read_text().replace('"parameters"', '"other"'))
     with pytest.raises(SageError, match="must carry the tag"):
         notebooks.execute(path, copy, {})
@@ -86,11 +79,8 @@ def test_runs_are_made_notebooks_executed_and_told(sandbox, capsys, fake):
         ("09_bad", "1 / 0"),
         ("10_killed", "import os; os.kill(os.getpid(), 9)"),
     ):
-        notebook(sandbox, name, source)
-        text = (sandbox / f"{name}.ipynb").read_text()
-        both = text.replace("profile = 'smoke'", "profile = 'smoke'\\nown_results = False", 1)
-        (sandbox / f"{name}.ipynb").write_text(both)
-    trial(sandbox, "1 / 0", needs=["exploration"])
+        notebook(sandbox, name, source, parameters="profile = 'smoke'\nown_results = False")
+    notebook(sandbox, "99_trial", "1 / 0", needs=["exploration"])
     failed = r"09_bad failed in cell 2 \(ZeroDivisionError.*DeadKernelError.*--resume goes on"
     with pytest.raises(SageError, match=failed):
         reproduce.reproduce(profile)

@@ -33,18 +33,16 @@ def node(tmp_path_factory):
 class Grid:
     """A grid of one profile in a folder of its own: the base, of so many steps."""
 
-    def __init__(self, node, folder, steps=STEPS, name="killed"):
+    def __init__(self, node, folder, steps=STEPS):
         self.node, self.folder = node, folder
         folder.mkdir(exist_ok=True)
         longer = TINY.replace("sft: {max_steps: 6", f"sft: {{max_steps: {steps}, save_steps: 20")
         longer = longer.replace("sft_data: {rows: 64}", f"sft_data: {{rows: {8 * STEPS}}}")
-        longer = longer.replace("name: tiny", f"name: {name}")
-        (folder / f"{name}.yaml").write_text(longer)
-        block = {"name": "base", "about": "", "profile": f"{name}.yaml"}
-        (folder / "own.yaml").write_text(
-            json.dumps({"name": "own", "about": "", "blocks": [block]})
-        )
-        self.sft = folder / "build" / name / "sft"
+        longer = longer.replace("name: tiny", "name: killed")
+        (folder / "killed.yaml").write_text(longer)
+        block = {"name": "base", "about": "", "profile": "killed.yaml"}
+        (folder / "own.yaml").write_text(str({"name": "own", "about": "", "blocks": [block]}))
+        self.sft = folder / "build" / "killed" / "sft"
         own = {"SAGE_BUILD": str(folder / "build"), "SAGE_RESULTS": str(folder / "results")}
         self.environment = jobs.environment(threads=1) | node.environment | own
 

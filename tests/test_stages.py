@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import fake_stages
+import forks
 import nbformat
 import psutil
 import pytest
@@ -58,9 +60,9 @@ def starts(tmp_path):
     return [call for call in calls(tmp_path) if call["what"] != "end"]
 
 
-def wait_for(condition, seconds=300):
-    """The condition's value once it holds, within so many seconds."""
-    deadline = time.monotonic() + seconds
+def wait_for(condition):
+    """The condition's value once it holds, within 300 seconds."""
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         if found := condition():
             return found
@@ -106,13 +108,15 @@ def test_an_interrupted_parent_ends_its_worker_before_it_goes_on(fake, tmp_path)
     assert output.endswith("after\n") and not is_alive(call["pid"])
 
 
-def notebook(folder, name, *cells):
-    made = [nbformat.v4.new_code_cell(cell) for cell in ("profile = 'smoke'", *cells)]
-    nb = nbformat.v4.new_notebook(cells=made)
-    nb.cells[0].metadata["tags"] = ["parameters"]
+def notebook(folder, name, *cells, parameters="profile = 'smoke'", **sage):
+    """The path of a notebook with these code cells below its parameters."""
+    made = [nbformat.v4.new_code_cell(cell) for cell in (parameters, *cells)]
+    made[0].metadata["tags"] = ["parameters"]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nb.metadata |= {"kernelspec": kernel, "sage": {"about": "a trial"}}
-    nbformat.write(nb, folder / f"{name}.ipynb")
+    metadata = {"kernelspec": kernel, "sage": {"about": "a trial", **sage}}
+    path = folder / f"{name}.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=made, metadata=metadata), path)
+    return path
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -199,22 +203,18 @@ def test_a_run_that_starts_as_its_folder_is_put_aside_keeps_it(tmp_path, monkeyp
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
     folder = tmp_path / "smoke" / "sft"
     folder.mkdir(parents=True)
-    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX)\n"
-    words = [sys.executable, "-c", f"{code}print(flush=True); input()", folder / "run.lock"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, **pipes) as holder:
-        holder.stdout.readline()
-        looks, is_locked = [], reproduce.is_locked
-        monkeypatch.setattr(
-            reproduce,
-            "is_locked",
-            lambda lock: bool(looks.append(lock) or len(looks) > 1) and is_locked(lock),
-        )
+    looks, is_locked = [], reproduce.is_locked
+
+    def look(lock):
+        looks.append(lock)
+        return len(looks) > 1 and is_locked(lock)
+
+    monkeypatch.setattr(reproduce, "is_locked", look)
+    with forks.held(folder / "run.lock"):
         with pytest.raises(SageError, match="another process works in the build folder of smoke"):
             reproduce._start_afresh(load_profile("smoke"))
         assert len(looks) == 2 and looks[0] != looks[1]
         assert [path.name for path in tmp_path.iterdir()] == ["smoke"] and folder.is_dir()
-        holder.kill()
 
 
 def test_progress_counts_to_the_steps_of_each_method():
@@ -327,16 +327,8 @@ def test_runs_of_two_stages_go_on_side_by_side(fake, tmp_path):
 
 
 def test_no_profile_starts_more_processes_than_a_machine_bears(monkeypatch):
-    asked = []
-
-    class Workers:
-        def __init__(self, parallel, threads):
-            asked.append(parallel)
-
-        def end(self):
-            pass
-
-    monkeypatch.setattr(jobs, "Workers", Workers)
+    asked, pool = [], types.SimpleNamespace(end=lambda: None)
+    monkeypatch.setattr(jobs, "Workers", lambda parallel, threads: asked.append(parallel) or pool)
     jobs.run([], 10**6)
     jobs.run([], 2)
     assert asked == [max(8, os.cpu_count()), 2]
@@ -347,9 +339,7 @@ def test_notebooks_go_on_beside_the_runs_that_they_do_not_need(fake, tmp_path, m
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     note = "import time\nopen('order', 'a').write(f'{}\\n')"
     for name in ("01_theory", "04_walk", "06_walk"):
-        notebook(tmp_path, name, note.format(name))
-        text = (tmp_path / f"{name}.ipynb").read_text()
-        (tmp_path / f"{name}.ipynb").write_text(text.replace("profile = ", "other = "))
+        notebook(tmp_path, name, note.format(name), parameters="other = 1")
     notebook(tmp_path, "08_results", note.format("08"))
     fake(seconds=0.1, effects="fail")
     failed = r"effects of smoke\+train=_grpo_.*failed.*--resume goes on"

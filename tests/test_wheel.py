@@ -1,11 +1,11 @@
 """The wheel: it imports and compares samples without torch, and writes nothing into itself."""
 
 import os
-import subprocess
 import sys
 import venv
 import zipfile
 
+import forks
 import pytest
 
 from sage_lib.paths import ROOT
@@ -46,8 +46,7 @@ def wheel(tmp_path_factory):
         (source / name).symlink_to(ROOT / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", str(source)]
     command += ["--no-build-isolation", "--wheel-dir", str(folder), "--disable-pip-version-check"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    forks.output_of(command)
     [made] = folder.glob("sage_companion-*.whl")
     return made
 
@@ -60,14 +59,17 @@ def samples(tmp_path):
     return tmp_path
 
 
+def outside():
+    """The environment of somebody who has no checkout."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and k[:5] != "SAGE_"}
+
+
 def test_the_wheel_works_without_torch(wheel, samples):
     zipfile.ZipFile(wheel).extractall(samples / "installed")
-    environment = {**os.environ, "PYTHONPATH": str(samples / "installed")}
-    environment = {k: v for k, v in environment.items() if not k.startswith("SAGE_")}
+    environment = {**outside(), "PYTHONPATH": str(samples / "installed")}
     command = [sys.executable, "-c", BLOCK + USE]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=samples, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert f"used {samples / 'installed'}" in done.stdout
+    printed = forks.output_of(command, cwd=samples, env=environment)
+    assert f"used {samples / 'installed'}" in printed
     assert (samples / "found" / "pass_at_k.png").exists()
 
 
@@ -76,15 +78,10 @@ def test_the_wheel_works_in_an_empty_environment_with_core_dependencies_alone(wh
     """Downloads what the core needs from the package index."""
     venv.create(samples / "empty", with_pip=True)
     python = samples / "empty" / "bin" / "python"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment = {k: v for k, v in environment.items() if not k.startswith("SAGE_")}
     for command in (
         [python, "-m", "pip", "install", "--quiet", wheel],
         [python, "-c", USE],
         [samples / "empty" / "bin" / "sage-companion", "pass-at-k", "a.jsonl", "b.jsonl"],
     ):
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, cwd=samples, env=environment
-        )
-        assert done.returncode == 0, done.stderr
-    assert "By the band, a is" in done.stdout
+        printed = forks.output_of(command, cwd=samples, env=outside())
+    assert "By the band, a is" in printed

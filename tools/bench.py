@@ -38,9 +38,9 @@ class Turns:
     otherwise always be the same trainer's gain.
     """
 
-    def __init__(self, names: Sequence[str], seed: int = 0) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
-        self.random = random.Random(seed)
+        self.random = random.Random(0)
         self.waiting = self._drawn()
         self.seconds: dict[str, list[float]] = {name: [] for name in names}
         self.condition = threading.Condition()

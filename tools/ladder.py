@@ -21,7 +21,7 @@ from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, GuideInputs
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile, load_profile
-from sage_lib.files import write_bytes
+from sage_lib.files import write_text
 from sage_lib.policy import loading, scoring
 from sage_lib.policy.enumeration import enumerate_completions
 from sage_lib.tasks.problem import Problem
@@ -205,13 +205,13 @@ def main() -> None:
     else:
         rows = list(tables(profile, prompts))
         made = pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, float_format="%.6g")
-        write_bytes(options.out, made.encode())
+        write_text(options.out, made)
     rows += networks(profile, prompts, held_out)
     for problem, p in zip(held_out, exact(model, tokenizer, held_out), strict=True):
         name = (profile.seeds[0], "held out", problem.dataset, problem.id)
         rows.append((0, "base", "base", *name, p))
     table = pd.DataFrame(rows, columns=COLUMNS)
-    write_bytes(options.out, table.to_csv(index=False, float_format="%.6g").encode())
+    write_text(options.out, table.to_csv(index=False, float_format="%.6g"))
     print(summary(table).to_string())
 
 

@@ -30,7 +30,7 @@ from sage_lib.evaluation import groups, optima
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import BASE, Profile, load_profile
-from sage_lib.files import write_bytes
+from sage_lib.files import write_bytes, write_text
 from sage_lib.policy import loading
 from sage_lib.policy.enumeration import Enumeration, enumerate_completions
 from sage_lib.policy.scoring import valid_probabilities
@@ -238,7 +238,7 @@ def of_guides() -> None:
             rows = log_rho(profile, GUIDED, LISTED).merge(gains, how="outer", on=on)
             rows.insert(0, "profile", name)
             measured = pd.concat([measured, rows], ignore_index=True)
-            write_bytes(LOG_RHO, measured.to_csv(index=False, float_format="%.6g").encode())
+            write_text(LOG_RHO, measured.to_csv(index=False, float_format="%.6g"))
         values = trained_guides.load(name)
         print(trained_guides.positions(name, values).iloc[:, :9].round(3).to_string())
         print(trained_guides.outcomes(name).to_string())
@@ -258,13 +258,11 @@ def main() -> None:
             continue
         if spec not in [row["base"] for row in bases]:
             bases.append(of_base(spec, profile))
-            write_bytes(
-                BASES, pd.DataFrame(bases).to_csv(index=False, float_format="%.6g").encode()
-            )
+            write_text(BASES, pd.DataFrame(bases).to_csv(index=False, float_format="%.6g"))
         named = [("base", 0)] + [(m, seed) for seed in profile.seeds for m in METHODS]
         rows += [of_run(spec, profile, method, seed) for method, seed in named]
     table = pd.DataFrame([row for row in rows if row is not None])
-    write_bytes(RUNS, table.to_csv(index=False, float_format="%.6g").encode())
+    write_text(RUNS, table.to_csv(index=False, float_format="%.6g"))
     told = judged()
     print("bases lack a seed of all methods: no outcome" if told is None else told.to_string())
 

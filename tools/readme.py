@@ -6,7 +6,6 @@ data/SHA256SUMS.
 
 import hashlib
 import re
-from pathlib import Path
 
 import pandas as pd
 
@@ -95,17 +94,14 @@ def filled(text: str, name: str, part: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{part}\n{found[2]}", text)
 
 
-def sums(root: Path = paths.ROOT) -> str:
+def sums() -> str:
     """The SHA-256 of every file of `data`, a line each."""
+    data = sorted((paths.ROOT / "data").rglob("*"))
+    names = [path.relative_to(paths.ROOT).as_posix() for path in data if path.is_file()]
     # Folders that begin with a dot hold the lock and the half-made tables of `publish`.
-    data = root / "data"
-    files = [path for path in sorted(data.rglob("*")) if path.is_file()]
-    files = [path for path in files if "/." not in f"/{path.relative_to(data).as_posix()}"]
-    return "".join(
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(root).as_posix()}\n"
-        for path in files
-        if path.name != SUMS.name
-    )
+    names = [name for name in names if "/." not in name and not name.endswith(SUMS.name)]
+    hashes = [hashlib.sha256((paths.ROOT / name).read_bytes()).hexdigest() for name in names]
+    return "".join(f"{hash_}  {name}\n" for hash_, name in zip(hashes, names, strict=True))
 
 
 def main() -> None:

@@ -69,9 +69,8 @@ def claims_map() -> str:
     """Every claim with what was measured for it, from the published comparisons: the papers' and
     ours, each with the number of every outcome."""
     names = ("claim", "outcome", "tested here", "source", "notebook")
-    head = "\n".join(
-        f'<th scope="col">{name}</th>' for name in names
-    )  # the search takes lines apart
+    # A line each: the search takes lines apart.
+    head = "\n".join(f'<th scope="col">{name}</th>' for name in names)
     published = [file for file in CLAIMS if (paths.PUBLISHED / CLAIMS[file][0]).is_dir()]
     rows = [row for file in published for row in _claim_rows(file)]
     rows += [*_ladder_rows(), *_law_rows(), *_guide_rows()]

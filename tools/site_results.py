@@ -14,8 +14,7 @@ from sage_lib.experiment.results import Results, load_results
 from sage_lib.experiment.settings import Method
 from sage_lib.report import style
 
-#: The figures that matter, best first. Ten are shown: the last ones stand in for those that no
-#: notebook draws any more.
+#: The figures that matter, best first.
 FIGURES = {
     "operating_point/figures_2_and_3": "Figures 2 and 3 of the paper with our policies, at the "
     "paper's settings: reward along training, and pass@k over k.",
@@ -32,17 +31,7 @@ FIGURES = {
     "smollm/pass_at_k": "pass@k of SmolLM2 on word problems, from samples.",
     "study/exploration": "The exploration report's metrics of our policies, minus the base: "
     "distinct answers, entropy, branching factor and unsolved problems.",
-    "study/token_impact": "What one replaced token changes, and how many of the replaced tokens "
-    "are choices.",
-    "study/entropy_law": "Reward against entropy, and the slopes of the exploration report's law "
-    "minus the slope at fixed weights.",
-    "study/figure3": "Exact pass@k minus that of GRPO, over k, on three kinds of problems.",
-    "study/exact_training": "Exact pass@1, exact pass@256 and the probability of the rare way "
-    "along training. A thin line is one base.",
-    "study/figure1": "The guides on one completion. From the top: entropy, the guide's q, the "
-    "probabilities.",
 }
-SHOWN = 10
 
 #: What of a run is drawn, by the part of its data: the column, and its name above the plot.
 PANELS = [
@@ -146,7 +135,7 @@ def gallery() -> str:
     parts = ["# Gallery\n\n`make figures` draws all figures again, from `data/published`.\n"]
     for name, caption in FIGURES.items():
         page = drawn_in(name)
-        if page and (paths.FIGURES / f"{name}.png").is_file() and len(parts) <= SHOWN:
+        if page and (paths.FIGURES / f"{name}.png").is_file():
             parts.append(_figure(name, caption, page))
     return "\n".join(parts)
 

@@ -12,12 +12,17 @@ from typing import Any
 
 import submitit
 from submitit.helpers import Checkpointable
+from submitit.slurm.slurm import SlurmInfoWatcher
 
 from sage_lib import consent, paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.blocks import Block, load_grid
 from sage_lib.experiment.profile import BASE
-from sage_lib.pipeline import arguments, jobs, plan, slurm, stages
+from sage_lib.pipeline import arguments, jobs, plan, stages
+
+#: Hours that a job must have. SLURM warns it 90 seconds before its end, and it takes a minute or
+#: more to start: with less it would be queued again and again, and do nothing.
+LEAST_HOURS = 0.1
 
 
 def jobs_of(blocks: Sequence[Block], seeds: Sequence[int]) -> list[stages.RunJob]:
@@ -50,20 +55,37 @@ class Work(Checkpointable):
             return jobs.status_of(self.function, self.arguments)
 
 
+class Watcher(SlurmInfoWatcher):
+    """Asks squeue for the states of all jobs of this user, since sacct needs a data base of
+    accounts. A job that squeue no longer lists ended minutes ago: its state is "GONE"."""
+
+    def _make_command(self) -> list[str] | None:
+        if not self._registered - self._finished:
+            return None
+        return ["squeue", "--me", "--states=all", "--noheader", "--format=%i|%T|%N"]
+
+    def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
+        """Return job -> its columns JobID, State and NodeList, of what squeue prints."""
+        text = string if isinstance(string, str) else string.decode()
+        states = super().read_info(f"JobID|State|NodeList\n{text}") if text.strip() else {}
+        gone = {job: {"JobID": job, "State": "GONE"} for job in self._registered}
+        return {**gone, **states}
+
+
 class Submitit:
     """Jobs of submitit's: on a SLURM cluster, or with "local" on this machine."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         where, folder = options.executor, paths.build("grids")
-        if options.hours < slurm.LEAST_HOURS:
+        if options.hours < LEAST_HOURS:
             raise SageError(
                 f"--hours {options.hours:g}: a job is warned 90 seconds before its end and takes "
-                f"minutes to start: give {slurm.LEAST_HOURS:g} or more"
+                f"minutes to start: give {LEAST_HOURS:g} or more"
             )
         # Jobs unpickle what lies there: nobody else may write there.
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        submitit.SlurmJob.watcher = slurm.watcher()
+        submitit.SlurmJob.watcher = Watcher(delay_s=60)  # and more often at first
         more = {f"{where}_max_num_timeout": 50}  # a long run goes on from its checkpoint each time
         try:
             self.executor = submitit.AutoExecutor(folder, cluster=where, **more)

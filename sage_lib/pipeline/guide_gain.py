@@ -7,7 +7,6 @@ command goes on where it was ended.
 
 import argparse
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +64,8 @@ def of_model(options: argparse.Namespace) -> Path:
     """Write a profile for a model and a data file of the user's, and return its path."""
     if not options.data or not Path(options.data).is_file():
         raise SageError(f"--model needs --data FILE with problems; {options.data!r} is no file")
-    data = {
-        "name": "file",
-        "path": str(Path(options.data).resolve()),
-        "rows": options.problems or 100,
-    }
+    data = {"name": "file", "path": str(Path(options.data).resolve())}
+    data |= {"rows": options.problems or 100}
     data |= {"question": options.question, "gold": options.gold}
     model = {"name": model_name(options.model), "seed": 0}
     model["prompt"] = template(options.template) or "paper"
@@ -145,7 +141,9 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     right = q_table.groupby("problem")["right"].mean()
     print(f"{len(right)} problems, {len(q_table)} samples, {right.mean():.3f} right; beta {beta:g}")
     if not right.any():
-        print("No sample is right. The first one:", *_shown(scored.iloc[0]), sep="\n")
+        print("No sample is right. The first one:")
+        for name in ("prompt", "gold", "completion"):
+            print(visible(f"  {name}: {str(scored[name].iloc[0])[:1000]}"))
     table = sampled_gain.gain_table(q_table, beta, options.precision)
     for place, setting in enumerate(("threshold", "ratio"), 1):  # in nats, and per nat
         column = [getattr(guides[name], setting, None) for name in table["guide"]]
@@ -162,9 +160,8 @@ def draw_samples(
     if options.model:
         options.profile = str(of_model(options))
     wanted = {"samples": number, "sampled": options.problems, "engine": options.engine}
-    options.set += [
-        f"evaluation.{key}={value}" for key, value in wanted.items() if value is not None
-    ]
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    options.set += [f"evaluation.{key}={value}" for key, value in wanted.items()]
     if number:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.named_profile(options)
@@ -222,8 +219,3 @@ def read_files(
 def _judged(judge: str, gold: str, text: str) -> bool:
     problem = Problem("", "", "", gold, "file", judge)
     return bool(LocalFile.is_correct(problem, text))
-
-
-def _shown(row: Mapping[str, Any]) -> list[str]:
-    texts = [f"  {name}: {str(row[name])[:1000]}" for name in ("prompt", "gold", "completion")]
-    return list(map(visible, texts))

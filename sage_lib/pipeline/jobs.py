@@ -312,7 +312,7 @@ class Progress:
         rows = read_lines(self.job.live) if self.job.live else []
         return rows[-1] if rows else {"step": 0}
 
-    def show(self, last: bool = False) -> None:
+    def show(self, last: bool) -> None:
         """Print a line every 8 seconds if something moved, and at the end."""
         now = time.monotonic()
         if not last and now - self.shown_at < 8:

@@ -1,9 +1,6 @@
 """pass@k of samples in files, with intervals, paired differences and a band over all k."""
 
 import argparse
-import csv
-import importlib
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,14 +83,12 @@ def _expect(result: dict[str, Any], path: Path) -> None:
 def described(result: dict[str, Any], all_ks: bool) -> str:
     """Return a result as text: the files, the curves, and the differences."""
     files = [file for side in result["policies"] for file in side["files"]]
-    parts = ["\n".join(map(_file, files))] if files else []
     lines = [line for side in result["policies"] for line in side["unreadable"]]
-    named = [
-        f"  {Path(x['file']).name}, line {x['line']} {x['reason']}" for x in lines[:MOST_LINES]
-    ]
+    first = lines[:MOST_LINES]
+    named = [f"  {Path(x['file']).name}, line {x['line']} {x['reason']}" for x in first]
     if len(lines) > MOST_LINES:
         named.append(f"  and {len(lines) - MOST_LINES} more lines, which --json and --out write")
-    parts[-1:] = ["\n".join([*parts[-1:], *named])]
+    parts = ["\n".join([*map(_file, files), *named])]
     parts += ["\n".join(f"Note: {note}." for note in result["notes"])] if result["notes"] else []
     ks = result["ks"]
     # Of all k only the powers of 2 are printed.
@@ -113,10 +108,9 @@ def described(result: dict[str, Any], all_ks: bool) -> str:
 
 def _file(file: dict[str, Any]) -> str:
     metric = f", by {file['metric']}" if file["metric"] else ""
-    size = f"{count(file['problems'], 'problem')}, {count(file['samples'], 'sample')}"
-    return f"{file['file']}: {file['format']}{metric}, {size}, " + count(
-        file["unreadable"], "unreadable line"
-    )
+    sizes = [count(file["problems"], "problem"), count(file["samples"], "sample")]
+    sizes.append(count(file["unreadable"], "unreadable line"))
+    return f"{file['file']}: {file['format']}{metric}, {', '.join(sizes)}"
 
 
 def _difference(pair: dict[str, Any], ks: Sequence[int], places: Sequence[int]) -> str:
@@ -188,15 +182,12 @@ def _write(result: dict[str, Any], folder: Path) -> list[Path]:
     lines = [line for side in result["policies"] for line in side["unreadable"]]
     if lines:
         paths.append(write_text(folder / "unreadable.csv", _csv(["file", "line", "reason"], lines)))
-    # Imported late: matplotlib takes longer to load than all else.
-    figures = importlib.import_module("sage_lib.report.passk_figure")
-    paths += figures.save(result, folder)
-    return paths
+    from sage_lib.report import passk_figure  # late: matplotlib takes longer to load than all else
+
+    return paths + passk_figure.save(result, folder)
 
 
 def _csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    written = io.StringIO()
-    writer = csv.DictWriter(written, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return written.getvalue()
+    import pandas as pd  # late, too
+
+    return pd.DataFrame(rows, columns=names, dtype=object).to_csv(index=False)

@@ -220,9 +220,8 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
     if stage == "evaluation":
         rate = numbers["vllm" if evaluation.engine == "vllm" else "generation"]
         drawn = evaluation.problems * evaluation.samples * tokens / rate / 3600
-        scored = (
-            2 * evaluation.problems * evaluation.scored * whole
-        )  # by the policy and by the base
+        # Scored by the policy and by the base.
+        scored = 2 * evaluation.problems * evaluation.scored * whole
         return drawn + _passes(scored, 2, size, numbers)
     if stage == "sft" and profile.sft and profile.sft_data is not None:
         seen = _batch(profile.sft) * profile.sft.get("max_steps", 0)
@@ -360,10 +359,8 @@ def check(profile: Profile, names: Collection[str]) -> None:
     """Raise SageError for what stages of these names would refuse once they run."""
     by_vllm = profile.evaluation.engine == "vllm" or profile.rl.get("use_vllm")
     in_8bit = any("8bit" in str(section.get("optim")) for section in (profile.sft, profile.rl))
-    for package, wanted, remedy in (
-        ("vllm", by_vllm, "make vllm"),
-        ("bitsandbytes", in_8bit, "make gpu"),
-    ):
+    packages = [("vllm", by_vllm, "make vllm"), ("bitsandbytes", in_8bit, "make gpu")]
+    for package, wanted, remedy in packages:
         if wanted and importlib.util.find_spec(package) is None:
             raise SageError(f"the package {package} is missing: {remedy} installs it")
     if "replay" in names and profile.compute.backend == "unsloth":
@@ -371,12 +368,10 @@ def check(profile: Profile, names: Collection[str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of :func:`run_dry_run`."""
     arguments.add_profile(parser)
     about = "what the GPU hours rest on, as in --assume generation=3000 (tokens a second)"
     parser.add_argument("--assume", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
 def run_dry_run(options: argparse.Namespace) -> None:
-    """Print the dry run."""
     print(visible(describe(arguments.named_profile(options), options.assume)))

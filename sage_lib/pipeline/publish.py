@@ -62,9 +62,8 @@ def _require_done(profile: Profile, finished: bool) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_profile(parser)
-    parser.add_argument(
-        "--finished", action="store_true", help="what is done, beside the published"
-    )
+    about = "what is done, beside the published"
+    parser.add_argument("--finished", action="store_true", help=about)
 
 
 def run_publish(options: argparse.Namespace) -> None:
