@@ -2,8 +2,7 @@
 
 A :class:`CompletionShaper` works on whole groups of scored completions, a :class:`TokenShaper` on
 the tokens of a batch after the loss's own forward pass. Either composes with any guide and KL form,
-and holds no state. A profile chooses one by a mapping such as ``{name: position, direction: -1}``.
-This module loads without torch.
+and holds no state. This module loads without torch.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
 
     from sage_lib.algorithm.guided_trainer import GuidedTrainer
 
-#: Parameters that are 0 or more; that count from 1; that lie between 0 and 1.
+#: Parameters that are 0 or more; that lie between 0 and 1.
 NotNegative = Annotated[float, Field(strict=True, ge=0)]
-Positive = Annotated[int, Field(strict=True, ge=1)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
@@ -51,8 +49,7 @@ class Completions:
 
 @dataclasses.dataclass(frozen=True)
 class BatchTokens:
-    """A batch after the loss's forward pass, shape (batch, time). Only ``live_logps`` has a
-    gradient."""
+    """A batch after the forward pass, shape (batch, time). Only ``live_logps`` has a gradient."""
 
     advantages: torch.Tensor
     live_logps: torch.Tensor  # log pi of the sampled tokens
@@ -195,7 +192,7 @@ class PassAtK(CompletionShaper):
     (1 - R - C(N - c - 1, k - 1)/C(N - 1, k - 1))/s for a wrong one. ``k`` 1 is TRL's GRPO.
     """
 
-    k: Positive = 4
+    k: Annotated[int, Field(strict=True, ge=1)] = 4
 
     def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
         yield from super().requires(trainer)
@@ -290,8 +287,7 @@ class ClipCov(TokenShaper):
     """Clip-Cov (Cui et al. 2025, arXiv 2505.22617): tokens drawn at random among those whose
     covariance lies in [low, high] have an advantage of 0, which leaves their KL term.
 
-    The paper draws a share of 0.0002 of all tokens between 1 and 5. Its code leaves out what PPO's
-    clip has taken already, and draws one token at least.
+    The paper has these values. Its code leaves out what PPO's clip took, and draws at least one.
     """
 
     share: Share = 0.0002
@@ -354,8 +350,8 @@ class EntropyBonus(TokenShaper):
     kappa: Annotated[float, Field(strict=True, gt=1)] = 2.0
 
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
-        bonus = (self.alpha * tokens.entropies).minimum(tokens.advantages.abs() / self.kappa)
-        bonus = bonus * tokens.mask.bool()
+        bonus = self.alpha * tokens.entropies * tokens.mask
+        bonus = bonus.minimum(tokens.advantages.abs() / self.kappa)
         return ShapedTokens(tokens.advantages + bonus, touched=bonus != 0)
 
 
@@ -363,9 +359,7 @@ class EntropyBonus(TokenShaper):
 class RepoR(TokenShaper):
     """REPO-R (Petrenko et al. 2026, arXiv 2603.11682, Appendix D.2): A·(1 - zeta·sign(A)·log pi).
 
-    The rarer a token is, the more it weighs in a right completion, and the less in a wrong one. A
-    keeps its sign. There zeta moves between 1e-4 and 0.05, to hold the entropy; here it is fixed.
-    """
+    A keeps its sign. There zeta moves from 1e-4 to 0.05 to hold the entropy; here it is fixed."""
 
     zeta: NotNegative = 0.05
 
