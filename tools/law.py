@@ -39,7 +39,6 @@ from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.theory.solutions import k3_fixed_point
 
-METHODS = ("grpo", "branch_strong", "sequence", "strong_sequence")
 #: Of each KL form: the guided method and its baseline; what is expected of the slope.
 PAIRS = {"sequence": ("strong_sequence", "sequence"), "k3": ("branch_strong", "grpo")}
 EXPECTED = {"sequence": "above", "k3": "not above"}
@@ -259,7 +258,7 @@ def main() -> None:
         if spec not in [row["base"] for row in bases]:
             bases.append(of_base(spec, profile))
             write_text(BASES, pd.DataFrame(bases).to_csv(index=False, float_format="%.6g"))
-        named = [("base", 0)] + [(m, seed) for seed in profile.seeds for m in METHODS]
+        named = [("base", 0)] + [(m, seed) for seed in profile.seeds for m in profile.methods]
         rows += [of_run(spec, profile, method, seed) for method, seed in named]
     table = pd.DataFrame([row for row in rows if row is not None])
     write_text(RUNS, table.to_csv(index=False, float_format="%.6g"))
