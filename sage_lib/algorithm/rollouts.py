@@ -59,7 +59,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
     def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Take the mean of a quantity of tokens, with its gradient, as TRL takes its loss's: for
         each loss_type of ``kl_forms.REDUCTIONS``."""
-        mask, accumulation = counted_tokens(batch), self.current_gradient_accumulation_steps
+        accumulation: int = self.current_gradient_accumulation_steps
+        mask = counted_tokens(batch)
         masked = per_token * mask
         if self.loss_type == "grpo":
             mean = (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
@@ -69,7 +70,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             mean = masked.sum() / (len(masked) * self.max_completion_length)
         else:  # "dapo" divides by the tokens of the whole generation batch of all processes
             tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-            return masked.sum() / (tokens * accumulation / self.args.steps_per_generation)
+            share: torch.Tensor = tokens * accumulation / self.args.steps_per_generation
+            return masked.sum() / share
         return mean / accumulation
 
     def _log_advantages(
