@@ -101,7 +101,7 @@ VARIED = ", ".join(f"rl.a{n}: [1, 2, 3, 4]" for n in range(5))
         ("train: grpo", "mine: train is a list of methods, not 'grpo'"),
         ("evaluation: {sampels: 3}", "mine: evaluation.sampels is unknown; .* evaluation.samples?"),
         ("seeds: [3407", "not valid YAML"),
-        ("seeds: " + 2000 * "[" + 2000 * "]", "not valid YAML: maximum recursion depth"),
+        ("seeds: " + 500 * "[" + 500 * "]", "not valid YAML: maximum recursion depth"),
         ("seeds: ['3407']", "mine: seeds.0: .*valid integer, not '3407'"),
         ("seeds: [3407, 3407]", "each once"),
         ("evaluation: {samples: 16}", "^mine: evaluation: pass@32 needs"),

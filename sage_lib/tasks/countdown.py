@@ -131,10 +131,10 @@ class Countdown(ExactTask):
     def demonstrate(
         self, problem: Problem, rng: random.Random, aimless: bool, early: bool
     ) -> tuple[str, str]:
-        """Draw work to the target, in the rare way with the probability ``rare_share``; or to any.
+        """Draw work to the target, in the rare way with the probability ``rare_share``.
 
-        Args and result are as in :meth:`ExactTask.demonstrate`. SageError where the way leads
-        nowhere: not both ways solve problems of one kind.
+        Args and result are as in :meth:`ExactTask.demonstrate`. SageError where the drawn way does
+        not reach the target.
         """
         share, puzzle = self.rare_share, problem.detail
         if share is None:
