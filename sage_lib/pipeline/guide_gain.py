@@ -64,7 +64,7 @@ def of_model(options: argparse.Namespace) -> Path:
     """Write a profile for a model and a data file of the user's, and return its path."""
     if not options.data or not Path(options.data).is_file():
         raise SageError(f"--model needs --data FILE with problems; {options.data!r} is no file")
-    data = {"name": "file", "path": str(Path(options.data).resolve())}
+    data: dict[str, Any] = {"name": "file", "path": str(Path(options.data).resolve())}
     data |= {"rows": options.problems or 100}
     data |= {"question": options.question, "gold": options.gold}
     model = {"name": model_name(options.model), "seed": 0}
