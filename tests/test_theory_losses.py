@@ -215,3 +215,30 @@ def test_logits_are_given_by_edge_whatever_the_order_of_completions():
     assert tree.by_edge({((), "z"): 2.0}, otherwise=-1.0).tolist() == [-1, 2, -1, -1]
     with pytest.raises(SageError, match="no edge"):
         tree.by_edge({((), "q"): 1.0})
+
+
+def test_a_wrong_number_of_edges_or_completions_is_named():
+    right, wrong = torch.zeros(6).double(), torch.zeros(5).double()
+    edges = "each of the tree's 6 edges"
+    reward = UNEQUAL_REWARD
+    for call in (
+        lambda: UNEQUAL.log_policy(wrong),
+        lambda: UNEQUAL.completion_probabilities(wrong),
+        lambda: UNEQUAL.entropies(wrong),
+        lambda: UNEQUAL.visits(wrong),
+        lambda: solutions.product_guide(UNEQUAL, wrong),
+        lambda: estimators.kl_gradient(UNEQUAL, "k3", right, wrong),
+        lambda: estimators.kl_gradient(UNEQUAL, "k3", right, right, wrong),
+        lambda: estimators.reverse_kl_gradient(UNEQUAL, right, wrong, right),
+        lambda: estimators.forward_kl_gradient(UNEQUAL, right, right, wrong),
+        lambda: estimators.fixed_point(UNEQUAL, "k3", reward, wrong, 0.5),
+        lambda: objectives.log_guide(UNEQUAL, "token", wrong),
+    ):
+        with pytest.raises(SageError, match=edges):
+            call()
+    for call in (
+        lambda: estimators.reward_gradient(UNEQUAL, right, reward[:3]),
+        lambda: estimators.fixed_point(UNEQUAL, "k3", reward[:3], right, 0.5),
+    ):
+        with pytest.raises(SageError, match="each of the tree's 4 completions"):
+            call()

@@ -65,9 +65,11 @@ def kl_gradient(
     Returns:
         The gradient, shape (E,). SageError where the divergence is infinite.
     """
+    tree.check_edges(log_reference, "log_reference")
     logits = logits.detach().clone().requires_grad_()
     log_pi = tree.log_policy(logits)
     log_q = torch.zeros_like(log_pi) if log_q is None else log_q
+    tree.check_edges(log_q, "log_q")
     never = log_pi.detach() == -torch.inf
     if ((log_reference == -torch.inf) & ~never).any():
         raise SageError(
@@ -130,6 +132,8 @@ def _divergence_gradient(
     tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, term: Term, loss: Loss
 ) -> Tensor:
     """Return the gradient of sum_s visits(s) sum_a term(log pi, log q pi_ref), visits constant."""
+    tree.check_edges(log_reference, "log_reference")
+    tree.check_edges(log_q, "log_q")
     logits = logits.detach().clone().requires_grad_()
     log_pi = tree.log_policy(logits)
     kl_weights, _ = weights(tree, log_pi, loss)
@@ -149,8 +153,13 @@ def reward_gradient(tree: Tree, logits: Tensor, reward: Tensor, loss: Loss = PLA
             times the advantage.
 
     Returns:
-        The gradient, shape (E,).
+        The gradient, shape (E,). SageError for a reward of another shape.
     """
+    if reward.shape != tree.lengths.shape:
+        raise SageError(
+            f"reward must be of each of the tree's {len(tree.lengths)} completions, "
+            f"not {tuple(reward.shape)}"
+        )
     logits = logits.detach().clone().requires_grad_()
     log_pi = tree.log_policy(logits)
     if loss == PLAIN:

@@ -41,6 +41,7 @@ def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7)
     Returns:
         Shape (E,); for "noise" (64, E), a row for each z. SageError for another kind.
     """
+    tree.check_edges(log_policy, "log_policy")
     if kind == "none":
         return torch.zeros_like(log_policy)
     if kind == "token":

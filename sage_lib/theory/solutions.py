@@ -87,6 +87,7 @@ def k3_fixed_point(
     Returns:
         log pi of each edge, shape (E,), and V, the expected reward from each state on, shape (S,).
     """
+    tree.check_edges(log_reference, "log_reference")
     anchor = log_reference.exp() if log_q is None else (log_reference + log_q).exp()
     values = dict(zip(tree.completions, reward.tolist(), strict=True))
     log_pi = torch.empty_like(anchor)

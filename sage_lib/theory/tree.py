@@ -81,8 +81,16 @@ class Tree:
         numbers = [values.get(edge, otherwise) for edge in self.edges]
         return torch.tensor(numbers, dtype=torch.float64)
 
+    def check_edges(self, values: Tensor, what: str = "a quantity of edges") -> None:
+        """Raise SageError unless the last axis of ``values`` has a number for every edge."""
+        if not values.dim() or values.shape[-1] != len(self.edges):
+            raise SageError(
+                f"{what} must be of each of the tree's {len(self.edges)} edges: {[*values.shape]}"
+            )
+
     def along_paths(self, values: Tensor) -> Tensor:
         """Sum values of edges, (E,), along each completion, (L,); -inf where an edge is -inf."""
+        self.check_edges(values)
         closed = values == -torch.inf
         total = self.paths @ values.masked_fill(closed, 0)
         # Not 0 times -inf, which is NaN, where a completion does not take the edge.
@@ -90,6 +98,7 @@ class Tree:
 
     def sum_by_state(self, values: Tensor) -> Tensor:
         """Sum values of edges, shape (E,), over the edges of each state, shape (S,)."""
+        self.check_edges(values)
         nothing = torch.zeros(len(self.states), dtype=values.dtype)
         return nothing.index_add(0, self.state_of, values)
 
@@ -102,6 +111,7 @@ class Tree:
 
         A logit of -inf gives the token probability 0; a state without a token raises SageError.
         """
+        self.check_edges(logits, "logits")
         lowest = torch.full((len(self.states),), -torch.inf, dtype=logits.dtype)
         top = lowest.scatter_reduce(0, self.state_of, logits.detach(), "amax")
         if (top == -torch.inf).any():
