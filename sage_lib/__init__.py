@@ -35,29 +35,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-#: The public names of each module.
-_PUBLIC = {
-    "algorithm.backend": ["GRPOConfig"],
-    "algorithm.guide_choices": ["build_guide"],
-    "algorithm.guides": [
-        *("BranchGuide", "CosineSchedule", "GuideInputs", "IdentityGuide"),
-        *("RandomGuide", "ShuffledGuide", "TokenGuide", "compose"),
-    ],
-    "algorithm.trainer": ["SageTrainer"],
-    "errors": ["SageError"],
-    "evaluation.metrics": [
-        *("bootstrap_interval", "minimum_detectable_effect"),
-        *("paired_difference", "pass_at_k_curve"),
-    ],
-    "evaluation.passk_comparison": ["pass_at_k"],
-    "experiment.profile": ["load_profile"],
-    "tasks.verifier": ["Verifier", "accuracy_reward", "last_answer"],
-    "theory.optimum": ["guide_gain"],
-    "theory.solutions": ["tilted"],
-    "theory.tree": ["Tree"],
-}
 #: The module of each public name.
-_HOMES = {name: module for module, names in _PUBLIC.items() for name in names}
+_HOMES = {
+    "BranchGuide": "algorithm.guides",
+    "CosineSchedule": "algorithm.guides",
+    "GRPOConfig": "algorithm.backend",
+    "GuideInputs": "algorithm.guides",
+    "IdentityGuide": "algorithm.guides",
+    "RandomGuide": "algorithm.guides",
+    "SageError": "errors",
+    "SageTrainer": "algorithm.trainer",
+    "ShuffledGuide": "algorithm.guides",
+    "TokenGuide": "algorithm.guides",
+    "Tree": "theory.tree",
+    "Verifier": "tasks.verifier",
+    "accuracy_reward": "tasks.verifier",
+    "bootstrap_interval": "evaluation.metrics",
+    "build_guide": "algorithm.guide_choices",
+    "compose": "algorithm.guides",
+    "guide_gain": "theory.optimum",
+    "last_answer": "tasks.verifier",
+    "load_profile": "experiment.profile",
+    "minimum_detectable_effect": "evaluation.metrics",
+    "paired_difference": "evaluation.metrics",
+    "pass_at_k": "evaluation.passk_comparison",
+    "pass_at_k_curve": "evaluation.metrics",
+    "tilted": "theory.solutions",
+}
 __all__ = ["__version__", *_HOMES]
 
 if not TYPE_CHECKING:  # a checker that sees __getattr__ lets every name pass

@@ -157,17 +157,26 @@ def paired_difference(
     return mean, mean - half, mean + half
 
 
-def minimum_detectable_effect(differences: ArrayLike, sets: Sets = None) -> Array:
-    """Return the smallest true difference that :func:`paired_difference` finds in 80 % of cases.
+def minimum_detectable_effect(
+    differences: ArrayLike, sets: Sets = None, power: float = 0.8, level: float = 0.95
+) -> Array:
+    """Return the smallest true difference that :func:`paired_difference` finds with ``power``.
 
-    ``differences`` are a - b, shaped as there. The result (noncentral t) has shape (columns,), and
-    is NaN where all differences are the same. SageError for fewer than two problems of a data set.
+    Args:
+        differences: a - b, shaped as in :func:`paired_difference`.
+        sets: the data set of each problem.
+        power: the probability of finding the difference.
+        level: of the interval that finds it.
+
+    Returns:
+        Differences (noncentral t), shape (columns,), NaN where all ``differences`` are the same.
+        SageError for fewer than two problems of a data set.
     """
     by_seed = _with_seeds(differences)
     if min(map(len, _by_set(by_seed[0], sets))) < 2:
         raise SageError("a detectable effect needs at least two problems of each data set")
     error, degrees = _standard_error(by_seed, sets)
-    effect: Array = nctdtrinc(degrees, 0.2, stdtrit(degrees, 0.975)) * error
+    effect: Array = nctdtrinc(degrees, 1 - power, stdtrit(degrees, 0.5 + level / 2)) * error
     return effect
 
 
