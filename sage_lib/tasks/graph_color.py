@@ -166,11 +166,7 @@ class GraphColor(ExactTask):
 
     @classmethod
     def way_of(cls, problem: Problem, text: str) -> str | None:
-        """Return "L" where every step is true, the coloring is right, and the answer says the same
-        and nothing else."""
-        work, answer = split_completion(text)
-        pair = (" ".join(work), " ".join(answer or []))
-        return "L" if pair in _right(problem.detail) else None
+        return "L" if check(problem.detail, text) else None
 
     @classmethod
     def completions(cls, problem: Problem) -> list[tuple[str, str, str]]:
@@ -181,6 +177,16 @@ class GraphColor(ExactTask):
 @lru_cache(maxsize=1)
 def _scorer() -> Any:
     return reasoning_gym.generator("graph_color", "{}", 0, 1)
+
+
+def check(graph: Graph, text: str) -> bool:
+    """Return whether a completion, which follows the generation prompt, is valid.
+
+    It states every step truly, colors the graph rightly, and its answer says the same and nothing
+    else.
+    """
+    work, answer = split_completion(text)
+    return answer is not None and (" ".join(work), " ".join(answer)) in _right(graph)
 
 
 @lru_cache(maxsize=1024)
