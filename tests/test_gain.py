@@ -269,7 +269,7 @@ def test_samples_of_a_file_are_scored_by_the_model(tiny_model, tmp_path, module,
     printed = capsys.readouterr().out
     assert "TRL's completions, 8 samples, 0 unreadable lines" in printed
     assert "predicted training on ten bases with kl_form sequence, and not with k3" in printed
-    assert "one seed each" in printed
+    assert "six seeds each" in printed
     table = pd.read_csv(tmp_path / "out" / "guide_gain.csv").set_index("guide")
     assert table.loc["Branch, 1.2 nats", ["threshold", "ratio"]].tolist() == [1.2, 0.3]
     assert table.loc["Random", ["threshold", "ratio"]].isna().all()

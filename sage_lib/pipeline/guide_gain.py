@@ -31,7 +31,7 @@ PROMPT = 2048
 #: What stands below the table: the outcome of the grid law.
 FORECAST = (
     "log rho predicted training on ten bases with kl_form sequence, and not with k3 "
-    "(notebook 13; one seed each)."
+    "(notebook 13; six seeds each)."
 )
 
 
