@@ -27,6 +27,8 @@ FIGURES = {
     "study/forest": "How far every method lies beyond GRPO's line over beta, on two tasks. "
     "Blue are GRPO's own betas, held out.",
     "study/ladder": "From the optimum of the objective to the study, step by step.",
+    "guide_gain/law": "What strong Branch gains in training over log rho, on ten bases, under two "
+    "forms of the KL.",
     "coloring/both_tasks": "The same comparison on two tasks: countdown and graph coloring.",
     "smollm/pass_at_k": "pass@k of SmolLM2 on word problems, from samples.",
     "study/exploration": "The exploration report's metrics of our policies, minus the base: "
