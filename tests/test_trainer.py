@@ -90,6 +90,30 @@ def test_ratios_of_sequences_take_the_plain_kl(make, given):
     trained(make(None, importance_sampling_level="sequence", max_steps=1, **given))
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_what_trl_makes_of_the_corrected_kl_at_each_level_of_ratios(make, level):
+    """Why the pair is refused: with ratios of sequences its KL is that of no divergence. On-policy
+    every ratio is 1, and carries a gradient: of its own token, or of the whole completion."""
+    given = {"lora": False, "beta": 0.5, "use_bias_correction_kl": True}
+    trainer, batch = one_batch(make(importance_sampling_level=level, **given))
+    trainer._compute_loss(trainer.model, batch).backward()
+    theirs, mask = gradient(trainer.model).clone(), batch["completion_mask"]
+    trainer.model.zero_grad()
+    logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, *both(batch))
+    d, log_ratio = batch["ref_per_token_logps"] - logps, logps - logps.detach()
+    whole = ((log_ratio * mask).sum(1) / mask.sum(1)).exp()[:, None]
+    ratio = {"token": log_ratio.exp(), "sequence": whole.expand_as(mask)}
+    expected = {}
+    for name, of_kl in ratio.items():
+        loss = -ratio[level] * batch["advantages"][:, None] + 0.5 * of_kl * (d.exp() - d - 1)
+        trainer.model.zero_grad()
+        ((loss * mask).sum(1) / mask.sum(1)).mean().backward(retain_graph=True)
+        expected[name] = gradient(trainer.model).clone()
+    other = {"token": "sequence", "sequence": "token"}[level]
+    assert torch.allclose(theirs, expected[level], atol=1e-6)
+    assert (theirs - expected[other]).abs().max() > 1e-4
+
+
 def test_a_guide_changes_training(make):
     stock = trained(make())
     guided = trained(make(BranchGuide(threshold=0.5, ratio=0.3)))
