@@ -57,8 +57,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         return mean
 
     def _reduced(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Take the mean of a quantity of tokens, with its gradient, as TRL takes its loss's: for
-        each loss_type of ``kl_forms.REDUCTIONS``."""
+        """Return the mean of a quantity of tokens, with its gradient, as TRL's loss takes its own.
+        The loss_type is one of ``kl_forms.REDUCTIONS``."""
         accumulation: int = self.current_gradient_accumulation_steps
         mask = counted_tokens(batch)
         masked = per_token * mask

@@ -317,8 +317,10 @@ def stable_seeds(ours: Values, theirs: Values, column: str, expects: str, margin
 
 
 def worst_outcome(outcomes: Iterable[str]) -> str:
-    """Return the outcome of a claim, the worst of its comparisons' outcomes: a choice, which does
-    not correct for their number."""
+    """Return the outcome of a claim: the worst of its comparisons' outcomes.
+
+    Nothing corrects for their number: this is a choice.
+    """
     there = set(outcomes)
     order = (NOT_SEEN, DISAGREES, NOT_RUN, CANNOT_TELL, SMALLER, AGREES)
     return next((outcome for outcome in order if outcome in there), CANNOT_TELL)
