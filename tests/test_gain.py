@@ -76,7 +76,7 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
     monkeypatch.setattr(sampled_gain, "signals", signals)
     monkeypatch.setattr(sampled_gain.loading, "load", lambda *_: (None, tokenizer))
     monkeypatch.setattr(sampled_gain.loading, "encode", lambda *_: [1])
-    evaluation = runs.evaluation_run(profile, runs.sft_run(profile))
+    evaluation = runs.evaluation_run(runs.sft_run(profile))
     found = sampled_gain.scored_samples(profile, evaluation)
     assert list(found["problem"]) == kept and set(found["right"]) == {1.0}
     assert all(len(one) == 3 for one in found["entropies"]), "the end token is scored as well"

@@ -162,7 +162,7 @@ def test_vllm_has_a_gpu_for_itself(folder, monkeypatch):
     vllm = SimpleNamespace(LLM=LLM, SamplingParams=lambda **keywords: keywords)
     for name, module in {"vllm": vllm, "vllm.lora": request, "vllm.lora.request": request}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    run = runs.evaluation_run(profile, policy)
+    run = runs.evaluation_run(policy)
     run.prepare()
     evaluate.evaluate_policy(profile, run)
     base = str(runs.sft_run(profile).model)

@@ -146,7 +146,7 @@ def test_a_run_of_equal_rewards_collapses_and_its_policy_is_evaluated(tiny, poli
     steps = [row["step"] for row in files.read_lines(policy.measured / "steps.jsonl")]
     assert steps == list(range(1, 51)) and tiny.steps_of("grpo") == 60
     finish(tiny, "evaluation", f"eval-{policy.name}")
-    assert runs.evaluation_run(tiny, policy).done()
+    assert runs.evaluation_run(policy).done()
 
 
 def test_a_half_written_checkpoint_is_passed_over(tmp_path):
@@ -231,7 +231,7 @@ def test_replaced_tokens_are_kept_one_by_one_and_a_kill_loses_none(tiny, policy)
 @pytest.fixture(scope="module")
 def evaluated(tiny, base):
     finish(tiny, "evaluation", "eval-sft")
-    return runs.evaluation_run(tiny, base)
+    return runs.evaluation_run(base)
 
 
 def test_evaluation_counts_every_sample_and_goes_on_after_a_kill(tiny, evaluated):
@@ -259,7 +259,7 @@ def test_scoring_other_samples_draws_none_again(tiny, base, evaluated):
     other = load_profile(fewer)
     shutil.copytree(base.build, runs.sft_run(other).build)
     shutil.copytree(base.measured, runs.sft_run(other).measured)
-    again = runs.evaluation_run(other, runs.sft_run(other))
+    again = runs.evaluation_run(runs.sft_run(other))
     shutil.copytree(run.build, again.build)
     assert not again.done()
     finish(other, "evaluation", "eval-sft")

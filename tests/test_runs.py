@@ -69,7 +69,7 @@ def fingerprints(spec):
     profile = load_profile(spec)
     base = runs.sft_run(profile)
     rl = {run.method: run.fingerprint for run in runs.rl_runs(profile)}
-    evaluation = runs.evaluation_run(profile, base)
+    evaluation = runs.evaluation_run(base)
     return base.fingerprint, rl, (evaluation.build_fingerprint, evaluation.fingerprint)
 
 
@@ -141,7 +141,7 @@ def stages_of(spec):
     """Fingerprint of everything that a profile makes, by name."""
     profile = load_profile(spec)
     base, plain = runs.sft_run(profile), runs.rl_run(profile, "grpo", 3407)
-    samples, of_plain = runs.evaluation_run(profile, base), runs.evaluation_run(profile, plain)
+    samples, of_plain = runs.evaluation_run(base), runs.evaluation_run(plain)
     made = {"sft": base, "grpo": plain, "scores": samples, "grpo scores": of_plain}
     made |= {m: runs.rl_run(profile, f"grpo_{m}", 3407) for m in ("branch", "no_kl", "token")}
     for stage in ("entropies", "trace", "optimum", "effects", "dynamics", "replay", "impact"):

@@ -168,7 +168,7 @@ def weighted_q(profile: Profile) -> float:
     The completions are 8 of each of the 256 first problems of RL, by GRPO's first seed.
     """
     grpo = runs.rl_run(profile, "grpo", profile.seeds[0])
-    drawer = groups.Drawer(profile, runs.evaluation_run(profile, grpo))
+    drawer = groups.Drawer(profile, runs.evaluation_run(grpo))
     base, _ = loading.load(profile.model, runs.sft_run(profile).model)
     guide, totals = optima.guides_of(profile)["branch_strong"], np.zeros(2)
     for problem in problems.rl_problems(profile)[:256]:
@@ -194,7 +194,7 @@ def success(profile: Profile, method: str, seed: float) -> pd.DataFrame | None:
     None where its evaluation is missing.
     """
     policy = runs.sft_run(profile) if method == BASE else runs.rl_run(profile, method, int(seed))
-    evaluation = runs.evaluation_run(profile, policy)
+    evaluation = runs.evaluation_run(policy)
     if not evaluation.done():
         return None
     support = pd.read_csv(evaluation.measured / "support.csv")

@@ -83,15 +83,15 @@ def policy_runs(profile: Profile) -> list[Run]:
     return [sft_run(profile), *rl_runs(profile)]
 
 
-def evaluation_run(profile: Profile, policy: Run) -> Run:
-    """Return the evaluation of the model that ``policy``, a run of the profile, made."""
+def evaluation_run(policy: Run) -> Run:
+    """Return the evaluation of the model that the run ``policy`` made."""
     return _on(policy, "evaluation")
 
 
 def evaluations(profile: Profile) -> list[Run]:
     """Return the evaluations of the base and of every RL run that is evaluated."""
     policies = [run for run in policy_runs(profile) if run.method in (BASE, *profile.evaluated)]
-    return [evaluation_run(profile, policy) for policy in policies]
+    return [evaluation_run(policy) for policy in policies]
 
 
 def every_run(profile: Profile) -> list[Run]:

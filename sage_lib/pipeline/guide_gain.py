@@ -171,7 +171,7 @@ def draw_samples(
     planned = stages.jobs_of(profile, ("sft", "evaluation"))
     base = [job for job in planned if job.run.method == BASE]  # and no policy of RL
     jobs.require(base, jobs.run(base, 1, profile.compute.threads), "; what was made is kept")
-    run = runs.evaluation_run(profile, runs.sft_run(profile))
+    run = runs.evaluation_run(runs.sft_run(profile))
     return sampled_gain.scored_samples(profile, run, judge), profile
 
 
