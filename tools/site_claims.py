@@ -12,7 +12,7 @@ from site_results import notebook
 from sage_lib import paths
 from sage_lib.experiment.profile import load_profile
 from sage_lib.experiment.results import Results, load_results
-from sage_lib.report import inference, ladder, outcomes, style, trained_guides
+from sage_lib.report import inference, ladder, outcomes, trained_guides
 
 #: Files of claims: the results they are about, the paper, and the notebook of each question.
 CLAIMS = {
@@ -48,7 +48,7 @@ before the first run of its methods.
 
 A number is a difference between two methods, with the interval by which it is judged. A claim has
 the worst outcome of its comparisons. Notebook 11 explains the rule. Claims on entropies and tokens
-are in [notebook 15](notebooks/{tokens}.ipynb). The predictions of the ladder are decided by single
+are in [notebook 15](notebooks/{tokens}.ipynb). The predictions of the ladder are decided by few
 seeds, and those of the law of rho by a slope over bases.
 
 ```{{raw}} html
@@ -119,8 +119,8 @@ def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
 def _ladder_rows() -> Iterator[tuple[str, str, str]]:
     """The predictions of the ladder, as _claim_rows has claims."""
     table = ladder.load()
-    seeds = style.count(table.loc[table["rung"] >= 4, "seed"].nunique(), "seed")
-    source = f"ours: predicted before its runs; {seeds}"
+    seeds = table[table["rung"] >= 4].groupby(["step", "arm"], observed=True)["seed"].nunique()
+    source = f"ours: predicted before its runs; seeds: {seeds.min()} to {seeds.max()}"
     for row in ladder.outcomes(table).itertuples():
         tested = [escape(part) for part in row.measured.split("; ")]
         html = _row(row.predicted, row.outcome, tested, source, "why_training_loses")

@@ -47,8 +47,8 @@ def positions(profile: str, values: dict[str, Values]) -> pd.DataFrame:
 def outcomes(profile: str) -> pd.DataFrame:
     """Return what came of each prediction for a task: a row for each prediction and method.
 
-    Columns prediction, method, seeds, measured (with its 95 % interval), expected and outcome.
-    Predictions about methods without a run are left out.
+    Columns prediction, method, against (a method, or GRPO's curve), seeds, measured (with its 95 %
+    interval), expected and outcome. Predictions about methods without a run are left out.
     """
     values, claims = load(profile), Path(__file__).with_name("guides_claims.yaml")
     places = positions(profile, values)
@@ -67,9 +67,10 @@ def outcomes(profile: str) -> pd.DataFrame:
             low, high = inference.deciding_interval(row)
             words = f"{row['difference']:+.3f}"
             words += "" if np.isnan(low) else f" [{low:+.3f}, {high:+.3f}]"
-            name = claim["name"], method, int(row["seeds"]), f"{claim['measure']} {words}"
-            rows.append((*name, expected, _outcome(claim, row)))
-    columns = ["prediction", "method", "seeds", "measured", "expected", "outcome"]
+            against = "GRPO's curve" if "outside" in expected else claim["against"]
+            name = claim["name"], method, against, int(row["seeds"])
+            rows.append((*name, f"{claim['measure']} {words}", expected, _outcome(claim, row)))
+    columns = ["prediction", "method", "against", "seeds", "measured", "expected", "outcome"]
     return pd.DataFrame(rows, columns=columns)
 
 
