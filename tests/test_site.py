@@ -135,7 +135,8 @@ def test_the_pages_of_results_show_what_they_are_for():
     )
     stated = [one for name in site_claims.CLAIMS for one in outcomes.load_claims(name).claims]
     predicted = len(ladder.outcomes(ladder.load())) + len(law.EXPECTED)
-    predicted += trained_guides.outcomes("guides")["prediction"].nunique()
+    of_guides = (trained_guides.outcomes(task) for task in trained_guides.TASKS)
+    predicted += sum(table["prediction"].nunique() for table in of_guides)
     assert claims.count("<tr>") == len(stated) + predicted + 2 > 45
     assert gallery.count("<figcaption>") == gallery.count('loading="lazy"') == 10
     assert "log pi of the sampled tokens" in api  # a comment behind a field

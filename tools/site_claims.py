@@ -143,18 +143,20 @@ def _law_rows() -> Iterator[tuple[str, str, str]]:
 
 
 def _guide_rows() -> Iterator[tuple[str, str, str]]:
-    """The predictions of the profile guides, as _claim_rows has claims."""
-    labels = load_profile("guides")
-    for name, rows in trained_guides.outcomes("guides").groupby("prediction", sort=False):
-        tested = [
-            f'{escape(labels.label(row.method))}: <span class="number">{row.measured}</span>'
-            for row in rows.itertuples()
-        ]
-        outcome = inference.worst_outcome(rows["outcome"])
-        measure, expected = rows["measured"].iloc[0].split()[0], rows["expected"].iloc[0]
-        statement = f"guides, {name}: the {measure} is {expected}"
-        source = f"ours: predicted before its runs; {rows['seeds'].min()} seeds"
-        yield "ours", outcome, _row(statement, outcome, tested, source, "which_guide_would_help")
+    """The predictions of the guides on each task, as _claim_rows has claims."""
+    for task in trained_guides.TASKS:
+        labels = load_profile(task)
+        for name, rows in trained_guides.outcomes(task).groupby("prediction", sort=False):
+            tested = [
+                f'{escape(labels.label(row.method))}: <span class="number">{row.measured}</span>'
+                for row in rows.itertuples()
+            ]
+            outcome = inference.worst_outcome(rows["outcome"])
+            measure, expected = rows["measured"].iloc[0].split()[0], rows["expected"].iloc[0]
+            statement = f"{task}, {name}: the {measure} is {expected}"
+            source = f"ours: predicted before its runs; {rows['seeds'].min()} seeds"
+            given = (statement, outcome, tested, source, "which_guide_would_help")
+            yield "ours", outcome, _row(*given)
 
 
 def _words(results: Results, row: Any) -> str:
