@@ -157,7 +157,7 @@ def networks(profile: Profile, prompts: list[Problem], held_out: list[Problem]) 
     for variant, rung, arm, key in tqdm(named, desc="networks"):
         rows = getattr(variant.rl_data, "rows", 0)
         policy = {4: "groups of 64", 5: "groups of 8"}.get(rung, f"{rows:,} prompts")
-        for seed in variant.seeds:
+        for seed in variant.seeds_of(key):
             run = runs.rl_run(variant, key, seed)
             if not run.done():
                 continue
