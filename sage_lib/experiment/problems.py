@@ -60,9 +60,10 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[
         count_tokens=count_tokens,
         max_seq_length=profile.model.max_seq_length,
     )
-    rows = []
+    boxed, rows = not profile.model.asks_for_markers, []
     for shown in demonstrations:
-        answer = {"role": "assistant", "content": prompts.answer_turn(shown.working, shown.answer)}
+        turn = prompts.answer_turn(shown.working, shown.answer, boxed)
+        answer = {"role": "assistant", "content": turn}
         rows.append({"prompt": prompts.messages(shown.question), "completion": [answer]})
     return rows
 

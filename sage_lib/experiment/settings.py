@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.checked import flatten
+from sage_lib.tasks import prompts
 from sage_lib.tasks.filters import REDUNDANCY_LIMIT
 from sage_lib.tasks.task import ExactTask, Task
 from sage_lib.validation import make
@@ -60,6 +61,11 @@ class Model:
     def boxed(self) -> bool:
         r"""Whether an answer in \boxed{...} counts where no solution markers are."""
         return self.prompt != "paper"
+
+    @property
+    def asks_for_markers(self) -> bool:
+        """Whether the prompt asks for the paper's markers: demonstrations have what it asks for."""
+        return self.prompt in ("paper", "system") or prompts.SOLUTION_START in self.prompt
 
 
 @dataclass(frozen=True, config=STRICT)

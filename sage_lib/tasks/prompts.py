@@ -87,6 +87,9 @@ def split_completion(text: str) -> tuple[list[str], list[str] | None]:
     return work.split(), answer.removeprefix(SOLUTION_START).removesuffix(SOLUTION_END).split()
 
 
-def answer_turn(working: str, answer: str) -> str:
-    """Return the assistant's turn for a worked answer (Appendix E.4), with all four markers."""
+def answer_turn(working: str, answer: str, boxed: bool = False) -> str:
+    r"""Return the assistant's turn for a worked answer: with all four markers (Appendix E.4), or
+    with the answer in \boxed{...} after the work."""
+    if boxed:
+        return f"{working} \\boxed{{{answer}}}"
     return f"{WORK_START}{working}{WORK_END}{SOLUTION_START}{answer}{SOLUTION_END}"
