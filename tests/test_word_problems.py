@@ -1,5 +1,6 @@
 """Generated word problems: seeded, distinct, apart from held-out ones, and their golds parse."""
 
+import dataclasses
 import re
 
 import pytest
@@ -8,7 +9,8 @@ from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import smollm
 from sage_lib.tasks import word_problems
-from sage_lib.tasks.problem import Demonstration
+from sage_lib.tasks.judging import judge
+from sage_lib.tasks.problem import Demonstration, Problem
 
 
 def test_demonstrations_are_the_same_problems_with_their_working():
@@ -29,6 +31,29 @@ def test_training_holds_no_held_out_question_and_every_gold_parses(offline, veri
     assert len(held_out) == 32 and len(rl) == 400 and len(sft) == 640
     assert not held_out & {p.question for p in rl} and not held_out & set(sft)
     assert all(word_problems.WordProblems.are_correct(rl, [p.gold for p in rl], verifier))
+
+
+MARKED = "<SOLUTION>{}</SOLUTION>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "form"),
+    [
+        *(("paper", MARKED), ("system", MARKED), ("Write <SOLUTION>. {question}", MARKED)),
+        *(("model", r"\boxed{{{}}}"), ("{question} Box it.", r"\boxed{{{}}}")),
+    ],
+)
+def test_demonstrations_have_the_form_of_answer_that_the_prompt_asks_for(prompt, form, verifier):
+    profile = load_profile("smollm_paper")
+    model = dataclasses.replace(profile.model, prompt=prompt)
+    rows = problems.sft_rows(dataclasses.replace(profile, model=model), len)[:20]
+    texts = [row["completion"][0]["content"] for row in rows]
+    shown = profile.sft_data.task.demonstrations(20, 1, count_tokens=len, max_seq_length=1)
+    golds = [example.answer for example in shown]
+    assert all(text.endswith(form.format(gold)) for text, gold in zip(texts, golds, strict=True))
+    asked = [Problem("1", "some", "?", gold, "gsm_symbolic") for gold in golds]
+    right = [judge([one], [text], verifier, model.boxed) for one, text in zip(asked, texts)]
+    assert right == [[True]] * 20
 
 
 def test_no_number_is_larger_than_asked_for():
