@@ -52,7 +52,9 @@ def test_demonstrations_have_the_form_of_answer_that_the_prompt_asks_for(prompt,
     golds = [example.answer for example in shown]
     assert all(text.endswith(form.format(gold)) for text, gold in zip(texts, golds, strict=True))
     asked = [Problem("1", "some", "?", gold, "gsm_symbolic") for gold in golds]
-    right = [judge([one], [text], verifier, model.boxed) for one, text in zip(asked, texts)]
+    right = [
+        judge([one], [text], verifier, model.boxed) for one, text in zip(asked, texts, strict=True)
+    ]
     assert right == [[True]] * 20
 
 
