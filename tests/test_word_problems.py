@@ -58,6 +58,13 @@ def test_demonstrations_have_the_form_of_answer_that_the_prompt_asks_for(prompt,
     assert right == [[True]] * 20
 
 
+def test_exact_tasks_have_the_markers_whatever_the_prompt():
+    """Their valid completions, of which pass@k is exact, are listed so."""
+    profile = load_profile("smoke+model.prompt=model")
+    shown = problems.sft_rows(profile, len)[0]["completion"][0]["content"]
+    assert shown.startswith("<start_working_out>") and shown.endswith("</SOLUTION>")
+
+
 def test_no_number_is_larger_than_asked_for():
     """Of the question, the working or the answer; every smaller problem of the stream is kept."""
 

@@ -10,6 +10,7 @@ from sage_lib.experiment.settings import Data, Profile
 from sage_lib.tasks import prompts
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
+from sage_lib.tasks.task import ExactTask
 
 _DRAWABLE: dict[str, frozenset[str]] = {}
 
@@ -60,9 +61,11 @@ def sft_rows(profile: Profile, count_tokens: Callable[[str], int]) -> list[dict[
         count_tokens=count_tokens,
         max_seq_length=profile.model.max_seq_length,
     )
-    boxed, rows = not profile.model.asks_for_markers, []
+    # Exact tasks list their valid completions with the markers.
+    marked = profile.model.asks_for_markers or isinstance(data.task, ExactTask)
+    rows = []
     for shown in demonstrations:
-        turn = prompts.answer_turn(shown.working, shown.answer, boxed)
+        turn = prompts.answer_turn(shown.working, shown.answer, boxed=not marked)
         answer = {"role": "assistant", "content": turn}
         rows.append({"prompt": prompts.messages(shown.question), "completion": [answer]})
     return rows
