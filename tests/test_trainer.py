@@ -1,5 +1,6 @@
 """SageTrainer against stock TRL and a recomputation in float64."""
 
+import numpy as np
 import pytest
 import torch
 from trainer_cases import (
@@ -121,6 +122,28 @@ def test_a_guide_changes_training(make):
     first = guided.state.log_history[0]
     assert first["kl_ref"] < 1e-6 < first["kl"]
     assert first["guide/max"] <= 1.4 and 0 < first["guide/acting"] <= 1
+
+
+class Noted(BranchGuide):
+    """Branch, which notes what it was given and what it gave."""
+
+    def __call__(self, inputs):
+        q = super().__call__(inputs)
+        self.calls = [*getattr(self, "calls", []), (inputs, q)]
+        return q
+
+
+def test_the_weighted_mean_of_q_is_that_of_a_recomputation_in_float64(make):
+    guide = Noted(threshold=0.5, ratio=0.3)
+    log = trained(make(guide, max_steps=3, change=larger)).state.log_history
+    for (inputs, q), row in zip(guide.calls, log, strict=False):
+        mask = inputs.mask.bool()
+        d = (inputs.ref_logps - inputs.logps)[mask].double().numpy()
+        k3 = np.exp(d) - 1 - d
+        if row["step"] > 1:
+            expected = np.average(q[mask].double().numpy(), weights=k3)
+            assert row["guide/weighted"] == pytest.approx(expected, rel=1e-3)
+            assert abs(row["guide/weighted"] - row["guide/mean"]) > 1e-3, "the weights matter"
 
 
 def test_every_key_that_the_trainer_adds_to_the_log_is_explained(make):

@@ -330,7 +330,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
                 drawn = probs.completion_signals(self.guide_model, *rows, self.temperature)
             inputs = replace(inputs, guide_logps=drawn.logps)
         q = check_q(self.guide(inputs), inputs).detach()
-        self._log_guide(q, inputs.mask)
+        kl_ref = kl_forms.k3(batch["ref_per_token_logps"], logps)
+        self._log_guide(q, inputs.mask, kl_ref)
         if not self._guide_called:
             self._guide_called = True
             checks.warn_if_idle(self.guide, q, inputs)
