@@ -51,6 +51,18 @@ def test_the_dose_is_that_of_the_first_step_and_of_the_last_quarter_over_runs():
     assert table.loc["grpo_random", ["threshold", "weighted q"]].isna().all()
     assert list(dose(study_of(rows), ["grpo_random"])["method"]) == ["grpo_random"]
     assert dose(study_of(rows[-8:])).empty
+    assert "weighted q last" not in table, "these logs have no guide/weighted"
+
+
+def test_the_weighted_q_of_runs_is_weighted_by_the_kl_of_each_step():
+    one = logs("branch_strong-s1", "branch_strong", lambda s: 1.1, lambda s: 0.1)
+    other = logs("branch_strong-s2", "branch_strong", lambda s: 1.1, lambda s: 0.1)
+    for row in one:  # the last quarter of eight steps: 7 and 8
+        row |= {"guide/weighted": 1.2 if row["step"] == 7 else 1.3, "kl_ref": 0.01 * row["step"]}
+    for row in other:
+        row |= {"guide/weighted": 1.4, "kl_ref": 0.05}
+    (found,) = dose(study_of(one + other))["weighted q last"]
+    assert found == pytest.approx((0.07 * 1.2 + 0.08 * 1.3 + 2 * 0.05 * 1.4) / 0.25)
 
 
 def test_the_published_dose_follows_from_the_published_logs():
