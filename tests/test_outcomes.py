@@ -27,7 +27,15 @@ from sage_lib.report.inference import (
     Values,
 )
 
-METRICS = {"pass@1", "pass@16", "pass@256", *outcomes.LOGGED, outcomes.TAIL, outcomes.UNSOUND}
+METRICS = {
+    "pass@1",
+    "pass@8",
+    "pass@16",
+    "pass@256",
+    *outcomes.LOGGED,
+    outcomes.TAIL,
+    outcomes.UNSOUND,
+}
 METRICS |= {outcomes.DIVERSITY, outcomes.BRANCHING, "right pass@1", "right pass@256"}
 COLUMNS = ["pass@1", "pass@256", "rare mass"]
 WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
@@ -272,6 +280,7 @@ def test_without_exact_probabilities_pass_at_k_is_that_of_the_samples():
         ("claims", "study", 6, 14),
         ("exploration_claims", "study", 0, 25),
         ("operating_point_claims", "operating_point", 4, 5),
+        ("smollm_claims", "smollm_paper", 4, 1),
     ],
 )
 def test_the_claims_name_methods_and_metrics_that_there_are(name, profile, primary, papers):
