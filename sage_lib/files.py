@@ -100,13 +100,25 @@ def weights_hash(folder: Path) -> str:
     return _hash(sorted(folder.glob("*.safetensors")))
 
 
+def adapter_base(folder: Path) -> Path | str | None:
+    """Return the base of the adapter in a folder; None where the folder holds a whole model.
+
+    The base is a folder, named from the adapter's or from the working directory, or a hub name.
+    """
+    config = folder / "adapter_config.json"
+    if not config.is_file():
+        return None
+    name: str = read_json(config)["base_model_name_or_path"]
+    folders = [path.resolve() for path in (folder / name, Path(name)) if path.is_dir()]
+    return folders[0] if folders else name
+
+
 def model_hash(folder: Path) -> str:
     """Return the hash (12 hex digits) of the files of a model: weights, settings and tokenizer. The
     hash of an adapter includes its base, if that is a folder."""
     files_hash = _hash(sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]))
-    adapter = folder / "adapter_config.json"
-    base = Path(read_json(adapter)["base_model_name_or_path"]) if adapter.is_file() else folder
-    return f"{files_hash}+{model_hash(base)}" if base != folder and base.is_dir() else files_hash
+    base = adapter_base(folder)
+    return f"{files_hash}+{model_hash(base)}" if isinstance(base, Path) else files_hash
 
 
 def _hash(files: Iterable[Path]) -> str:

@@ -294,3 +294,13 @@ def test_the_rare_way_alone_is_spelled_and_spelling_moves_no_value():
     for word in puzzles.SPELLINGS.values():
         sign = next(s for s, w in puzzles.SPELLINGS.items() if w == word)
         assert puzzles.parse(f"3 {word} 8", six) == puzzles.parse(f"3 {sign} 8", six)
+
+
+def test_training_in_other_words_leaves_out_what_is_held_out_in_these_words():
+    task = Countdown(fewest=3, most=3, verb="make")
+    held_out = task.problems(50, 7)
+    assert all(task.could_draw(problem) for problem in held_out)
+    questions = {problem.question for problem in held_out}
+    assert questions & {p.question for p in task.problems(400, 8)}, "by chance, without the list"
+    drawn = task.problems(400, 8, exclude=frozenset(questions))
+    assert not questions & {problem.question for problem in drawn}

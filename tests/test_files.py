@@ -105,3 +105,25 @@ def test_a_committed_record_alone_does_not_count_as_done(tmp_path):
     files.append_line(run.samples, {})
     assert run.done()
     assert not a_run(tmp_path, "other weights").done()
+
+
+def test_the_base_of_an_adapter_is_a_folder_beside_it_or_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adapter, base = tmp_path / "adapter", tmp_path / "base"
+    for folder in (adapter, base, tmp_path / "elsewhere"):
+        folder.mkdir()
+    assert files.adapter_base(base) is None
+    (base / "model.safetensors").write_bytes(b"weights")
+    for name, expected in (
+        ("../base", base),
+        ("base", base),  # as PEFT saves it: from the working directory
+        (str(base), base),
+        ("owner/name", "owner/name"),
+    ):
+        files.write_json(adapter / "adapter_config.json", {"base_model_name_or_path": name})
+        assert files.adapter_base(adapter) == expected
+    files.write_json(adapter / "adapter_config.json", {"base_model_name_or_path": "../base"})
+    before = files.model_hash(adapter)
+    (base / "model.safetensors").write_bytes(b"others")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert files.model_hash(adapter) != before

@@ -15,6 +15,7 @@ from scipy.stats import ttest_1samp
 from test_sample_files import write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sage_lib.algorithm import guide_choices
 from sage_lib.algorithm.guides import BranchGuide, IdentityGuide
 from sage_lib.errors import SageError
 from sage_lib.evaluation import sample_files, sampled_gain
@@ -315,6 +316,18 @@ def short_model(model, folder, room=64):
     settings = read_json(folder / "short" / "config.json")
     write_json(folder / "short" / "config.json", {**settings, "max_position_embeddings": room})
     return str(folder / "short")
+
+
+def test_an_empty_completion_has_no_token_to_guide():
+    guide = guide_choices.build_guide("token")
+    assert sampled_gain.q_of(guide, [], [], torch.Generator(), []).shape == (0,)
+
+
+def test_what_would_fail_after_sampling_is_refused_before_it(tiny_model, tmp_path):
+    words = ["--model", str(tiny_model), "--samples", trl_file(tmp_path, [1.0, 0] * 4)]
+    shuffled = "{name: shuffled, inner: {name: reward}}"
+    assert "reads the rewards of training" in refused([*words, "--guide", shuffled])
+    assert "--precision must be positive, not 0.0" in refused([*words, "--precision", "0"])
 
 
 def test_where_nothing_is_right_a_sample_is_shown_and_all_are_kept(tiny_model, tmp_path, capsys):

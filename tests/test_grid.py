@@ -94,6 +94,8 @@ def test_a_wrong_command_line_or_file_names_what_is_wrong(trial):
             cli.main(words)
     for change, sentence in (
         ("methods: [grpx]", "block first: profile little has no method or family 'grpx'"),
+        ("methods: [main]", "has no method or family 'main'"),
+        ("families: [grpo]", "has no method or family 'grpo'"),
         ("method: [grpo]", "Extra inputs are not permitted"),
         ("methods: grpo", "valid list"),
     ):

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import linregress, t
 
 from sage_lib.algorithm.guides import BranchGuide, LikeliestGuide, SuccessGuide
 from sage_lib.evaluation import optima
@@ -88,6 +89,13 @@ def test_the_law_is_judged_by_its_committed_rule():
     assert abs(table.loc["sequence", "slope"] - 0.5) < 0.05
     swapped = gaps.rename(columns={"sequence": "k3", "k3": "sequence"})
     assert law.slopes(swapped, rho)["outcome"].tolist() == ["disagrees", "disagrees"]
+    noise = np.random.default_rng(2).normal(0, 5, gaps.shape)  # then nothing can be told
+    unknown = law.slopes(gaps + noise, rho).set_index("KL form")
+    assert set(unknown["outcome"]) == {"cannot tell"}
+    for form, row in unknown.iterrows():
+        fit = linregress(rho, (gaps + noise)[form].groupby("base").mean().reindex(rho.index))
+        half = t.ppf(1 - 0.025 / 2, len(rho) - 2) * fit.stderr
+        assert row["high"] - row["low"] == pytest.approx(2 * half), "Holm: both at 0.025"
 
 
 def test_the_tables_of_the_law_are_judged_once_each_base_has_all_methods(tmp_path, monkeypatch):

@@ -154,3 +154,13 @@ def test_the_command_needs_neither_torch_nor_pandas(tmp_path):
     loaded = set(eval(done.stdout.splitlines()[-1]))
     heavy = {"torch", "transformers", "pandas", "pyarrow", "matplotlib", "seaborn", "pydantic"}
     assert "numpy" in loaded and not loaded & heavy
+
+
+def test_a_list_of_files_may_be_longer_than_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [f"{'a' * 30}{seed}.jsonl" for seed in range(10)]
+    for seed, name in enumerate(names):
+        write(tmp_path / name, drawn(seed))
+    assert len(",".join(names)) > 255
+    [policy] = sage_lib.pass_at_k(",".join(names))["policies"]
+    assert policy["seeds"] == 10

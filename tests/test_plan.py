@@ -1,6 +1,7 @@
 """The plan of a profile: memory, disk and GPU hours worked out by hand; what is asked before it
 starts, and what is refused before the first hour."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -80,6 +81,18 @@ def test_hours_are_those_worked_out_by_hand(paper):
     assert faster.loc[("evaluation", "GRPO"), "value"] == pytest.approx(expected)
     assert found.loc[("rl", "GRPO"), "runs"] == 3 and found.loc[("sft", "Base Model"), "runs"] == 1
     assert (found["value"] == found["fast"]).all() and (found["value"] == found["slow"]).all()
+
+
+def test_rounds_of_rejection_sampling_take_the_hours_of_what_they_draw_and_learn(paper):
+    """4 rounds, each of which draws 400 times 8 completions and trains 200 steps."""
+    rft = {"rounds": 4, "prompts": 400, "samples": 8, "selected": 400, "sft": {"max_steps": 200}}
+    method = dataclasses.replace(paper.methods["grpo"], rft=rft)
+    profile = dataclasses.replace(paper, methods={"grpo": method})
+    steps = plan._batch(profile.rft_of("grpo").sft) * 800
+    again = profile.rft_of("grpo").sft["gradient_checkpointing"]
+    trained = steps * 1000 * (6 if again else 4) * 1e9 / 1e12 / 3600
+    expected = 4 * 400 * 8 * 0.9 / 3600 + trained
+    assert hours(profile).loc[("rl", "GRPO"), "value"] == pytest.approx(expected)
 
 
 def test_the_range_holds_the_plan_and_every_assumption_counts(paper):

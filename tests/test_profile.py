@@ -120,6 +120,11 @@ VARIED = ", ".join(f"rl.a{n}: [1, 2, 3, 4]" for n in range(5))
         ("methods: {mine: {rl: {beta: 0.1}}}", "^mine: methods.mine.label: field required$"),
         ("methods: {mine: {label: M, family: a/b}}", "key and family are letters"),
         ("methods: {mine: {label: M, vary: 3}}", "vary is as"),
+        (
+            "methods: {m: {label: M, guide: branch, vary: {guide.threshold: [0.8, 1.2]}}}",
+            "m: vary sets guide.threshold, and guide is 'branch': give its settings",
+        ),
+        ("train: [{grpo: {}}]", "train"),
         ("methods: {base: {label: B}}", "no key is 'base'"),
         ("methods: {m: {label: M, rft: {select: x}}}", "methods.m.rft"),
         (

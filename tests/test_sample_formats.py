@@ -305,6 +305,9 @@ def test_texts_that_a_file_lacks_are_named(tmp_path):
     traces["traces"][0]["nodes"] = [{"message": {"role": "user", "content": "a"}}, reply, reply]
     several = write(tmp_path / "several.jsonl", [traces])
     assert "line 1 has several turns of the model" in failing(several, gold="answer")
+    del traces["traces"][0]["nodes"]
+    without = write(tmp_path / "without.jsonl", [traces])
+    assert "line 1 has no text of its prompt and completion" in failing(without, gold="answer")
 
 
 def test_an_archive_of_inspect_gives_its_texts(tmp_path):

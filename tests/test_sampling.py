@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from sage_lib.errors import SageError
 from sage_lib.policy import loading, sampling, tiny_qwen
@@ -272,13 +272,17 @@ def test_vllm_is_asked_for_the_same_prompts_and_settings_and_read_the_same_way(
     stand_in = StandInForVllm(samples, prompts, end)
     for name, module in stand_in.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    chosen, path = settings(vllm={"gpu_memory_utilization": 0.5}), tmp_path / "vllm"
+    keywords = {"gpu_memory_utilization": 0.5}
+    if kept == "whole":  # a setting that is ours, too; and a second end, at which it stops
+        keywords["max_model_len"], stand_in.end = 99, 10_000
+        GenerationConfig(eos_token_id=[end, 10_000]).save_pretrained(folder)
+    chosen, path = settings(vllm=keywords), tmp_path / "vllm"
     engine = vllm_engine(folder, tokenizer, PROBLEMS, chosen)
     sampling.sample(engine, tokenizer, PROBLEMS, chosen, path)
     assert sampling.collect([path], PROBLEMS, 10) == whole
     assert stand_in.calls == [30], "all requests are in flight, not batches of 7"
     longest = max(map(len, prompts)) + 12
-    loaded = {"model": str(folder), "max_model_len": longest, "gpu_memory_utilization": 0.5}
+    loaded = {"model": str(folder), "max_model_len": longest, **keywords}
     adapter = None
     if kept == "adapter":  # rank 12, in the kernels of 16
         loaded |= {"model": str(base), "enable_lora": True, "max_lora_rank": 16}

@@ -51,7 +51,7 @@ def test_the_front_is_grpo_at_every_beta_and_nothing_else():
     own = [tradeoff.beta_of(results, key) for key in methods]
     assert own == [0, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.28, 0.4, 0.55, 0.8], "no guides"
     assert methods[0] == "grpo_no_kl" and "grpo" in methods, "not a rival at the same beta"
-    assert tradeoff.curve_methods(results, anchor="sequence") == ["grpo_no_kl", "sequence"]
+    assert tradeoff.curve_methods(results, kl_form="sequence") == ["grpo_no_kl", "sequence"]
     assert tradeoff.curve_methods(load_profile("smoke")) == ["grpo_no_kl", "grpo"]
     few = {"grpo", "grpo_branch", "grpo_no_kl"}
     assert tradeoff.curve_methods(results, few) == ["grpo_no_kl", "grpo"]

@@ -249,3 +249,5 @@ def test_the_former_name_of_an_argument_works_with_a_warning(make, tiny_model, f
         assert isinstance(trainer.kl_form, KL_FORMS["sequence"])
     else:
         assert trainer.ref_model is model and trainer.other_reference
+    with pytest.raises(SageError, match=f"{former} and {name} are the same"):
+        make(None, **{former: value, name: "k3_corrected" if name == "kl_form" else model})

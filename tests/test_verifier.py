@@ -255,3 +255,11 @@ def test_equal_pairs_are_verified_once():
     fresh.verify_answers(["6"] * 50, ["2 * 3"] * 49 + [None])
     assert {"pairs": 50, "distinct": 2, "no answer": 1}.items() <= fresh.counts.items()
     fresh.close()
+
+
+def test_a_batch_after_which_all_is_forgotten_repeats_an_earlier_pair(monkeypatch):
+    monkeypatch.setattr(judging, "MOST_KNOWN", 2)
+    fresh = Verifier()
+    fresh.verify_answers(["1", "2", "3"], ["1", "0", "3"])
+    verdicts = fresh.verify_answers(["3", "4"], ["3", "4"])
+    assert [verdict.correct for verdict in verdicts] == [True, True]

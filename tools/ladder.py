@@ -114,8 +114,8 @@ def tables(profile: Profile, prompts: list[Problem]) -> Iterator[tuple]:
                 rest = ladder.k3_rest(tree, reward, log_ref, beta, group, used)
                 yield (2, "fixed point", arm, *name, success(tree, rest, reward))
             for kind, (updates, rate) in TABLES.items():
-                given = (tree, reward, log_ref, beta * has_kl, group, [updates], rate, seed, used)
-                [ended] = ladder.trained_table(*given)
+                arguments = (tree, reward, log_ref, beta * has_kl, group, [updates], rate, seed)
+                [ended] = ladder.trained_table(*arguments, used)
                 yield (3, kind, arm, *name, success(tree, ended, reward))
 
 
@@ -133,9 +133,7 @@ def guide_means(
     """Return E[q | right] and E[q | wrong] under the base, from its listed completions."""
     prompt = loading.encode(tokenizer, problem.question)
     listed = enumerate_completions(model, prompt, tokenizer.eos_token_id, FLOOR, 56)
-    bodies = [ids[mask] for ids, mask in zip(listed.ids, listed.mask, strict=True)]
-    texts = tokenizer.batch_decode(bodies, skip_special_tokens=True)
-    task = task_of(problem.task)
+    texts, task = listed.texts(tokenizer), task_of(problem.task)
     valid = np.array([task.measures(problem, text, True)["valid"] for text in texts], bool)
     log_q = log_q_of(guide, listed.entropies.flatten()).view(listed.mask.shape)
     q = (log_q * listed.mask).sum(1).exp().numpy()

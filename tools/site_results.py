@@ -179,7 +179,7 @@ def _methods(results: Results) -> Iterator[dict[str, Any]]:
             key, label = f"{results.name}/{name}", f"{word}: {label}"
         look = style.look(key)
         dash = look["linestyle"]
-        found = {
+        entry = {
             "key": key,
             "label": label,
             "family": family,
@@ -200,8 +200,8 @@ def _methods(results: Results) -> Iterator[dict[str, Any]]:
                 for part, frame in parts.items()
             }
             profile = run.rpartition("/")[0] or results.name
-            found["runs"].append({"seed": int(row.seed), "profile": profile, **data})
-        yield found
+            entry["runs"].append({"seed": int(row.seed), "profile": profile, **data})
+        yield entry
 
 
 def _settings(method: Method, run: pd.Series) -> str:

@@ -213,26 +213,30 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
     def _policy_signals(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log pi of the sampled tokens and the entropies (nats) before them, (batch, time).
 
-        It takes at most a training batch of rows at a time, and :data:`LOGITS` logits. For
-        Unsloth's trainer the padding is moved to the right: its models read none on the left.
+        For Unsloth's trainer the padding is moved to the right: its models read none on the left.
         """
         ids, start, attention = whole_rows(batch)
         packing = self._packing(batch) if self.shaped_at_scoring else None
         if packing is not None:
             ids, attention, start = packing.moved(ids), packing.moved(attention), packing.start
-        words = self._plain(self.model).get_output_embeddings().weight.shape[0]
+        logps, entropies = self._signals_of(self.model, ids, start, attention)
+        if packing is None:
+            return logps, entropies
+        return packing.unpack(logps), packing.unpack(entropies)
+
+    def _signals_of(
+        self, model: torch.nn.Module, ids: torch.Tensor, start: int, attention: torch.Tensor
+    ) -> probs.Signals:
+        """Return the signals of whole rows under a model. It reads at most a training batch of rows
+        at a time, and :data:`LOGITS` logits."""
+        words = self._plain(model).get_output_embeddings().weight.shape[0]
         fits = max(1, LOGITS // ((ids.shape[1] - start) * words))
         size = min(self.args.per_device_train_batch_size, fits)
-        logps, entropies = [], []
-        for first in range(0, len(ids), size):
-            rows = slice(first, first + size)
-            signals = probs.completion_signals(
-                self.model, ids[rows], start, attention[rows], self.temperature
-            )
-            logps.append(signals.logps)
-            entropies.append(signals.entropies)
-        joined = torch.cat(logps), torch.cat(entropies)
-        return joined if packing is None else (packing.unpack(joined[0]), packing.unpack(joined[1]))
+        parts = [
+            probs.completion_signals(model, rows, start, mask, self.temperature)
+            for rows, mask in zip(ids.split(size), attention.split(size), strict=True)
+        ]
+        return probs.Signals(*(torch.cat(signal) for signal in zip(*parts, strict=True)))
 
 
 def best_logps(logps: torch.Tensor, rewards: torch.Tensor, size: int) -> torch.Tensor:

@@ -44,7 +44,6 @@ def completion_logits_and_hidden(
 class Signals(NamedTuple):
     """Signals of completions under a policy, nats."""
 
-    log_pi: torch.Tensor  # of all tokens, shape (batch, time, vocabulary)
     logps: torch.Tensor  # of the drawn tokens, shape (batch, time)
     entropies: torch.Tensor  # of the state before each token, shape (batch, time)
 
@@ -60,7 +59,7 @@ def completion_signals(
     The other arguments are as in :func:`completion_logits`."""
     logits = completion_logits(model, ids, start, attention_mask)
     log_pi = log_probabilities(logits, temperature)
-    return Signals(log_pi, drawn_log_probabilities(log_pi, ids[:, start:]), entropies_of(log_pi))
+    return Signals(drawn_log_probabilities(log_pi, ids[:, start:]), entropies_of(log_pi))
 
 
 def logits_from_hidden(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:

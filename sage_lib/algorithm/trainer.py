@@ -67,7 +67,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sage_lib.algorithm import checks, kl_forms
-from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.advantages import (
     AdvantageShaper,
     BatchTokens,
@@ -141,7 +140,10 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         reference_reset: int = 0,
         **kwargs: Any,
     ) -> None:
-        for old, new in (("anchor", "kl_form"), ("reference", "ref_model")):
+        typed = (("anchor", "kl_form", kl_form, "k3"), ("reference", "ref_model", ref_model, None))
+        for old, new, value, default in typed:
+            if old in kwargs and value != default:
+                kwargs[new] = value  # both names, which is refused
             rename_key(kwargs, old, new, "SageTrainer")
         kl_form, ref_model = kwargs.pop("kl_form", kl_form), kwargs.pop("ref_model", ref_model)
         if guide is not None:
@@ -325,9 +327,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             best_logps=batch.get(BEST_LOGPS),
         )
         if self.guide_model is not None:
-            rows = whole_rows(batch)
             with torch.no_grad():
-                drawn = probs.completion_signals(self.guide_model, *rows, self.temperature)
+                drawn = self._signals_of(self.guide_model, *whole_rows(batch))
             inputs = replace(inputs, guide_logps=drawn.logps)
         q = check_q(self.guide(inputs), inputs).detach()
         kl_ref = kl_forms.k3(batch["ref_per_token_logps"], logps)

@@ -74,9 +74,9 @@ def _bootstrap_level(difference: Array, draws: int, rng: np.random.Generator) ->
     centred = of_problems - of_problems.mean(axis=0)
     variance = of_problems.var(axis=0, ddof=1) / problems
     of_seeds = difference.mean(axis=1)
-    rest = difference - of_seeds[:, None] - of_problems + of_problems.mean(axis=0)
+    residuals = difference - of_seeds[:, None] - of_problems + of_problems.mean(axis=0)
     freedom = (seeds - 1) * (problems - 1)
-    noise = (rest**2).sum(axis=(0, 1)) / freedom / (seeds * problems)
+    noise = (residuals**2).sum(axis=(0, 1)) / freedom / (seeds * problems)
     of_sampling = np.maximum(variance - noise, 0)
     spread = np.sqrt((centred**2).sum(axis=0))
     scaled = np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 0)

@@ -30,17 +30,17 @@ WEIGHTS = ("k3", "k3_corrected", "sequence")
 
 
 def weights(
-    anchor: str,
+    kl_form: str,
     log_pi: torch.Tensor,
     log_ref: torch.Tensor,
     log_q: torch.Tensor,
     later: torch.Tensor,
     drawn: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the factor of the gradient of log pi(v) in an anchor's expected on-policy gradient.
+    """Return the factor of the gradient of log pi(v) in a KL form's expected on-policy gradient.
 
     Args:
-        anchor: a name of WEIGHTS.
+        kl_form: a name of WEIGHTS.
         log_pi: of all tokens, shape (batch, time, vocabulary).
         log_ref: the same of the reference policy.
         log_q: of the state, shape (batch, time).
@@ -51,10 +51,10 @@ def weights(
         Factors, shape (batch, time, vocabulary).
     """
     d = log_ref - log_pi + log_q[..., None]
-    if anchor == "k3":
+    if kl_form == "k3":
         return log_pi.exp() * (1 - d.exp())
     of_token = -log_pi.exp() * d
-    if anchor == "k3_corrected":
+    if kl_form == "k3_corrected":
         return of_token
     return of_token.scatter_add(-1, drawn[..., None], later[..., None])
 

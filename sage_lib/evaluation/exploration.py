@@ -21,7 +21,7 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, read_lines, write_text
 from sage_lib.policy import loading, token_groups, token_signals
-from sage_lib.policy.sampling import sample_seed, warpers
+from sage_lib.policy.sampling import end_tokens, sample_seed, warpers
 from sage_lib.tasks.problem import Problem
 
 #: The share of a completion that is early, or late (exploration report, Figure 6b), and the share
@@ -62,7 +62,7 @@ def impact(
     state = torch.tensor([prefix], device=model.device)
     logits = model(input_ids=state).logits[0, -1:].float().cpu().numpy()
     other = int(token_signals.runner_up(logits, np.array([drawn]))[0])
-    stops = model.generation_config.eos_token_id or tokenizer.eos_token_id
+    stops = end_tokens(model, tokenizer)
     ends = stops if isinstance(stops, list) else [stops]
     config = transformers.GenerationConfig(
         do_sample=True,
@@ -143,13 +143,18 @@ def perplexity_groups(
     return groups_by_name
 
 
+def _seed(profile: Profile, run: Run) -> int:
+    """Return the seed of a run's draws: each run draws anew, and intervals over runs hold that."""
+    return profile.rl["seed"] if run.seed is None else run.seed
+
+
 @torch.no_grad()
 def measure_impact(profile: Profile, run: Run) -> dict:
     """Write impact.csv, a row for each replaced token (docs/data_training.md); return the run
     record."""
     drawer = groups.Drawer(profile, run)
     exploration = profile.exploration
-    seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
+    seed = _seed(profile, run)
     record = run.begin(seed, dataclasses.asdict(exploration))
     drawn: list[DrawnCompletion] = []
     for problem in problems.rl_problems(profile)[: exploration.prompts]:
@@ -201,7 +206,7 @@ def measure_dynamics(profile: Profile, run: Run) -> dict:
     drawer = groups.Drawer(profile, run)
     base, _ = loading.load(profile.model, runs.sft_run(profile).model)
     exploration = profile.exploration
-    seed = run.seed or profile.rl["seed"]  # each run draws anew: intervals over runs hold that, too
+    seed = _seed(profile, run)
     sizes = {"prompts": exploration.prompts, "completions": exploration.completions}
     record = run.begin(seed, sizes)
     prompts = problems.rl_problems(profile)[: exploration.prompts]

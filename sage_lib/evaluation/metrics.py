@@ -1,5 +1,5 @@
-"""The metrics of both papers as pure functions: pass@k, votes, diversity; and the uncertainty of
-means over problems: intervals, paired differences, crossings.
+"""The metrics of both papers as pure functions, and the uncertainty of means over problems:
+intervals and paired differences.
 
 ``values`` are numbers per problem, shape (problems, columns), or (problems,) for a single column; a
 column is, for instance, one k of pass@k. ``sets`` names the data set of each problem. The mean is
@@ -245,9 +245,11 @@ def _standard_error(difference: Array, sets: Sets) -> tuple[Array, Array]:
         problems += variance
         doubt_of_problems += variance**2 / (size - 1)
         if seeds > 1:
-            rest = part - part.mean(axis=1, keepdims=True) - of_problems + part.mean(axis=(0, 1))
+            residuals = (
+                part - part.mean(axis=1, keepdims=True) - of_problems + part.mean(axis=(0, 1))
+            )
             freedom = (seeds - 1) * (size - 1)
-            variance = weight * (rest**2).sum(axis=(0, 1)) / freedom / (seeds * size)
+            variance = weight * (residuals**2).sum(axis=(0, 1)) / freedom / (seeds * size)
             noise += variance
             doubt_of_noise += variance**2 / freedom
     without_noise = np.maximum(problems - noise, 0)

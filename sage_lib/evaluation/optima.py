@@ -52,10 +52,7 @@ def measure_optimum(profile: Profile, run: Run) -> dict[str, Any]:
         prompt = loading.encode(tokenizer, problem.question)
         longest = profile.evaluation.max_new_tokens
         enumeration = enumerate_completions(model, prompt, tokenizer.eos_token_id, FLOOR, longest)
-        texts = tokenizer.batch_decode(
-            [ids[mask] for ids, mask in zip(enumeration.ids, enumeration.mask, strict=True)],
-            skip_special_tokens=True,
-        )
+        texts = enumeration.texts(tokenizer)
         p = float(np.exp(valid_probabilities(model, tokenizer, [problem])["logp"]).sum())
         rows += problem_rows(problem, enumeration, texts, p, guides, profile.seeds[0])
     table = pd.DataFrame(rows, columns=COLUMNS)

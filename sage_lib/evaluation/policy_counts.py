@@ -78,7 +78,7 @@ def read_policy(
     same policy, and ``,`` files of another training seed. ``-`` is the standard input.
     """
     label, equals, rest = text.partition("=")
-    if Path(text).exists() or not equals or "/" in label:
+    if _exists(text) or not equals or "/" in label:
         label, rest = "", text
     counts: dict[tuple[int, str], tuple[int, int]] = {}
     place_of: dict[int, int] = {}
@@ -154,18 +154,28 @@ def counted(label: str, counts: Counts | Sequence[Counts]) -> PolicyCounts:
         raise SageError(f"{label}: counts are pairs (right, samples) by problem") from None
     if not np.issubdtype(table.dtype, np.integer):
         raise SageError(f"{label}: counts are whole numbers, not {table.dtype}")
+    if ((right < 0) | (right > samples)).any():
+        raise SageError(f"{label}: counts are (right, samples) with 0 <= right <= samples")
     seeds: list[int | None] = [None] if len(by_seed) == 1 else [*range(1, len(by_seed) + 1)]
     return PolicyCounts(label, list(map(str, problems)), seeds, samples, right)
 
 
+def _exists(text: str) -> bool:
+    """Return whether a file has this name; a list of files can be longer than any name."""
+    try:
+        return Path(text).exists()
+    except OSError:
+        return False
+
+
 def _split(text: str, between: str) -> list[str]:
     """Split a list of files at a sign; a file whose name has that sign is not split."""
-    return [text] if Path(text).exists() else text.split(between)
+    return [text] if _exists(text) else text.split(between)
 
 
 def _matches(text: str) -> list[str]:
     """The files of a pattern; a name without a pattern is itself."""
-    if Path(text).exists() or not glob.has_magic(text):
+    if _exists(text) or not glob.has_magic(text):
         return [text]
     files = sorted(glob.glob(text))
     if not files:
@@ -176,6 +186,6 @@ def _matches(text: str) -> list[str]:
 def _method(text: str) -> tuple[Path, str | None]:
     """Split FILE:METHOD; FILE alone has no method."""
     file, colon, method = text.rpartition(":")
-    if colon and not Path(text).exists() and Path(file).is_file():
+    if colon and not _exists(text) and Path(file).is_file():
         return Path(file), method
     return Path(text), None

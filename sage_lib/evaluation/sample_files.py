@@ -155,7 +155,10 @@ def _samples(
         raise ValueError("has counts and no texts")
     for part in rows_of_samples(format, row, judge is not None):
         line = reader(part, threshold)
-        sample = Sample(line.problem, *texts(format, part, gold))
+        try:
+            sample = Sample(line.problem, *texts(format, part, gold))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"has no text of its prompt and completion ({error!r})") from None
         if judge is not None:
             verdict = int(judge(sample.gold, sample.completion)), 1
             line = replace(line, verdicts={"": verdict})

@@ -232,6 +232,8 @@ def q_of(
         generator: of a guide that draws.
         ids: of the tokens, shape (tokens,).
     """
+    if len(logps) == 0:  # an empty completion has no quantiles
+        return np.ones(0)
     state, drawn = (torch.as_tensor(x, dtype=torch.float64)[None] for x in (entropies, logps))
     mask, tokens = torch.ones_like(drawn), torch.as_tensor(ids, dtype=torch.long)[None]
     inputs = GuideInputs(state, drawn, mask, 0.0, generator, tokens)

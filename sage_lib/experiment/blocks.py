@@ -61,7 +61,7 @@ def load_grid(name: str | Path) -> list[Block]:
             block.profile = str(path.parent / block.profile)
         methods = block.loaded.methods
         families = {method.family for method in methods.values()}
-        if wrong := {*block.methods, *block.families} - {*methods, *families}:
+        if wrong := {*block.methods} - {*methods} | {*block.families} - families:
             where = f"grid {path.name}, block {block.name}: profile {block.loaded.name}"
             raise SageError(f"{where} has no method or family {min(wrong)!r}")
     return blocks

@@ -132,7 +132,7 @@ def build_profile(raw: dict[str, Any], path: Path) -> Profile:
     lists = {"train": train, "evaluation.methods": profile.evaluation.methods}
     for setting, keys in {**lists, "exploration.methods": profile.exploration.methods}.items():
         for key in (keys or ()) if methods else ():
-            if key not in methods:
+            if not isinstance(key, str) or key not in methods:
                 raise unknown(f"{name}: {setting}", str(key), methods)
     for fault in _faults(profile):
         raise SageError(f"{name}: {fault}")
@@ -189,6 +189,11 @@ def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]
                 place, (*sections, last) = method, setting.split(".")
                 for part in sections:
                     place = place.setdefault(part, {})
+                    if not isinstance(place, dict):
+                        raise SageError(
+                            f"{below(where, key)}: vary sets {setting}, and {part} is {place!r}: "
+                            "give its settings, such as {name: branch}"
+                        )
                 place[last] = value
                 name += f"_{last}{value}"
                 method["label"] = f"{method.get('label', key)}, {last.replace('_', ' ')} {value}"
@@ -236,7 +241,7 @@ def _faults(profile: Profile) -> Iterator[str]:
 def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
     words = (key, method.family)  # in names of folders
     if key == BASE or not all(re.fullmatch(r"[\w.-]{1,100}", word) for word in words):
-        yield f"key and family are letters, digits, - and _, and no key is {BASE!r}, the SFT model"
+        yield f"key and family are letters, digits, -._, and no key is {BASE!r}, the SFT model"
     beta = make(kinds.Rl, profile.rl_of(key), f"{profile.name}: methods.{key}.rl").beta
     changed = [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
@@ -314,7 +319,7 @@ def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict
     lines = evaluation.get("data") if isinstance(evaluation, dict) else None
     for data in [base.get("sft_data"), base.get("rl_data"), *(lines or [])]:
         file = data.get("path") if isinstance(data, dict) else None
-        if isinstance(file, str) and not Path(file).is_absolute():
+        if isinstance(file, str) and not Path(file).expanduser().is_absolute():
             data["path"] = os.path.relpath(parent.parent / file, path.parent)
     return _merge(base, raw, base_sources, ""), {**base_sources, **sources}
 

@@ -7,6 +7,7 @@ command goes on where it was ended.
 
 import argparse
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,8 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     """Draw what is not drawn, or read it, then print and write the table."""
     if options.beta is not None and not options.beta > 0:
         raise SageError(sampled_gain.NO_OPTIMUM.format(options.beta))
+    if not options.precision > 0:
+        raise SageError(f"--precision must be positive, not {options.precision}")
     if options.data and not options.model:
         raise SageError("--data goes with --model: a profile names its own data")
     number = options.samples[0] if options.samples else None
@@ -195,7 +198,7 @@ def require_room(profile: Profile) -> None:
 def build_guide(choice: Any) -> Any:
     """Return the guide of a choice; SageError for one that reads rewards, which are not there."""
     guide = guide_choices.build_guide(choice)
-    if getattr(guide, "reads_rewards", False):
+    if guide_choices.reads_rewards(choice if isinstance(choice, Mapping) else {"name": choice}):
         raise SageError(f"the guide {choice} reads the rewards of training: leave it out")
     return guide
 

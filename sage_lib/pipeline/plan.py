@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import multiprocessing
 import os
 import sys
@@ -155,7 +156,9 @@ def needs(profile: Profile) -> pd.DataFrame:
         lora = adapter if profile.methods[run.method].lora else 0
         policies += lora * 4 if lora and profile.compute.keeps_adapter else total * width
         largest = max(largest, lora * (4 + state) if lora else total * (width + state))
-    limit = rl["save_total_limit"] + 1  # the last ones stay while the next is written
+    every = rl.get("save_steps", 500)  # as TRL: of steps, or below 1 a share of them
+    all_of_run = math.ceil(1 / every if every < 1 else rl["max_steps"] / every)
+    limit = (rl.get("save_total_limit") or all_of_run) + 1  # they stay while the next is written
     tokens = evaluation.problems * evaluation.samples * evaluation.max_new_tokens / 2
     parts = {
         ("memory", "weights"): total * (0.55 if profile.model.load_in_4bit else width),
@@ -226,16 +229,24 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
     if stage == "sft" and profile.sft and profile.sft_data is not None:
         seen = _batch(profile.sft) * profile.sft.get("max_steps", 0)
         seen = seen if seen > 0 else profile.sft_data.rows * _epochs(profile.sft)
-        each = operations(profile.sft_lora is not None, profile.sft["gradient_checkpointing"])
+        each = operations(
+            profile.sft_lora is not None, profile.sft.get("gradient_checkpointing", False)
+        )
         # Appendix E.2 lets in no row longer than half of the model's length.
         return _passes(seen * profile.model.max_seq_length / 2, each, size, numbers)
     if stage not in ("rl", "replay"):
         return 0.0
     resolved, rl = profile.methods[method], profile.rl_of(method)
+    has_lora = profile.rl_lora is not None and resolved.lora
+    if resolved.rft is not None:
+        rft = profile.rft_of(method)
+        each = operations(has_lora, rft.sft.get("gradient_checkpointing", False))
+        trained = _passes(_batch(rft.sft) * rft.steps * whole, each, size, numbers)
+        return rft.drawn * tokens / numbers["generation"] / 3600 + trained
     completions = _batch(rl) * rl["max_steps"]
     rounds = min(numbers["rounds"], 1 + resolved.dynamic_sampling)
     drawn = completions * tokens * rounds / numbers["generation"] / 3600
-    each = operations(profile.rl_lora is not None and resolved.lora, rl["gradient_checkpointing"])
+    each = operations(has_lora, rl["gradient_checkpointing"])
     # Passes without a gradient: of the reference, and under Unsloth one for a guide's entropies.
     apart = profile.compute.backend == "unsloth" and resolved.guide is not None
     each += 2 * ((rl["beta"] > 0) + apart)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.algorithm.token_probabilities import entropies_of, log_probabilities
 
@@ -26,6 +26,12 @@ class Enumeration(NamedTuple):
     def probabilities(self) -> torch.Tensor:
         """pi of each completion, shape (completions,). Their sum is the mass that they cover."""
         return self.logps.double().sum(dim=1).exp()
+
+    def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return the completions as texts, without special tokens."""
+        bodies = [ids[mask] for ids, mask in zip(self.ids, self.mask, strict=True)]
+        texts: list[str] = tokenizer.batch_decode(bodies, skip_special_tokens=True)
+        return texts
 
 
 @torch.no_grad()

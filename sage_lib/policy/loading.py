@@ -15,7 +15,7 @@ from transformers.masking_utils import eager_mask
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Model
-from sage_lib.files import read_json, write_json
+from sage_lib.files import adapter_base, read_json, write_json
 from sage_lib.files import weights_hash as weights_hash  # of a folder, as weights_mark of a model
 from sage_lib.policy import smollm, tiny_qwen
 from sage_lib.tasks import prompts
@@ -61,14 +61,6 @@ def load_tokenizer(
     return with_prompt(tokenizer, model.prompt)
 
 
-def base_of(folder: str | Path) -> Path | None:
-    """Return the base of the adapter in a folder; None where the folder holds a whole model."""
-    config = Path(folder) / "adapter_config.json"
-    if not config.is_file():
-        return None
-    return (config.parent / read_json(config)["base_model_name_or_path"]).resolve()
-
-
 def save_adapter(model: Any, folder: Path, base: Path) -> None:
     """Save a PEFT model's adapter, with the path of its base from there: both can be moved.
 
@@ -88,7 +80,7 @@ def load(section: Model, folder: str | Path) -> tuple[PreTrainedModel, PreTraine
     ``section``: of the profile, for dtype and prompts. ``folder``: of the model, or its hub name.
     """
     dtype = "auto" if section.dtype is None else getattr(torch, section.dtype)
-    base = base_of(folder)
+    base = adapter_base(Path(folder))
     model = transformers.AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
     if base is not None:
         from peft import PeftModel  # late: Unsloth, where it is, comes before

@@ -104,15 +104,15 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
     words = f"pass@256 {least:.3f}; {lower} problems are below the base"
     rows.append((words, lower == 0 and least > 0.99))
     p = mean["pass@1"]
-    rest, start = p["2 fixed point of k3", "grpo"], of_base.mean()
+    fixed_point, start = p["2 fixed point of k3", "grpo"], of_base.mean()
     once, often = (
-        (p[f"3 table, {updates}", "grpo"] - start) / (rest - start)
+        (p[f"3 table, {updates}", "grpo"] - start) / (fixed_point - start)
         for updates in ("one update", "3,000 updates")
     )
     words = f"of the way to rung 2: one update {once:.2f}, 3,000 updates {often:.2f}"
     rows.append((words, once < 0.1 and abs(often - 1) < 0.15))
     free = p["3 table, 3,000 updates", "grpo_no_kl"]
-    rows.append((f"pass@1 {free:.3f} without KL, {rest:.3f} at rung 2", free > rest))
+    rows.append((f"pass@1 {free:.3f} without KL, {fixed_point:.3f} at rung 2", free > fixed_point))
     shared = table[table["step"] == "4 network, groups of 64"]
     of_seed = shared.pivot_table("pass@256", "seed", "arm")
     losses = (of_seed["grpo_no_kl"] - of_seed["grpo"]).dropna()

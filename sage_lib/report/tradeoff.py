@@ -35,14 +35,14 @@ def beta_of(profile: Profile, method: str) -> float:
 
 
 def curve_methods(
-    profile: Profile, present: Iterable[str] | None = None, anchor: str = "k3"
+    profile: Profile, present: Iterable[str] | None = None, kl_form: str = "k3"
 ) -> list[str]:
     """Return the methods that differ from the baseline, GRPO, in beta alone, by rising beta.
 
     Args:
         profile: has the methods. Of several methods with the same beta the first counts.
         present: the methods to select from; None for all.
-        anchor: of the methods; at beta 0 any anchor.
+        kl_form: of the methods; at beta 0 any form.
     """
 
     def without_beta(key: str) -> Method:
@@ -54,8 +54,8 @@ def curve_methods(
     by_beta: dict[float, str] = {}
     for key in (key for key in profile.methods if key in selected):
         beta = beta_of(profile, key)
-        anchored = profile.methods[key].kl_form == anchor or beta == 0
-        if anchored and without_beta(key) == without_beta(profile.baseline):
+        same_form = profile.methods[key].kl_form == kl_form or beta == 0
+        if same_form and without_beta(key) == without_beta(profile.baseline):
             by_beta.setdefault(beta, key)
     return [by_beta[beta] for beta in sorted(by_beta)]
 
@@ -111,7 +111,7 @@ def positions_of(
     profile: Profile,
     values: dict[str, Values],
     methods: Iterable[str] | None = None,
-    anchor: str = "k3",
+    kl_form: str = "k3",
 ) -> pd.DataFrame:
     """Return the table of :func:`positions` from the values of a profile's methods.
 
@@ -119,13 +119,13 @@ def positions_of(
         profile: has the methods.
         values: by method, with those of the base; their first two columns are pass@1 and pass@256.
         methods: None for all.
-        anchor: of the methods on the curve.
+        kl_form: of the methods on the curve.
     """
-    curve = curve_methods(profile, values, anchor)
+    curve = curve_methods(profile, values, kl_form)
     if len(curve) < 2:
         raise SageError(
             f"profile {profile.name} has {len(curve)} evaluated points of GRPO's trade-off curve "
-            f"at the anchor {anchor}: a curve needs two or more values of beta"
+            f"with the KL form {kl_form}: a curve needs two or more values of beta"
         )
 
     def against_line(method: str, bound: float = 0.0) -> dict[str, Any]:

@@ -118,14 +118,15 @@ class Countdown(ExactTask):
                 if not pool:
                     continue
                 puzzle = Puzzle(digits, rng.choice(pool), kind, self.limit, self.operators)
-                if puzzle.question not in seen:
+                question = puzzle.question_with(self.verb)
+                if question not in seen:
                     break
             else:
                 raise SageError(
                     f"no new problem of kind {kind!r} was found after {len(seen)}: "
                     "ask for fewer, or for more digits or a higher limit"
                 )
-            seen.add(puzzle.question)
+            seen.add(question)
             yield puzzle
 
     def demonstrate(
@@ -171,7 +172,7 @@ class Countdown(ExactTask):
 
     def could_draw(self, problem: Problem) -> bool:
         """Return whether the question is one of countdown's with as many digits, from any task."""
-        match = re.fullmatch(r"reach [0-9]+ from ([1-9](?: [1-9])*)", problem.question)
+        match = re.fullmatch(self.verb + r" [0-9]+ from ([1-9](?: [1-9])*)", problem.question)
         return match is not None and self.fewest <= len(match[1].split()) <= self.most
 
     @classmethod

@@ -34,6 +34,8 @@ LENGTH_LIMIT = 400
 #: What a pair may take, in units of the known formula of :mod:`sage_lib.tasks.worker`; and what it
 #: may take at first. The slow ones of a batch, a sixth of its pairs or ten, have a second try.
 LIMIT, FIRST_LIMIT = 150.0, 20.0
+#: Verdicts that are kept, some ten megabytes; beyond, all are forgotten before the next batch.
+MOST_KNOWN = 100_000
 #: Seconds of the clock after which a worker is killed that processor time does not stop.
 PATIENCE = 300
 #: Reasons of :class:`Verdict` for an answer that was cut off, and not read to its end.
@@ -117,6 +119,8 @@ class Verifier:
         pairs = [(_short(str(gold)), _read_part(text)) for gold, text in columns]
         with self._lock:
             self.counts["pairs"] += len(pairs)
+            if len(self._known) > MOST_KNOWN:
+                self._known.clear()
             self._verify_new([pair for pair in dict.fromkeys(pairs) if pair not in self._known])
             verdicts = [self._known[pair] for pair in pairs]
             for pair in self._untried:  # another batch may have more time for it
@@ -156,8 +160,6 @@ class Verifier:
     def _verify_new(self, pairs: list[tuple[str, str | None]]) -> None:
         self.counts["distinct"] += len(pairs)
         self._untried = []
-        if len(self._known) > 100_000:  # some ten megabytes
-            self._known.clear()
         hard: list[Pair] = []
         for gold, answer in pairs:
             if answer is None or answer == TOO_LONG:

@@ -82,7 +82,7 @@ def trained_table(
         updates: numbers of updates, rising, after which the policy is returned.
         rate: learning rate of the logits.
         seed: of the draws.
-        log_q: log q of each edge, shape (E,); None: no guide.
+        log_q: log q of each edge, shape (E,), of a guide of the state; None: no guide.
 
     Returns:
         log pi of each edge, shape (E,), after each number of updates.
@@ -98,7 +98,8 @@ def trained_table(
         of_group = reward[drawn]
         advantage = (of_group - of_group.mean()) / (of_group.std() + EPSILON)
         paths = tree.paths[drawn]
-        # The gradient of k3 in log pi is 1 - pi_ref/pi.
+        # The gradient of k3 in log pi is 1 - q·pi_ref/pi. Where all edges of a state have one q,
+        # its mean is that of q·(1 - pi_ref/pi), which varies less.
         k3 = pull * (1 - (log_reference - log_pi).exp())
         of_edge = (paths.T @ advantage - paths.sum(0) * k3) / group
         mean = tree.sum_by_state(of_edge)[tree.state_of]

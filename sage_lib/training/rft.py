@@ -183,7 +183,7 @@ class Rounds:
 
     def load_policy(self, number: int) -> PreTrainedModel:
         """Load the policy after a number of rounds, ready to be trained."""
-        checkpointing = self.rft.sft["gradient_checkpointing"]
+        checkpointing = self.rft.sft.get("gradient_checkpointing", False)
         weights = self.folder(number - 1) / "weights"
         start = weights if number and self.lora is None else self.base_folder
         fast = unsloth_first.is_loaded()  # as for SFT

@@ -88,7 +88,8 @@ def save_policy(
         tokenizer: of the model.
     """
     if profile.compute.keeps_adapter and isinstance(model, PeftModel):
-        loading.save_adapter(model, run.model, runs.finished(profile, run.policy).model)
+        base = runs.start_run(profile, profile.methods[run.method]).model
+        loading.save_adapter(model, run.model, base)
     else:
         merged(model).save_pretrained(run.model)
     tokenizer.save_pretrained(run.model)
