@@ -108,7 +108,7 @@ def shows(cells, place):
     return any(cell.outputs for cell in cells[place : place + (1 if displays else 3)])
 
 
-@pytest.mark.parametrize(("paper", "item", "kind", "rest"), places())
+@pytest.mark.parametrize(("paper", "item", "kind", "rest"), list(places()))
 def test_each_place_of_an_item_shows_the_item(paper, item, kind, rest):
     """The text stands in a code cell of the notebook that shows something, or in the file."""
     if kind == "profile":

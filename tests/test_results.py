@@ -96,11 +96,11 @@ def test_what_is_written_is_what_was_collected_with_thinned_logs(own, tmp_path, 
 def test_a_damaged_published_table_is_named(own, tmp_path, monkeypatch, kept):
     monkeypatch.setattr(paths, "PUBLISHED", tmp_path / "published")
     folder = tmp_path / "published" / "smoke"
-    results.write(results.collect(load_profile("smoke")), own.settings, folder)
+    results.write(results.collect(load_profile("smoke")), own.profile, folder)
     path = folder / "steps.parquet"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(SageError, match=r"smoke/steps\.parquet is damaged .*get it again from git"):
-        _ = results.load("smoke").steps
+        _ = results.load_results("smoke").steps
 
 
 def test_the_runs_of_another_base_stand_beside_those_of_the_first(tmp_path, monkeypatch):
