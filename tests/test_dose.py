@@ -51,18 +51,21 @@ def test_the_dose_is_that_of_the_first_step_and_of_the_last_quarter_over_runs():
     assert table.loc["grpo_random", ["threshold", "weighted q"]].isna().all()
     assert list(dose(study_of(rows), ["grpo_random"])["method"]) == ["grpo_random"]
     assert dose(study_of(rows[-8:])).empty
-    assert "weighted q last" not in table, "these logs have no guide/weighted"
+    assert "weighted q last" not in table, "these logs have no guide/kl"
 
 
 def test_the_weighted_q_of_runs_is_weighted_by_the_kl_of_each_step():
-    one = logs("branch_strong-s1", "branch_strong", lambda s: 1.1, lambda s: 0.1)
-    other = logs("branch_strong-s2", "branch_strong", lambda s: 1.1, lambda s: 0.1)
-    for row in one:  # the last quarter of eight steps: 7 and 8
-        row |= {"guide/weighted": 1.2 if row["step"] == 7 else 1.3, "kl_ref": 0.01 * row["step"]}
-    for row in other:
-        row |= {"guide/weighted": 1.4, "kl_ref": 0.05}
-    (found,) = dose(study_of(one + other))["weighted q last"]
-    assert found == pytest.approx((0.07 * 1.2 + 0.08 * 1.3 + 2 * 0.05 * 1.4) / 0.25)
+    q_of_run = {"branch_strong-s1": 1.2, "branch_strong-s2": 1.4, "grpo_random-s1": 1.0}
+    rows = []
+    for run, q in q_of_run.items():
+        for row in logs(run, run.rpartition("-")[0], lambda s: 1.1, lambda s: 0.1):
+            kl = 0.01 * row["step"] * (2 if run.endswith("s2") else 1)
+            rows.append(row | {"guide/kl": kl * (q + (row["step"] == 8) * 0.1), "kl_ref": kl})
+    table = dose(study_of(rows)).set_index("method")["weighted q last"]
+    late = {(1, 7): 1.2, (1, 8): 1.3, (2, 7): 1.4, (2, 8): 1.5}  # the last quarter of eight steps
+    expected = np.average([*late.values()], weights=[seed * step for seed, step in late])
+    assert table["branch_strong"] == pytest.approx(expected)
+    assert table["grpo_random"] == pytest.approx((7 * 1.0 + 8 * 1.1) / 15)
 
 
 def test_the_published_dose_follows_from_the_published_logs():

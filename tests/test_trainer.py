@@ -133,17 +133,22 @@ class Noted(BranchGuide):
         return q
 
 
-def test_the_weighted_mean_of_q_is_that_of_a_recomputation_in_float64(make):
+def test_the_kl_weighted_by_q_is_that_of_a_recomputation_in_float64(make):
+    """Also of a step with two batches, whose KL and q differ."""
     guide = Noted(threshold=0.5, ratio=0.3)
-    log = trained(make(guide, max_steps=3, change=larger)).state.log_history
-    for (inputs, q), row in zip(guide.calls, log, strict=False):
+    settings = {"max_steps": 3, "change": larger, "gradient_accumulation_steps": 2}
+    log = trained(make(guide, **settings)).state.log_history
+    of_batches = []
+    for inputs, q in guide.calls:
         mask = inputs.mask.bool()
         d = (inputs.ref_logps - inputs.logps)[mask].double().numpy()
         k3 = np.exp(d) - 1 - d
-        if row["step"] > 1:
-            expected = np.average(q[mask].double().numpy(), weights=k3)
-            assert row["guide/weighted"] == pytest.approx(expected, rel=1e-3)
-            assert abs(row["guide/weighted"] - row["guide/mean"]) > 1e-3, "the weights matter"
+        of_batches.append([(q[mask].double().numpy() * k3).mean(), k3.mean()])
+    of_steps = np.reshape(of_batches, (3, 2, 2)).mean(axis=1)
+    for row, (weighted, plain) in zip(log[1:3], of_steps[1:], strict=True):
+        assert row["guide/kl"] == pytest.approx(weighted, rel=1e-3)
+        assert row["kl_ref"] == pytest.approx(plain, rel=1e-3)
+        assert abs(weighted / plain - row["guide/mean"]) > 1e-3, "the weights matter"
 
 
 def test_every_key_that_the_trainer_adds_to_the_log_is_explained(make):

@@ -89,9 +89,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
         self._record("entropy/positive", self._mean(entropies, mask * (advantages > least)))
         self._record("entropy/negative", self._mean(entropies, mask * (advantages < -least)))
 
-    def _log_guide(self, q: torch.Tensor, mask: torch.Tensor, kl_ref: torch.Tensor) -> None:
+    def _log_guide(self, q: torch.Tensor, mask: torch.Tensor) -> None:
         self._record("guide/mean", self._mean(q, mask))
-        self._record("guide/weighted", self._mean(q, mask * kl_ref.clamp(min=0)))  # not by rounding
         self._record("guide/acting", self._mean((q != 1).to(q), mask))
         low, high = getattr(self.guide, "low", None), getattr(self.guide, "high", None)
         if low is not None and high is not None:

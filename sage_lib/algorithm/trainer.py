@@ -331,8 +331,10 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
                 drawn = self._signals_of(self.guide_model, *whole_rows(batch))
             inputs = replace(inputs, guide_logps=drawn.logps)
         q = check_q(self.guide(inputs), inputs).detach()
+        self._log_guide(q, inputs.mask)
+        counted = self._counted_there(batch) if self.shaped_at_scoring else inputs.mask
         kl_ref = kl_forms.k3(batch["ref_per_token_logps"], logps)
-        self._log_guide(q, inputs.mask, kl_ref)
+        self._record("guide/kl", self._mean(q * kl_ref, counted))
         if not self._guide_called:
             self._guide_called = True
             checks.warn_if_idle(self.guide, q, inputs)

@@ -31,11 +31,11 @@ def dose(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame
       step, "last" the last quarter of the steps.
     - weighted q: the matched method's beta over the guided method's (MATCHED), NaN without one. It
       was set to the mean q of a pilot run, tokens weighted by their KL.
-    - weighted q last: that mean in these runs, steps weighted by their KL. Only where logs have it.
+    - weighted q last: that mean in these runs. Over runs whose logs have it; else no such column.
     """
     guides = {key: m.guide for key, m in results.profile.methods.items() if m.guide}
     selected = [key for key in guides if methods is None or key in set(methods)]
-    columns = ["run", "method", "step", "guide/acting", "guide/mean", "guide/weighted", "kl_ref"]
+    columns = ["run", "method", "step", "guide/acting", "guide/mean", "guide/kl", "kl_ref"]
     steps = results.steps.reindex(columns=columns).dropna(subset="guide/mean")
     share = steps["step"] / steps.groupby("run")["step"].transform("max")
     ends = {"first": steps["step"] == 1, "last": share > LAST}
@@ -53,9 +53,9 @@ def dose(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame
         if matched in results.profile.methods:
             betas = [tradeoff.beta_of(results.profile, key) for key in (matched, method)]
             row["weighted q"] = betas[0] / betas[1]
-        late = steps[is_method & ends["last"]].dropna(subset="guide/weighted")
+        late = steps[is_method & ends["last"]].dropna(subset="guide/kl")
         if not late.empty:
-            row["weighted q last"] = np.average(late["guide/weighted"], weights=late["kl_ref"])
+            row["weighted q last"] = late["guide/kl"].sum() / late["kl_ref"].sum()
         rows.append(row)
     known = any("weighted q last" in row for row in rows)
     return pd.DataFrame(rows, columns=[*DOSE, "weighted q last"] if known else DOSE)
