@@ -183,10 +183,12 @@ def copying():
 def main(words: Sequence[str]) -> None:
     if words:
         folder, file = words  # of a model, and .jsonl
-        model = AutoModelForCausalLM.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model.generation_config = type(model.generation_config)()  # no penalties: pi alone
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         problems = [json.loads(line) for line in Path(file).read_text().splitlines()]
-        settings = Settings(longest=256, learning_rate=1e-6)
+        settings = Settings(longest=256, learning_rate=1e-6)  # 16 bits would lose such steps
     else:
         (model, tokenizer, problems), settings = copying(), Settings()
     draws = (torch.randint(len(problems), (settings.prompts,)) for _ in range(settings.steps))

@@ -84,9 +84,17 @@ def require(name: str, does: str) -> None:
             f"{words}. Look at what that is. If you trust it, give --yes, or set "
             f"{VARIABLE}={','.join([*trusted, name])}"
         )
-    elif input(f"{words}.\nDo you trust it? [y/N] ").strip().lower() not in ("y", "yes"):
+    elif not answered(f"{words}.\nDo you trust it? [y/N] "):
         raise SageError(f"{name} is not trusted: nothing was started")
     os.environ[VARIABLE] = ",".join([*trusted, name])
+
+
+def answered(question: str) -> bool:
+    """Ask on the terminal; return whether the answer is yes. No answer is no."""
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def require_all(settings: Mapping[str, Any]) -> None:

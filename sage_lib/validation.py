@@ -54,7 +54,8 @@ def refusal(error: ValidationError, where: str, known: Iterable[str] = ()) -> Sa
     first = min(error.errors(include_url=False), key=lambda e: e["type"] != unexpected)
     keys, message = list(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     if first["type"] == unexpected:
-        return unknown(where, keys[0], known)
+        inside = functools.reduce(below, keys[:-1], where)
+        return unknown(inside, keys[-1], known if len(keys) == 1 else ())
     value = "" if first["type"] in ("missing", "value_error") else f", not {first['input']!r}"
     place = functools.reduce(below, keys, where)
     return SageError(f"{place}: {message[0].lower()}{message[1:]}{value}")

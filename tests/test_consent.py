@@ -133,3 +133,10 @@ def test_a_dry_run_shows_what_would_be_asked(profile, capsys):
 def test_what_others_wrote_is_no_command_to_a_terminal():
     said = str(SageError("a\x1b[2J\x9b\u202e\ud800 \u00e9 \u4e2d"))
     assert said == r"a\x1b[2J\x9b\u202e\ud800 " + "\u00e9 \u4e2d"
+
+
+def test_no_answer_is_no(monkeypatch):
+    closed = io.StringIO()
+    closed.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", closed)
+    assert not consent.answered("Start? ")

@@ -327,7 +327,26 @@ def test_what_would_fail_after_sampling_is_refused_before_it(tiny_model, tmp_pat
     words = ["--model", str(tiny_model), "--samples", trl_file(tmp_path, [1.0, 0] * 4)]
     shuffled = "{name: shuffled, inner: {name: reward}}"
     assert "reads the rewards of training" in refused([*words, "--guide", shuffled])
+    shuffled = "{name: shuffled, inner: likeliest}"
+    assert "reads the rewards of training" in refused([*words, "--guide", shuffled])
     assert "--precision must be positive, not 0.0" in refused([*words, "--precision", "0"])
+    assert "a number, or files" in refused([*words[:2], "--samples", "8", words[3]])
+
+
+def test_the_base_is_sampled_as_it_is_whatever_the_profile_evaluates(tmp_path):
+    def options(profile, **changes):
+        given = {"model": None, "problems": None, "engine": None, "yes": False, "set": []}
+        return argparse.Namespace(**{"profile": profile, **given, **changes})
+
+    colder = "smoke+evaluation.temperature=0.3+evaluation.min_p=0.01"
+    evaluation = guide_gain.profile_of(options(colder), None).evaluation
+    read = {name: getattr(evaluation, name) for name in guide_gain.UNCHANGED}
+    assert read == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    assert guide_gain.profile_of(options("smoke"), None).spec == "smoke", "its samples are kept"
+
+
+def test_a_profile_without_a_kl_has_no_optimum():
+    assert "without a KL term" in refused(["--profile", "smoke", "--set", "rl.beta=0"])
 
 
 def test_where_nothing_is_right_a_sample_is_shown_and_all_are_kept(tiny_model, tmp_path, capsys):

@@ -154,3 +154,18 @@ def test_a_job_of_submitit_is_taken_up_again_when_it_is_to_stop(tmp_path, monkey
     assert base.done() and "failed" not in output
     steps = [row["step"] for row in read_lines(build / "steps.jsonl")]
     assert steps == list(range(10, 201, 10)), "no step is lost or doubled"
+
+
+def test_a_run_whose_policy_another_one_reads_comes_with_it():
+    """The guide of `success` reads the first seed of `rft`, also if later seeds are asked for."""
+    names = [job.run.name for job in grid.jobs_of(load_grid("guides"), [3408])]
+    assert "success-s3408" in names
+    assert names.index("rft-s3407") < names.index("success-s3408")
+
+
+def test_a_profile_that_changes_while_its_runs_are_made_is_said(trial, tmp_path):
+    blocks = load_grid(trial)
+    job = next(job for job in grid.jobs_of(blocks, []) if job.run.name == "grpo-s1")
+    (tmp_path / "little.yaml").write_text(LITTLE + "rl: {beta: 0.3}\n")
+    with pytest.raises(SageError, match="profile little has changed since this began"):
+        job.function(*job.arguments)

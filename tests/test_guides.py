@@ -340,3 +340,11 @@ def test_the_former_name_of_an_input_works_with_a_warning():
     inputs = dataclasses.replace(seen(ones, -ones, ones), ref_logps=torch.zeros(1, 1))
     with pytest.warns(FutureWarning, match="ref_logps"):
         assert inputs.reference is inputs.ref_logps
+
+
+def test_a_composed_guide_multiplies_and_clamps_once_more():
+    x, one, other = batch(), BranchGuide(threshold=0.2, ratio=0.4), BranchGuide(threshold=0.5)
+    product = one(x) * other(x)
+    assert (product > 1.4).any(), "so that the clamp matters"
+    assert torch.allclose(compose(one, other, low=1e-6, high=1e6)(x), product)
+    assert torch.allclose(compose(one, other)(x), product.clamp(0.6, 1.4))

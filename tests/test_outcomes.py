@@ -110,6 +110,42 @@ def test_each_base_alone_says_what_its_seeds_say(planted):
     assert outcomes.by_base(outcomes.comparisons(BOTH, results), results).empty, "none is primary"
 
 
+def test_of_a_base_the_interval_that_judges_is_shown_and_one_without_a_pair_left_out(planted):
+    results = planted({"grpo": (0.31, 0.80)}, seeds=range(1, 9))
+    gain = np.linspace(0.004, 0.016, 8)[:, None, None] * np.ones(3)
+    grpo = results.planted["grpo"]
+    branch = replace(grpo, method="grpo_branch", values=grpo.values + gain)
+    results.planted["grpo_branch"] = branch.at_seeds([1, 2, 3, 4])
+    names = [f"{'' if seed < 5 else 'other/'}grpo-s{seed}" for seed in range(1, 9)]
+    runs = [*zip(names, ["grpo"] * 8, range(1, 9), strict=True), ("sft", BASE, None)]
+    results.runs = pd.DataFrame(runs, columns=["run", "method", "seed"])
+    compared = outcomes.comparisons(asking(*BOTH.claims[0].comparisons, primary=True), results)
+    rows = outcomes.by_base(compared, results)
+    assert rows["base"].tolist() == ["planted"] * 2, "the other base has no pair yet"
+    for row, expects, margin in zip(
+        rows.itertuples(), compared["expects"], compared["margin"], strict=True
+    ):
+        ours, theirs = (results.planted[m].at_seeds([1, 2, 3, 4]) for m in ("grpo_branch", "grpo"))
+        both = inference.difference(ours, theirs).set_index("metric").loc[row.metric]
+        low, high = inference.deciding_interval(both)
+        assert (row.low, row.high) == pytest.approx((low, high)) and low < high
+        assert row.outcome == inference.outcome(expects, low, high, margin)
+
+
+def test_a_primary_comparison_that_was_not_run_counts_for_holms_rule(planted):
+    points = {"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.80)}
+    one, other = (
+        ("grpo_branch", "grpo", "pass@1", "above"),
+        ("full_grpo", "grpo", "pass@1", "above"),
+    )
+    results = planted(points)
+    alone = outcomes.comparisons(asking(one, primary=True), results).iloc[0]
+    assert alone["judged_low"] == pytest.approx(min(alone["low"], alone["low_seeds"]))
+    both = outcomes.comparisons(asking(one, other, primary=True), results)
+    assert both.loc[1, "outcome"] == NOT_RUN
+    assert both.loc[0, "judged_low"] < alone["judged_low"], "0.05/2 though one alone was run"
+
+
 def test_what_was_not_run_and_few_seeds_are_said(planted):
     assert outcome(BOTH, planted({"grpo": (0.3, 0.8)})) == NOT_RUN
     apart = {"grpo": (0.3, 0.8), "grpo_branch": (0.4, 0.9)}

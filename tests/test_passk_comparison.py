@@ -164,3 +164,22 @@ def test_a_list_of_files_may_be_longer_than_any_name(tmp_path, monkeypatch):
     assert len(",".join(names)) > 255
     [policy] = sage_lib.pass_at_k(",".join(names))["policies"]
     assert policy["seeds"] == 10
+
+
+def test_a_file_named_in_two_ways_is_given_twice_and_a_problem_without_samples_is_said(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", drawn(0))
+    with pytest.raises(SageError, match=r"\./a\.jsonl is given twice"):
+        sage_lib.pass_at_k("a.jsonl+./a.jsonl")
+    for counts in ({"p": (0, 0), "q": (1, 8)}, {"p": (9, 8)}):
+        with pytest.raises(SageError, match=r"counts are \(right, samples\)"):
+            sage_lib.pass_at_k(counts)
+
+
+def test_at_each_k_as_many_samples_are_asked_for_as_pass_at_k_needs():
+    a, b = ({f"p{i}": (16 * (i < right), 16) for i in range(60)} for right in (40, 25))
+    [found] = sage_lib.pass_at_k(a, against=b)["differences"]
+    ks = np.arange(1, len(found["samples_to_tell"]) + 1)
+    assert all(n is None or n >= k for n, k in zip(found["samples_to_tell"], ks, strict=True))

@@ -245,5 +245,22 @@ def test_a_dry_run_names_the_methods_of_the_profile_alone(tmp_path, monkeypatch)
     table = plan.settings_table(load_profile("mine.yaml"))
     named = {key.split(".")[1] for key in table["setting"] if key.startswith("methods.")}
     assert named == {"grpo", "rank"} & named and "rank" in named
+    alone = plan.settings_table(load_profile("smoke+train=[grpo_branch]"))["setting"]
+    assert not any(key.startswith("methods.grpo.") for key in alone), "another name's beginning"
     both = plan.settings_table(load_profile("operating_point"))["setting"]
     assert any(key.startswith("methods.front.") for key in both), "varied methods have their key"
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "total", "kept"), [(10, 2, 3), (10, None, 101), (0.5, None, 3), (0, None, 2)]
+)
+def test_disk_holds_the_checkpoints_that_trl_would_keep(save_steps, total, kept):
+    """Of 1,000 steps, and the one that is being written."""
+    changes = f"rl.save_steps={save_steps}+rl.save_total_limit={'null' if total is None else total}"
+
+    def checkpoints(spec):
+        table = plan.needs(load_profile(spec)).set_index("part")
+        return table.loc["checkpoints of what runs", "GB"]
+
+    one = checkpoints("paper+rl.save_steps=10+rl.save_total_limit=1") / 2
+    assert checkpoints(f"paper+{changes}") == pytest.approx(kept * one)

@@ -125,6 +125,12 @@ VARIED = ", ".join(f"rl.a{n}: [1, 2, 3, 4]" for n in range(5))
             "m: vary sets guide.threshold, and guide is 'branch': give its settings",
         ),
         ("train: [{grpo: {}}]", "train"),
+        ("methods: {m: {label: M, guide: success}}", "m.guide: success reads a policy"),
+        ("model: {dtype: bfloat16}\nrl_lora: null", "bfloat16 loses small steps of all weights"),
+        (
+            "methods: {m: {label: M, guide: {name: random, scale: {high: 0.1, lo: 0.2}}}}",
+            "m.guide.scale.lo is unknown",
+        ),
         ("methods: {base: {label: B}}", "no key is 'base'"),
         ("methods: {m: {label: M, rft: {select: x}}}", "methods.m.rft"),
         (
@@ -354,3 +360,9 @@ def test_the_former_key_of_the_form_of_the_kl_works_with_a_warning():
     assert former.methods == load_profile("smoke+methods.grpo.kl_form=sequence").methods
     with pytest.raises(SageError, match="give kl_form alone"):
         load_profile("smoke+methods.grpo.anchor=k3+methods.grpo.kl_form=k3")
+
+
+def test_the_policy_of_a_guide_inside_another_is_a_prerequisite():
+    guide = "{name: shuffled, inner: {name: success, policy: rft}}"
+    profile = load_profile(f"guides+methods.success.guide={guide}")
+    assert profile.methods["success"].policies == ["rft"]

@@ -136,6 +136,25 @@ def test_a_run_that_begins_anew_while_results_are_read_is_not_published(own, mon
     assert tree(target) == before
 
 
+def test_finished_runs_alone_are_taken_though_another_left_its_earlier_results(own):
+    publish.publish(own)
+    before = load_results(SPEC).counts
+    last = runs.every_run(own)[-1]
+    rows = "".join(f"both,p{n},64,50,0\n" for n in range(9))
+    files.write_text(last.measured / "counts.csv", f"dataset,problem,n,c,truncated\n{rows}")
+    (last.build / "done").unlink()  # it is being made again
+    publish.publish(own, finished=True)
+    pd.testing.assert_frame_equal(load_results(SPEC).counts, before)
+
+
+def test_without_a_common_run_nothing_is_called_identical(own):
+    publish.publish(own)
+    published = load_results(SPEC)
+    others = published.counts.assign(run="grpo-s1"), published.runs.assign(run="grpo-s1")
+    assert compare.compare_counts(others[0], published.counts, 1) == compare.NOTHING
+    assert compare.compare_weights(others[1], published.runs) == compare.NOTHING
+
+
 def test_a_profile_of_ones_own_file_is_refused(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: mine\nextends: smoke\n")
     with pytest.raises(SageError, match="is a file of your own"):

@@ -195,6 +195,32 @@ def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_w
     assert killed["weights"] == whole.weights != records.load(base.record)["weights"]
 
 
+def test_all_weights_are_trained_on_from_round_to_round_and_prompts_are_not_learned(
+    profile, base, tmp_path, monkeypatch
+):
+    """Settings that TRL reads otherwise: without them it would learn the prompts, too."""
+    method = dataclasses.replace(profile.methods["rft_entropy"], lora=False)
+    sft = {k: v for k, v in profile.sft.items() if k not in ("completion_only_loss", "max_length")}
+    own = dataclasses.replace(profile, methods={"rft_entropy": method}, sft=sft)
+    run = dataclasses.replace(runs.rl_run(profile, "rft_entropy", 3407), build=tmp_path / "run")
+    work = rft.Rounds(own, run, own.rft_of("rft_entropy"), 3407)
+    train_on, trainers = rft.train_on, []
+    monkeypatch.setattr(
+        rft, "train_on", lambda trainer, *more: (trainers.append(trainer), train_on(trainer, *more))
+    )
+    work.run_round(0, work.load_policy(0))
+    learned = next(iter(trainers[0].get_train_dataloader()))
+    prompt = len(loading.encode(work.tokenizer, rl_problems(profile)[0].question))
+    assert (learned["labels"][:, : prompt - 2] == -100).all(), "prompts of two digits differ little"
+    assert (learned["labels"] != -100).any()
+    second = work.load_policy(1)
+    after, before = (dict(m.named_parameters()) for m in (second, work.load_policy(0)))
+    assert any((after[name] != before[name]).any() for name in after)
+    for name, weight in trainers[0].model.named_parameters():
+        assert (after[name] == weight).all(), name
+    assert work.run_round(1, second)["drawn"] == 64
+
+
 SHOWN = {"seed": 9, "rows": 48, "early_rare_share": None}
 
 

@@ -308,3 +308,35 @@ def test_prefixes_read_once_draw_the_same(model, tmp_path):
         sampling.sample(engine, model[1], PROBLEMS, chosen, path)
         found = sampling.collect([path], PROBLEMS, chosen.samples)
         assert found == drawn(model, tmp_path / f"each{len(more)}", chosen)
+
+
+def test_a_tokenizer_without_padding_draws_and_ends_the_same(model, tmp_path):
+    policy, tokenizer = model
+    bare = copy.deepcopy(tokenizer)
+    bare.pad_token = None
+    assert bare.pad_token_id is None and loading.pad_id(bare) == bare.eos_token_id
+    rows = [
+        drawn(one, tmp_path / name, settings())
+        for one, name in ((model, "a"), ((policy, bare), "b"))
+    ]
+    for key in ("completions", "ids", "finished"):
+        assert [row[key] for row in rows[0]] == [row[key] for row in rows[1]]
+
+
+def test_the_end_that_was_drawn_is_appended_where_it_is_known(model):
+    policy, tokenizer = model
+    row = {"ids": [[5, 6], [7]], "finished": [True, False]}
+    end = tokenizer.eos_token_id
+    assert sampling.with_end(row, policy, tokenizer) == [[5, 6, end], [7]]
+    several = copy.deepcopy(policy)
+    several.generation_config.eos_token_id = [end, 9]
+    assert sampling.with_end(row, several, tokenizer) == [[5, 6], [7]]
+
+
+@pytest.mark.parametrize("engine", [sampling.transformers_engine, prefix_engine])
+def test_logits_that_are_not_finite_are_said(model, engine):
+    policy, tokenizer = model
+    damaged = copy.deepcopy(policy)
+    damaged.get_output_embeddings().weight.data[0, 0] = float("inf")
+    with pytest.raises(SageError, match="logits that are not finite"):
+        engine(damaged, tokenizer, PROBLEMS, settings()).draw([(0, 0)])

@@ -151,6 +151,25 @@ def test_the_kl_weighted_by_q_is_that_of_a_recomputation_in_float64(make):
         assert abs(weighted / plain - row["guide/mean"]) > 1e-3, "the weights matter"
 
 
+def test_the_logged_metrics_of_a_guide_and_of_entropies_follow_from_what_it_was_given(make):
+    guide = Noted(threshold=0.5, ratio=0.3)
+    trainer = make(guide, max_steps=1)
+    seen, log_entropies = [], trainer._log_entropies
+    trainer._log_entropies = lambda *given: (seen.append(given), log_entropies(*given))
+    row = trained(trainer).state.log_history[0]
+    [(inputs, q)], [(batch, entropies)] = guide.calls, seen
+    values = q[inputs.mask.bool()]
+    ends = ((values <= 0.6) | (values >= 1.4)).double().mean().item()
+    expected = {"mean": values.mean(), "min": values.min(), "max": values.max(), "clamped": ends}
+    expected["acting"] = (values != 1).double().mean()
+    for name, value in expected.items():
+        assert row[f"guide/{name}"] == pytest.approx(float(value), rel=1e-5), name
+    mask, signs = inputs.mask.bool(), batch["advantages"][:, None].expand_as(entropies)
+    for name, side in (("positive", signs > 1e-3), ("negative", signs < -1e-3)):
+        assert row[f"entropy/{name}"] == pytest.approx(entropies[mask & side].mean().item())
+    assert row["entropy/positive"] != row["entropy/negative"]
+
+
 def test_every_key_that_the_trainer_adds_to_the_log_is_explained(make):
     """The table of docs/own_code.md has it: by its name, or as `guide/mean`, `min`, `max`."""
     table = (paths.ROOT / "docs" / "own_code.md").read_text().partition("| key | meaning |")[2]

@@ -212,6 +212,14 @@ def test_steps_of_equal_rewards_are_counted_on_through_a_resume(tmp_path):
     assert [row["step"] for row in read_lines(log)] == list(range(1, 51))
 
 
+def test_steps_between_two_rows_of_a_log_count_as_well(tmp_path):
+    callback, state = StepLog(tmp_path / "steps.jsonl"), SimpleNamespace(global_step=0)
+    callback.on_train_begin(None, state, None)
+    with pytest.raises(Collapse, match="collapsed at step 60"):
+        for state.global_step in range(20, 100, 20):  # logging_steps: 20
+            callback.on_log(None, state, None, logs={"frac_reward_zero_std": 1.0})
+
+
 @pytest.mark.parametrize("name", profile_names())
 def test_a_profiles_methods_train_a_named_kl_with_a_guide_and_without(name, monkeypatch, tmp_path):
     """What the trainer of each run is handed, with what loads and checks left out. Without a name

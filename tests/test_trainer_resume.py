@@ -107,7 +107,8 @@ def test_a_resume_between_draws_of_several_updates_is_bit_for_bit(make, tmp_path
         ({"save_steps": 6, "steps_per_generation": 4}, 8),
         ({"save_steps": 6, "steps_per_generation": 3, "gradient_accumulation_steps": 2}, 6),
         ({"save_steps": 5, "gradient_accumulation_steps": 2, "num_iterations": 3}, 6),
-        ({"save_steps": 0.25, "steps_per_generation": 4}, 0.25),
+        ({"save_steps": 0.25, "steps_per_generation": 4, "max_steps": 20}, 8),  # 5, raised
+        ({"steps_per_generation": 3}, 501),  # TRL's default, raised
     ],
 )
 def test_checkpoints_of_a_run_fall_between_draws(settings, every):

@@ -27,6 +27,9 @@ from sage_lib.tasks.verifier import Verdict, Verifier, accuracy_reward, last_ans
         ("235", "1 234", False),
         ("12", r"x = (6) \, (6)", False),
         ("1.5", r"1 \frac{1}{2}", True),
+        ("90", "90\N{DEGREE SIGN}", True),
+        (r"90^\circ", "80\N{DEGREE SIGN}", False),
+        ("5", "5 \N{EURO SIGN}", True),
     ],
 )
 def test_numbers_with_a_blank_between_are_not_added_as_math_verify_does(

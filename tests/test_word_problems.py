@@ -134,3 +134,20 @@ def test_the_real_weights_are_converted_once_and_know_a_capital(monkeypatch, tmp
     assert tokenizer.decode(said).strip().startswith("Paris")
     assert tokenizer.eos_token == smollm.EOS
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("6 - 1 = 5 so 2 * 5 * 3.5 = 35", "6 + 1 = 7 so 2 * 5 * 3.5 = 35"),
+        ("0.5 * 442 + 7 = 228", "0.5 * 442 + 7 = 228"),
+        ("9 - 2 = 7, so $3 * 7 = $21 and 7 pens", "9 + 2 = 11, so $3 * 7 = $21 and 11 pens"),
+        ("9 - 2 = 7, which is 7 / 14 = 50%.", "9 + 2 = 11, which is 7 / 14 = 50%."),
+    ],
+)
+def test_a_calculation_with_more_than_whole_numbers_stays(before, after):
+    class First:
+        choice = staticmethod(lambda possible: possible[0])
+
+    found = word_problems.aimless(Demonstration("?", before, "1"), 500, First)
+    assert found.working == after

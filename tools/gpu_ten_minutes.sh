@@ -29,6 +29,7 @@ step() { # step NAME LIMIT COMMAND...
   [ "$limit" -le "$left" ] || limit=$left
   if [ "$limit" -le 0 ]; then
     echo "$name: not started, the $TOTAL seconds are over"
+    echo "{\"step\": \"$name\", \"status\": \"not started\"}" >>"$OUT/steps.jsonl"
     return
   fi
   echo "$name: at most $limit s"
@@ -73,4 +74,11 @@ for seed in "${SEEDS[@]}"; do
     step "smollm_$method-s$seed" 120 $COMPANION stage rl "${SMOLLM[@]}" "${SAMPLING[@]}" --run "$method-s$seed"
   done
 done
-! grep -E '"status": "(failed|cut)"' "$OUT/steps.jsonl" | grep -o '"step": "[^"]*", "status": "[^"]*"'
+"$PYTHON" - "$OUT" <<'PY'
+import json, sys
+from pathlib import Path
+
+last = {row["step"]: row["status"] for row in map(json.loads, (Path(sys.argv[1]) / "steps.jsonl").open())}
+failed = [f"{step}: {status}" for step, status in last.items() if status not in ("passed", "skipped")]
+sys.exit("\n".join(failed))
+PY

@@ -7,7 +7,7 @@ The name is one of :data:`~sage_lib.algorithm.guides.GUIDES`, or names a class o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sage_lib import consent
@@ -42,23 +42,28 @@ def guide_class(name: object, where: str = "guide") -> Callable[..., Any]:
 def check_choice(choice: str | Mapping[str, Any], where: str = "guide") -> None:
     """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
     _make(choice, where, None)
+    for name, given in nested(choice):
+        if name == "success" and "policy" not in given:
+            raise SageError(f"{where}: success reads a policy: give it policy, a method with rft")
 
 
-def reads_rewards(choice: Mapping[str, Any]) -> bool:
+def nested(choice: object) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield name and parameters of a choice, and of the guides inside it."""
+    name, parameters = split_choice(choice)
+    yield name, parameters
+    if name in GUIDES and "inner" in parameters:
+        yield from nested(parameters["inner"])
+
+
+def reads_rewards(choice: str | Mapping[str, Any]) -> bool:
     """Return whether the guide of this choice, or its inner guide, needs rewards."""
-    if getattr(guide_class(choice["name"]), "reads_rewards", False):
-        return True
-    inner = choice.get("inner")
-    return isinstance(inner, Mapping) and reads_rewards(inner)
+    return any(getattr(guide_class(name), "reads_rewards", False) for name, _ in nested(choice))
 
 
 def needs_entropies(choice: Mapping[str, Any]) -> bool:
     """Return whether :func:`build_guide` needs the base model's entropies for this choice."""
-    name, parameters = split_choice(choice)
-    if name == "branch" and parameters.keys() & set(BranchGuide.quantile_keys):
-        return True
-    inner = choice.get("inner")
-    return isinstance(inner, Mapping) and needs_entropies(inner)
+    quantiles = set(BranchGuide.quantile_keys)
+    return any(name == "branch" and given.keys() & quantiles for name, given in nested(choice))
 
 
 def build_guide(

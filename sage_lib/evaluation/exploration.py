@@ -71,7 +71,7 @@ def impact(
         top_p=1.0,
         temperature=1.0,
         repetition_penalty=1.0,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=loading.pad_id(tokenizer),
         eos_token_id=stops,
     )
     texts = {

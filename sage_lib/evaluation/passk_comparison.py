@@ -161,9 +161,9 @@ def compare(ours: PolicyCounts, theirs: PolicyCounts, ks: Sequence[int]) -> dict
         **{"difference": mean, "low": low, "high": high},
         **{"band_low": band_low, "band_high": band_high},
         "detectable": metrics.minimum_detectable_effect(a - b),
-        "problems_to_tell": np.ceil(data * len(both)),
+        "problems_to_tell": np.maximum(np.ceil(data * len(both)), 2),
         "seeds_to_tell": np.ceil(data * len(seeds)) if len(seeds) > 1 else np.ones(len(ks)),
-        "samples_to_tell": np.ceil(samples * drawn),
+        "samples_to_tell": np.maximum(np.ceil(samples * drawn), ks),  # pass@k needs k
     }
     size = {"seeds": len(seeds), "problems": len(both), "samples": drawn}
     return {

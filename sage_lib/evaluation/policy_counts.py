@@ -88,9 +88,9 @@ def read_policy(
     for place, of_seed in enumerate(of_seeds, 1):
         for part in [file for pattern in _split(of_seed, "+") for file in _matches(pattern)]:
             path, method = _method(part)
-            if part in names:
+            if (path.resolve(), method) in names:
                 raise SageError(f"{part} is given twice: its samples would count twice")
-            names.append(part)
+            names.append((path.resolve(), method))
             read = sample_files.read_sample_file(path, method, metric, filter, threshold)
             unreadable += [(str(path), *line) for line in read.unreadable]
             steps |= set(read.steps)
@@ -154,8 +154,8 @@ def counted(label: str, counts: Counts | Sequence[Counts]) -> PolicyCounts:
         raise SageError(f"{label}: counts are pairs (right, samples) by problem") from None
     if not np.issubdtype(table.dtype, np.integer):
         raise SageError(f"{label}: counts are whole numbers, not {table.dtype}")
-    if ((right < 0) | (right > samples)).any():
-        raise SageError(f"{label}: counts are (right, samples) with 0 <= right <= samples")
+    if ((right < 0) | (right > samples) | (samples < 1)).any():
+        raise SageError(f"{label}: counts are (right, samples): 0 <= right <= samples, from 1 on")
     seeds: list[int | None] = [None] if len(by_seed) == 1 else [*range(1, len(by_seed) + 1)]
     return PolicyCounts(label, list(map(str, problems)), seeds, samples, right)
 

@@ -79,6 +79,8 @@ def _one(value: Any, name: str, threshold: float | None) -> Found:
 
 
 def _each(values: list[Any], name: str, threshold: float | None) -> Found:
+    if not values:
+        raise ValueError("has no samples")
     return sum(is_right(value, name, threshold) for value in values), len(values)
 
 

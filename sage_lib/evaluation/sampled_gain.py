@@ -23,7 +23,7 @@ from sage_lib.experiment import problems
 from sage_lib.experiment.profile import Model, Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.policy import loading
-from sage_lib.policy.sampling import collect
+from sage_lib.policy.sampling import collect, with_end
 from sage_lib.policy.scoring import signals
 from sage_lib.tasks.verifier import Verifier
 from sage_lib.theory.optimum import guide_gain, success
@@ -69,14 +69,13 @@ def scored_samples(profile: Profile, run: Run, judge: Judge | None = None) -> pd
         if problem.dataset not in in_average:
             continue
         prompt = loading.encode(tokenizer, problem.question)
-        pairs = zip(row["ids"], row["finished"], strict=True)
-        bodies = [[*ids, tokenizer.eos_token_id] if done else ids for ids, done in pairs]
+        bodies = with_end(row, model, tokenizer)
         name = f"{problem.dataset}/{problem.id}"
         samples = [
             Sample(name, problem.question, text, problem.gold, right)
             for text, right in zip(row["completions"], row["correct"], strict=True)
         ]
-        table += _scored(model, prompt, bodies, tokenizer.pad_token_id, samples)
+        table += _scored(model, prompt, bodies, loading.pad_id(tokenizer), samples)
     return pd.DataFrame(table)
 
 
@@ -96,7 +95,6 @@ def score_texts(name: str, samples: Sequence[Sample], template: str | None = Non
     chat = template or ("model" if has_turns else "{question}")
     section = Model(name=name, max_seq_length=1, seed=0, prompt=chat)
     model, tokenizer = loading.load(section, name)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     room = getattr(model.config, "max_position_embeddings", None)
     by_prompt: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -121,7 +119,7 @@ def score_texts(name: str, samples: Sequence[Sample], template: str | None = Non
                 f"{of_prompt[0].problem}: prompt and completion have {longest} tokens, and the "
                 f"model reads {room}: leave this problem out"
             )
-        table += _scored(model, prompt, bodies, pad, of_prompt)
+        table += _scored(model, prompt, bodies, loading.pad_id(tokenizer), of_prompt)
     return pd.DataFrame(table)
 
 

@@ -239,13 +239,15 @@ def _faults(profile: Profile) -> Iterator[str]:
 
 
 def _method_faults(profile: Profile, key: str, method: Method) -> Iterator[str]:
-    words = (key, method.family)  # in names of folders
-    if key == BASE or not all(re.fullmatch(r"[\w.-]{1,100}", word) for word in words):
+    if key == BASE or not all(re.fullmatch(r"[\w.-]{1,100}", w) for w in (key, method.family)):
         yield f"key and family are letters, digits, -._, and no key is {BASE!r}, the SFT model"
     beta = make(kinds.Rl, profile.rl_of(key), f"{profile.name}: methods.{key}.rl").beta
     changed = [setting for setting in ROLLOUTS if setting in method.rl]
     if method.guide is not None and beta == 0:
         yield "it guides the anchor, which needs beta > 0"
+    whole, dtype = profile.rl_lora is None or not method.lora, profile.model.dtype
+    if whole and method.rft is None and dtype in ("bfloat16", "float16"):
+        yield f"{dtype} loses small steps of all weights: set model.dtype to float32, or train LoRA"
     for name in method.policies:
         if name not in profile.methods or profile.methods[name].rft is None:
             yield f"it takes the policy of {name!r}, which is no method with rft of this profile"

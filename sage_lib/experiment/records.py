@@ -1,6 +1,7 @@
 """The run record beside every result: what made it, from what, where and in which time."""
 
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -25,9 +26,11 @@ KEYS |= {"machine", "seconds", "peak_memory_gb", "finished"}
 RESULTS = (":!data/published", ":!figures")
 
 
+@functools.cache
 def revision() -> str:
     """Return the commit of this checkout, with "+changes" when tracked files differ from it;
-    "unknown" outside git."""
+    "unknown" outside git. It is that of the first call: later ones may find another commit than
+    the code that this process has read."""
 
     def git(*words: str) -> str:
         command = ("git", "-C", str(ROOT), *words)

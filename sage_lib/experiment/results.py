@@ -10,6 +10,7 @@ begins with its profile's. data/published/README.md says what the other columns 
 
 import json
 import warnings
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class Results:
     def __init__(self, profile: Profile, own: bool) -> None:
         self.profile, self.own, self.name = profile, own, profile.name
         self.folder = paths.measured(self.name, published=not own)
+        self.folders: Collection[Path] | None = None  # of the runs to read; None for all
 
     @property
     def settings(self) -> Profile:
@@ -132,7 +134,7 @@ class Results:
         """Return a frame as it lies in the folder of this profile alone; it may be empty."""
         path = self.folder / f"{name}.parquet"
         if self.own:
-            return _gathered(self.folder, name, self.profile)
+            return _gathered(self.folder, name, self.profile, self.folders)
         try:
             return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
         except (ValueError, OSError) as error:  # Arrow's own errors are these
@@ -192,9 +194,13 @@ def _ordered(rows: pd.DataFrame, profile: Profile) -> pd.DataFrame:
 # --- from the folders of runs ---------------------------------------------------------------------
 
 
-def collect(profile: Profile) -> dict[str, pd.DataFrame]:
-    """Return every frame of a user's results as it is published, for :func:`write`."""
+def collect(profile: Profile, folders: Collection[Path] | None = None) -> dict[str, pd.DataFrame]:
+    """Return every frame of a user's results as it is published, for :func:`write`.
+
+    folders: of the runs to take; None for all.
+    """
     local_results = Results(profile, own=True)
+    local_results.folders = folders
     frames = {name: _ordered(local_results.stored(name), profile) for name in FRAMES}
     filled = {name: frame for name, frame in frames.items() if len(frame)}
     return {name: thinned(rows) if name == "steps" else rows for name, rows in filled.items()}
@@ -229,13 +235,17 @@ def write(frames: dict[str, pd.DataFrame], profile: Profile, folder: Path) -> No
             write_bytes(folder / file, path.read_bytes())
 
 
-def _gathered(root: Path, name: str, profile: Profile) -> pd.DataFrame:
+def _gathered(
+    root: Path, name: str, profile: Profile, only: Collection[Path] | None
+) -> pd.DataFrame:
     """Read a frame from the folders of finished runs: those that hold a record."""
     stages, file = FRAMES[name]
     parts = []
     for stage in stages:
         folders = [root / stage, *sorted((root / stage).glob("*/"))]
         for folder in (place for place in folders if (place / "record.json").is_file()):
+            if only is not None and folder not in only:
+                continue
             path = folder / file if (folder / file).is_file() else folder / f"{file}.gz"
             if not path.is_file():
                 continue

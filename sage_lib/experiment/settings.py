@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, Strict
 from pydantic.dataclasses import dataclass
 
+from sage_lib.algorithm.guide_choices import nested
 from sage_lib.errors import SageError
 from sage_lib.experiment.checked import flatten
 from sage_lib.tasks import prompts
@@ -111,7 +112,13 @@ class Method:
     @property
     def policies(self) -> list[str]:
         """Return the methods whose policies it starts from, or its guide reads."""
-        return [name for name in (self.start, (self.guide or {}).get("policy")) if name]
+        return [name for name in (self.start, self.guide_policy) if name]
+
+    @property
+    def guide_policy(self) -> str | None:
+        """Return the method whose policy its guide, or the guide inside it, reads."""
+        read = [given.get("policy") for _, given in nested(self.guide)] if self.guide else []
+        return next(filter(None, read), None)
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings for a run record, under the names in published records."""

@@ -15,6 +15,9 @@ from sage_lib.files import SAME
 from sage_lib.pipeline import arguments, plan
 from sage_lib.text import visible
 
+#: Outcome and detail where the two share no run.
+NOTHING = "nothing in common", "no run of yours is among the published ones"
+
 
 def compare(profile: Profile) -> pd.DataFrame:
     """Compare a user's results with the published ones: weights, pass@k, and each table.
@@ -40,6 +43,8 @@ def compare_weights(local: pd.DataFrame, published: pd.DataFrame) -> tuple[str, 
     """Count the trained models whose weights are bit for bit the published ones."""
     trained = [frame[frame["stage"].isin(["sft", "rl"])] for frame in (local, published)]
     pairs = trained[0].merge(trained[1], on="run", suffixes=("", " published"))
+    if pairs.empty:
+        return NOTHING
     same = int((pairs["weights"] == pairs["weights published"]).sum())
     detail = f"{same} of {len(pairs)} models are the same to the last bit"
     if same < len(pairs) and (pairs["processor"] != pairs["processor published"]).any():
@@ -59,6 +64,8 @@ def compare_counts(local: pd.DataFrame, published: pd.DataFrame, k: int) -> tupl
         low, high = (float(end[0]) for end in bootstrap_interval(stored, resamples=1000, seed=0))
         within.append(low <= ours.mean() <= high)
         same = same and np.array_equal(ours, stored)
+    if not within:
+        return NOTHING
     outcome = "identical" if same else "within its interval" if all(within) else "differs"
     return outcome, f"{sum(within)} of {len(within)} values lie in the published intervals"
 

@@ -36,9 +36,11 @@ def jobs_of(blocks: Sequence[Block], seeds: Sequence[int]) -> list[stages.RunJob
         keys = [(name, stage, *pair) for pair in pairs for stage in ("rl", "evaluation")]
         runs = [by_key[key] for key in keys if key in by_key]
         needed = {key for job in runs for key in job.needs}
+        needed |= {key for other in needed for key in by_key[other].needs}
         needed |= {(name, stage, BASE, None) for stage in ("sft", "evaluation")}
-        base = [job for key, job in by_key.items() if key in needed and job.run.seed is None]
-        for job in [*base, *runs]:
+        # The base, and policies that a method starts from or that its guide reads.
+        first = [job for key, job in by_key.items() if key in needed and job not in runs]
+        for job in [*first, *runs]:
             planned.setdefault(job.key, job)
     return list(planned.values())
 

@@ -7,7 +7,6 @@ command goes on where it was ended.
 
 import argparse
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +119,8 @@ def run_guide_gain(options: argparse.Namespace) -> None:
         raise SageError("--data goes with --model: a profile names its own data")
     number = options.samples[0] if options.samples else None
     files = [] if number is None or number.isdecimal() else options.samples
+    if number is not None and not files and len(options.samples) > 1:
+        raise SageError("--samples is a number, or files: give one of them")
     if (options.template or files) and not options.model:
         raise SageError("--template and --samples FILE go with --model: give the one that scores")
     consent.agree(options.yes)
@@ -134,9 +135,12 @@ def run_guide_gain(options: argparse.Namespace) -> None:
         name, prompts = model_name(options.model), template(options.template)
         scored = sampled_gain.score_texts(name, samples, prompts)
     else:
-        scored, profile = draw_samples(options, number, judge)
+        profile = profile_of(options, number)
         beta = profile.rl.get("beta") if beta is None else beta
-    beta = beta or 0.05
+        if beta == 0:
+            raise SageError(sampled_gain.NO_OPTIMUM.format(beta))
+        scored = draw_samples(profile, judge)
+    beta = 0.05 if beta is None else beta
     guides = {**sampled_gain.candidate_guides(scored), **guides}
     q_table = sampled_gain.apply_guides(scored, guides)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -156,10 +160,12 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     table.to_csv(options.out / "guide_gain.csv", index=False, float_format="%.6g")
 
 
-def draw_samples(
-    options: argparse.Namespace, number: str | None, judge: sampled_gain.Judge | None
-) -> tuple[pd.DataFrame, Profile]:
-    """Draw ``number`` samples of each problem. Return them scored, and the profile that drew."""
+#: How samples of the base itself are drawn: log rho is over its own distribution.
+UNCHANGED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+def profile_of(options: argparse.Namespace, number: str | None) -> Profile:
+    """Return the profile that draws ``number`` samples of each problem from the base."""
     if options.model:
         options.profile = str(of_model(options))
     wanted = {"samples": number, "sampled": options.problems, "engine": options.engine}
@@ -168,14 +174,23 @@ def draw_samples(
     if number:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.named_profile(options)
+    other = {k: v for k, v in UNCHANGED.items() if getattr(profile.evaluation, k) != v}
+    if other:
+        options.set += [f"evaluation.{key}={value}" for key, value in other.items()]
+        profile = arguments.named_profile(options)
     consent.require_all(profile.raw)
     if options.model:
         require_room(profile)
+    return profile
+
+
+def draw_samples(profile: Profile, judge: sampled_gain.Judge | None) -> pd.DataFrame:
+    """Draw the samples of a profile's base that are not drawn. Return them scored."""
     planned = stages.jobs_of(profile, ("sft", "evaluation"))
     base = [job for job in planned if job.run.method == BASE]  # and no policy of RL
     jobs.require(base, jobs.run(base, 1, profile.compute.threads), "; what was made is kept")
     run = runs.evaluation_run(runs.sft_run(profile))
-    return sampled_gain.scored_samples(profile, run, judge), profile
+    return sampled_gain.scored_samples(profile, run, judge)
 
 
 def require_room(profile: Profile) -> None:
@@ -198,7 +213,7 @@ def require_room(profile: Profile) -> None:
 def build_guide(choice: Any) -> Any:
     """Return the guide of a choice; SageError for one that reads rewards, which are not there."""
     guide = guide_choices.build_guide(choice)
-    if guide_choices.reads_rewards(choice if isinstance(choice, Mapping) else {"name": choice}):
+    if guide_choices.reads_rewards(choice):
         raise SageError(f"the guide {choice} reads the rewards of training: leave it out")
     return guide
 

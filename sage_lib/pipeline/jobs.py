@@ -23,6 +23,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from sage_lib import paths
 from sage_lib.errors import SageError
+from sage_lib.experiment import records
 from sage_lib.files import FULL, disk_errors, is_full, read_lines
 from sage_lib.text import visible
 
@@ -86,6 +87,7 @@ def start_worker() -> None:
     """Make this process lead a session of its own, which an interrupt from the keyboard does not
     reach. It ends as a whole, with the process that started it, killed or not."""
     os.setsid()
+    records.revision()  # now, before this process reads more code
     multiprocessing.set_start_method(None, force=True)  # a job finds Python's default, not spawn
     signal.signal(signal.SIGTERM, _end_session)
     threading.Thread(target=_watch_parent, daemon=True).start()
@@ -322,7 +324,7 @@ class Progress:
         if step != self.shown:
             self.shown_at, self.shown = now, step
             pace = (now - self.begun) / max(step - self.first, 1) / 60
-            left = f"{pace * (self.job.steps - step):.0f} min left" if self.job.steps else ""
+            left = f"{pace * (self.job.steps - step):.0f} min left" if self.job.steps > 0 else ""
             shown = [name for name in ("loss", "reward", "entropy") if name in row]
             values = [f"{name} {row[name]:.3g}" for name in shown]
             _say(self.job, f"step {step}", left, *values)

@@ -55,8 +55,8 @@ def settings_table(profile: Profile) -> pd.DataFrame:
     trained = profile.methods
     others = tuple(
         f"methods.{name}."
-        for name in profile.raw.get("methods") or {}
-        if name not in trained and not any(key.startswith(f"{name}_") for key in trained)
+        for name, one in (profile.raw.get("methods") or {}).items()
+        if name not in trained and not (one.get("vary") and _varied(name, trained))
     )
     rows = []
     for key, value in profile.flat().items():
@@ -67,6 +67,11 @@ def settings_table(profile: Profile) -> pd.DataFrame:
             place = place.rpartition(".")[0]
         rows.append((key, str(value), profile.sources.get(place, "")))
     return pd.DataFrame(rows, columns=["setting", "value", "source"])
+
+
+def _varied(name: str, trained: Collection[str]) -> bool:
+    """Return whether one of the methods that a section's ``vary`` makes is trained."""
+    return any(key.startswith(f"{name}_") for key in trained)
 
 
 def planned_runs(
@@ -156,7 +161,7 @@ def needs(profile: Profile) -> pd.DataFrame:
         lora = adapter if profile.methods[run.method].lora else 0
         policies += lora * 4 if lora and profile.compute.keeps_adapter else total * width
         largest = max(largest, lora * (4 + state) if lora else total * (width + state))
-    every = rl.get("save_steps", 500)  # as TRL: of steps, or below 1 a share of them
+    every = rl.get("save_steps") or rl["max_steps"]  # as TRL: of steps, or below 1 a share of them
     all_of_run = math.ceil(1 / every if every < 1 else rl["max_steps"] / every)
     limit = (rl.get("save_total_limit") or all_of_run) + 1  # they stay while the next is written
     tokens = evaluation.problems * evaluation.samples * evaluation.max_new_tokens / 2
@@ -362,7 +367,7 @@ def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = F
         print(words, flush=True)
     elif not sys.stdin.isatty():
         raise SageError(f"{words}: nobody is here to agree; the same command with --yes starts it")
-    elif input(f"{words}.\nStart? [y/N] ").strip().lower() not in ("y", "yes"):
+    elif not consent.answered(f"{words}.\nStart? [y/N] "):
         raise SageError("nothing was started")
 
 

@@ -33,7 +33,8 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
         for folder in (new, old):
             shutil.rmtree(folder, ignore_errors=True)
         _require_done(profile, finished)
-        frames = results.collect(profile)
+        done = {run.measured for run in runs.every_run(profile) if run.done()}
+        frames = results.collect(profile, done)
         if finished and target.is_dir():
             frames = results.joined(frames, results.Results(profile, own=False))
             for old_file in target.glob("*.json"):  # documents, which those of today replace

@@ -15,6 +15,7 @@ from typing import Any
 from sage_lib import consent, paths
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
+from sage_lib.experiment.checked import digest
 from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.runs import STAGES, Run, Stage
 from sage_lib.files import FULL, disk_errors, is_full, is_locked, locked, require_space
@@ -33,7 +34,7 @@ class RunJob(jobs.Job):
 
     def __init__(self, profile: Profile, stage: Stage, run: Run, needs: Any = frozenset()) -> None:
         key = (profile.name, stage.name, run.method, run.seed)
-        arguments = (stage.name, run.name, profile.spec)
+        arguments = (stage.name, run.name, profile.spec, digest(profile.raw))
         label = label_of(profile, run)
         super().__init__(key, label, make_unless_taken, arguments, run.log, needs, key[:3])
         self.profile, self.stage, self.run, self.live = profile, stage, run, run.live_steps
@@ -96,9 +97,14 @@ def check_machine(profile: Profile) -> None:
     require_space(paths.build(profile.name), plan.disk_gb(profile), f"profile {profile.name}")
 
 
-def make_unless_taken(stage: str, name: str, spec: str) -> int:
-    """Do a run in a worker; return BUSY where another process makes it or just made it."""
+def make_unless_taken(stage: str, name: str, spec: str, settings: str) -> int:
+    """Do a run in a worker; return BUSY where another process makes it or just made it.
+
+    SageError where the profile no longer has the ``settings`` (their hash) that were planned.
+    """
     profile = load_profile(spec)
+    if digest(profile.raw) != settings:
+        raise SageError(f"profile {profile.name} has changed since this began: call it again")
     run = _named(profile, STAGES[stage], name)
     with locked(run.lock) as mine:
         if not mine or run.done():

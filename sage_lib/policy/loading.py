@@ -86,8 +86,18 @@ def load(section: Model, folder: str | Path) -> tuple[PreTrainedModel, PreTraine
         from peft import PeftModel  # late: Unsloth, where it is, comes before
 
         model = PeftModel.from_pretrained(model, folder).merge_and_unload()
-    device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-    return quick(model.to(device)).eval(), load_tokenizer(section, folder)
+    return quick(model.to(device())).eval(), load_tokenizer(section, folder)
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id that fills batches: of the padding token, or of the end where there is none."""
+    pad: int | None = tokenizer.pad_token_id
+    return tokenizer.eos_token_id if pad is None else pad
+
+
+def device() -> str:
+    """Return this process's GPU, or the CPU where there is none."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 
 
 def grouped_attention(

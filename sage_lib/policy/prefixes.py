@@ -13,6 +13,7 @@ from sage_lib.policy.sampling import (
     Wanted,
     end_tokens,
     fingerprints,
+    require_finite,
     uniforms,
     until_end,
     warpers,
@@ -39,7 +40,7 @@ def prefix_engine(
         uniform = uniforms(batch, problems, sampling).to(model.device)
         places = list(dict.fromkeys(place for place, _ in batch))
         rows = [prompts[place] for place in places]
-        ids, mask = loading.padded(rows, tokenizer.pad_token_id, "left")
+        ids, mask = loading.padded(rows, loading.pad_id(tokenizer), "left")
         ids, mask = ids.to(model.device), mask.to(model.device)
         drawn = is_end.reshape(-1)[0].repeat(len(batch), sampling.max_new_tokens)
         going = torch.arange(len(batch), device=model.device)  # samples that have not ended
@@ -52,6 +53,7 @@ def prefix_engine(
             for warper in active:
                 scores = warper(ids, scores)
             cdf = scores.double().softmax(-1).cumsum(-1)
+            require_finite(cdf[:, -1:])
             point = uniform[going, step, None] * cdf[row, -1:]
             token = torch.searchsorted(cdf[row], point, right=True)
             token = token.clamp(max=cdf.shape[1] - 1)[:, 0]

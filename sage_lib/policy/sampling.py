@@ -106,6 +106,15 @@ def warpers(
     return active
 
 
+def require_finite(total: torch.Tensor) -> None:
+    """Raise SageError where the sums of next-token probabilities are not finite."""
+    if not total.isfinite().all():
+        raise SageError(
+            "the model gives logits that are not finite: its weights are damaged, or its dtype is "
+            "too small for it (model.dtype: float32)"
+        )
+
+
 class InverseTransform(transformers.LogitsProcessor):
     """Draws each row's next token by inverting its distribution function, after the warpers."""
 
@@ -119,6 +128,7 @@ class InverseTransform(transformers.LogitsProcessor):
         cdf = scores.double().softmax(-1).cumsum(-1)
         total = cdf[:, -1:]  # 1 up to rounding
         point = self.uniform[:, token, None].to(cdf) * total
+        require_finite(total)
         drawn = torch.searchsorted(cdf, point, right=True).clamp(max=scores.shape[1] - 1)
         return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
 
@@ -144,7 +154,7 @@ def transformers_engine(
         do_sample=False,
         max_new_tokens=sampling.max_new_tokens,
         repetition_penalty=1.0,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=loading.pad_id(tokenizer),
         eos_token_id=ends,
     )
     active = warpers(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
@@ -154,7 +164,7 @@ def transformers_engine(
     def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
         uniform = uniforms(batch, problems, sampling)
         rows = [prompts[place] for place, _ in batch]
-        ids, mask = loading.padded(rows, tokenizer.pad_token_id, "left")
+        ids, mask = loading.padded(rows, loading.pad_id(tokenizer), "left")
         ids, mask, start = ids.to(model.device), mask.to(model.device), ids.shape[1]
         with prompts_read_once(model):
             out = model.generate(
@@ -172,6 +182,19 @@ def transformers_engine(
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return the id, or ids, that end a completion of the model."""
     return model.generation_config.eos_token_id or tokenizer.eos_token_id
+
+
+def with_end(
+    row: Mapping[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    """Return the token ids of a row of :func:`collect`, of each sample with the end that it drew.
+
+    A model with several end tokens has no end there: rows do not say which one was drawn.
+    """
+    ends = end_tokens(model, tokenizer)
+    end = ends if isinstance(ends, list) else [ends]
+    drawn = zip(row["ids"], row["finished"], strict=True)
+    return [[*ids, *end] if done and len(end) == 1 else ids for ids, done in drawn]
 
 
 def until_end(new: torch.Tensor, ends: int | list[int]) -> list[tuple[list[int], bool]]:
@@ -344,7 +367,7 @@ def rollouts(
         **{key: rl[key] for key in ("temperature", "top_p", "top_k", "min_p")},
         repetition_penalty=1.0,
         max_new_tokens=rl["max_completion_length"],
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=loading.pad_id(tokenizer),
         use_cache=True,
     )
     new = out[:, len(encoded) :]

@@ -1,6 +1,5 @@
 """Scores of finished samples by models, and exact probabilities of valid completions."""
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.shared_prompts import prompts_read_once
 from sage_lib.policy import loading, token_signals
+from sage_lib.policy.sampling import with_end
 from sage_lib.tasks import prompts
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
@@ -55,9 +55,8 @@ def score(
     table = []
     for problem, row in zip(problems, rows, strict=True):
         prompt = loading.encode(tokenizer, problem.question)
-        drawn = itertools.islice(zip(row["ids"], row["finished"], strict=True), limit)
-        bodies = [[*ids, tokenizer.eos_token_id] if done else ids for ids, done in drawn]
-        scored = signals(model, base, prompt, bodies, tokenizer.pad_token_id)
+        bodies = with_end(row, model, tokenizer)[:limit]
+        scored = signals(model, base, prompt, bodies, loading.pad_id(tokenizer))
         for number, of_tokens in enumerate(scored):
             name = (problem.dataset, problem.id, number, bool(row["correct"][number]))
             perplexity, tokens = token_signals.perplexity(of_tokens.base_log_pi), len(of_tokens[0])
@@ -140,7 +139,7 @@ def valid_probabilities(
     for start in range(0, len(turns), at_a_time):
         places = by_length[start : start + at_a_time]  # of about one length: few are padded
         of_batch = [turns[place][1] for place in places]
-        batch = loading.padded(of_batch, tokenizer.pad_token_id, "right")
+        batch = loading.padded(of_batch, loading.pad_id(tokenizer), "right")
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, 1, mask)
         log_pis = [log_pi, *(probs.log_probabilities(log_pi, t) for t in tempered)]

@@ -102,7 +102,8 @@ def comparisons(claims: Claims, results: Results) -> pd.DataFrame:
     """
     sources: dict[tuple[str, str], dict[str, Values]] = {}
     rows: list[dict[str, Any]] = []
-    primary: dict[int, tuple[Values, Values]] = {}
+    primary: dict[int, tuple[Values, Values, Comparison]] = {}
+    not_run = 0  # primary comparisons, which count for Holm's rule all the same
     for claim in claims.claims:
         for comparison in claim.comparisons:
             where = (comparison.metric, comparison.ood)
@@ -119,13 +120,16 @@ def comparisons(claims: Claims, results: Results) -> pd.DataFrame:
             if pair is not None:
                 row |= _compared(*pair, comparison, margin)
                 if claim.primary:
-                    primary[len(rows)] = pair
+                    primary[len(rows)] = (*pair, comparison)
                     at = partial(_row, *pair, comparison.metric)  # at a level
                     row["error_rate"] = inference.error_rate(comparison.expects, at, margin)
+            not_run += claim.primary and pair is None
             rows.append(row | {"metric": name})
-    allowed = inference.holm([rows[place]["error_rate"] for place in primary])
-    for (place, pair), rate in zip(primary.items(), allowed, strict=True):
-        rows[place] |= _outcome(*pair, rows[place], 1 - rate)
+    allowed = inference.holm([rows[place]["error_rate"] for place in primary] + [1.0] * not_run)
+    for place, rate in zip(primary, allowed, strict=False):
+        ours, theirs, comparison = primary[place]
+        planned = {**comparison._asdict(), "margin": rows[place]["margin"]}
+        rows[place] |= _outcome(ours, theirs, planned, 1 - rate)
     return _worded(pd.DataFrame(rows, columns=COMPARISONS))
 
 
@@ -138,8 +142,8 @@ def _worded(table: pd.DataFrame) -> pd.DataFrame:
 def by_base(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
     """Return the primary comparisons on the seeds of each base alone: a row each.
 
-    Column base names the profile that trained it. Bounds and outcomes are at 95 %, over seeds and
-    problems, by the margin of all bases.
+    Column base names the profile that trained it. Bounds are those by which the outcome is judged,
+    at 95 %, with the margin of all bases. A base on which the two share no seed has no row.
     """
     trained = results.runs[results.runs["method"] != BASE].dropna(subset="seed")
     rows = []
@@ -148,11 +152,15 @@ def by_base(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
         pair = [by_method[primary[side]] for side in ("method", "against")]
         names = {name: primary[name] for name in ("claim", "by", "metric", "method", "against")}
         for base, seeds in trained.groupby(results.base_of(trained), sort=False)["seed"]:
+            if not set(seeds) & set(pair[0].seeds) & set(pair[1].seeds):
+                continue
             ours, theirs = (side.at_seeds(seeds) for side in pair)
             row = _row(ours, theirs, metric)
+            low, high = inference.deciding_interval(row)
             outcome = inference.row_outcome(primary["expects"], row, primary["margin"])
-            numbers = row[["difference", "low", "high", "seeds"]].to_dict()
-            rows.append({**names, "base": base, **numbers, "outcome": outcome})
+            numbers = {"difference": row["difference"], "low": low, "high": high}
+            numbers |= {"seeds": row["seeds"], "outcome": outcome}
+            rows.append({**names, "base": base, **numbers})
     return _worded(pd.DataFrame(rows)) if rows else pd.DataFrame()
 
 

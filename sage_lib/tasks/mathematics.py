@@ -4,7 +4,8 @@ spelling that it reads. Only the verifier's workers load this module.
 Known faults of Math-Verify remain. It takes as the same: upper and lower case, a number and its
 percentage, numbers of different bases or units, a set of two and a pair. It reads names of several
 letters, primes and second derivatives as products and powers of letters, and log with base 10. It
-does not understand bare words, x for times, units such as m/s, and "about".
+does not understand bare words, x for times, units such as m/s, "about", and the signs of infinity,
+roots, halves and squares.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ _SCIENTIFIC = re.compile(
 )
 #: 2**3, 10^-5: of these Math-Verify would read the base alone.
 _POWER = re.compile(r" ?\*\* ?([+-]?[0-9]+)?|\^ ?([+-][0-9]+)(?![\w.])", re.ASCII)
-#: What it would misread: -3./2; the letters gamma and E_0; the sun's index; P(X = 2) = 7.
+#: What it would misread: -3./2; the letters gamma and E_0; the sun's index; the signs of
+#: degrees and euros; P(X = 2) = 7.
 _SPELLINGS = (
     (re.compile(r"(?<=[0-9])\.(?=\s*[-+*/^)])"), ""),
     (re.compile(r"\\gamma(?![A-Za-z(])"), r"\\mathcal{g}"),
     (re.compile(r"(?<![A-Za-z\\])([Ee])(?=_)"), r"\\mathcal{\1}"),
     (re.compile(r"_(?:\{\\odot\}|\\odot\b)"), "_{sun}"),
+    (re.compile("\N{DEGREE SIGN}"), r"^\\circ "),
+    (re.compile("(?<=[0-9]) ?\N{EURO SIGN}\\s*$"), ""),
     (re.compile(r"^\s*P ?(?:\\left)?\([^()=]*=[^()=]*\)(?=\s*=)"), "P"),
 )
 #: Two numbers with a blank between, which Math-Verify adds: 3 4 would be 7, and 1 234 be 235.

@@ -78,6 +78,8 @@ def aimless(worked: Demonstration, bound: float, rng: random.Random) -> Demonstr
 
     def step(match: re.Match[str]) -> str:
         left, equals, value = match.group("left", "equals", "value")
+        if match["other"]:
+            return match[0]
         if left is None:  # a number between steps
             return values.get(match[0], match[0])
         numbers = [values.get(number, number) for number in re.findall(r"\d+", left)]
@@ -101,10 +103,12 @@ def aimless(worked: Demonstration, bound: float, rng: random.Random) -> Demonstr
     return Demonstration(worked.question, working, values.get(worked.answer, worked.answer))
 
 
-#: A step, such as 4 + 2 = 6, or a whole number that stands alone.
+#: A step, such as 4 + 2 = 6; another calculation, with amounts, shares or decimals; or a whole
+#: number that stands alone.
 _STEP = re.compile(
-    r"(?<![\d.,])(?P<left>\d+(?: ?[-+*/] ?\d+)+)(?P<equals> ?= ?)(?P<value>\d+)(?!\d|[.,]\d)"
-    r"|\b\d+\b"
+    r"(?<![\d.,])(?P<left>\d+(?: ?[-+*/] ?\d+)+)(?P<equals> ?= ?)(?P<value>\d+)(?!%|\d|[.,]\d)"
+    r"|(?P<other>[$£€]?\d[\d.,]*%?(?: ?[-+*/] ?[$£€]?\d[\d.,]*%?)+(?: ?= ?[$£€]?\d[\d.,]*%?)?)"
+    r"|(?<![\d.,])\d+(?!\d|[.,]\d)"
 )
 
 

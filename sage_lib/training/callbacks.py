@@ -112,7 +112,7 @@ class StepLog(TrainerCallback):
         self.path, self.before, self.more = path, before, more or {}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.flat, self.clock = 0, time.perf_counter()
+        self.flat, self.counted, self.clock = 0, self.before, time.perf_counter()
         for row in truncate_log(self.path, self.before + state.global_step):
             self._count_flat(row)
 
@@ -140,7 +140,8 @@ class StepLog(TrainerCallback):
             raise Collapse(step, reason)
 
     def _count_flat(self, row: dict[str, Any]) -> None:
-        self.flat = self.flat + 1 if row.get("frac_reward_zero_std") == 1 else 0
+        steps, self.counted = row["step"] - self.counted, row["step"]
+        self.flat = self.flat + steps if row.get("frac_reward_zero_std") == 1 else 0
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any

@@ -188,6 +188,8 @@ class Rounds:
         start = weights if number and self.lora is None else self.base_folder
         fast = unsloth_first.is_loaded()  # as for SFT
         model, _ = load_model(self.profile, start, self.lora is None, checkpointing, fast)
+        if not fast:  # Unsloth's is there; others draw before a trainer moves them
+            model.to(loading.device())
         if self.lora is None:
             return model
         adapted = add_lora(model, self.lora, self.seed, checkpointing, fast)
@@ -211,17 +213,21 @@ class Rounds:
         drawing = time.perf_counter() - started
         checkpoints, seed = folder / "checkpoints", self.seed + number
         fixed = {"output_dir": str(checkpoints), "seed": seed, "data_seed": seed}
+        # TRL would learn prompts, too, and cut rows at 1,024 tokens.
+        section = {"completion_only_loss": True, "max_length": self.profile.model.max_seq_length}
+        section |= self.rft.sft
         means: dict[str, float] = {k: counts[k] for k in ("reward", "entropy") if k in counts}
         trainer = SFTTrainer(
             model=model,
             processing_class=self.tokenizer,
             train_dataset=Dataset.from_list(rows),
-            args=arguments(SFTConfig, self.rft.sft, f"{self.profile.name}: rft.sft", **fixed),
+            args=arguments(SFTConfig, section, f"{self.profile.name}: rft.sft", **fixed),
             callbacks=[StepLog(self.run.live_steps, self.step(number), means)],
         )
         train_on(trainer, checkpoints)
         seconds = time.perf_counter() - started
         trainer.model.save_pretrained(folder / "weights")
+        self.tokenizer.save_pretrained(folder / "weights")  # read where all weights are trained
         times = {"seconds drawing": round(drawing, 2)}
         times["seconds training"] = round(seconds - drawing, 2)
         return {**counts, **times}
@@ -322,7 +328,7 @@ class Rounds:
             cut = [(n, self._cut(row["ids"][n])) for n, why in enumerate(reasons) if why is None]
             prompt = loading.encode(self.tokenizer, problem.question)
             bodies = [[*ids, self.tokenizer.eos_token_id] for _, ids in cut]
-            pad = self.tokenizer.pad_token_id
+            pad = loading.pad_id(self.tokenizer)
             scored = scoring.signals(model, model, prompt, bodies, pad) if cut else ()
             for (n, ids), signals in zip(cut, scored, strict=True):
                 candidate = Candidate(

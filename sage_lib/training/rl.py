@@ -111,8 +111,8 @@ def make_trainer(
     """
     method, rl, lora = training.method, training.rl, training.lora
     checkpointing, base = rl["gradient_checkpointing"], runs.start_run(profile, method).model
-    choice = method.guide or {}
-    read = runs.first_run(profile, choice["policy"]).model if "policy" in choice else None
+    of_guide = method.guide_policy
+    read = None if of_guide is None else runs.first_run(profile, of_guide).model
     fast = profile.compute.backend == "unsloth"
     if REPLACED and not fast:
         raise SageError(
@@ -175,8 +175,10 @@ def between_draws(rl: dict[str, Any]) -> dict[str, Any]:
     of_draw = rl.get("steps_per_generation") or batches
     of_draw *= rl.get("num_iterations") or 1
     updates, save_steps = of_draw // math.gcd(of_draw, batches), rl.get("save_steps")
-    if not isinstance(save_steps, int):  # a share of all steps, or TRL's default
-        return rl
+    if save_steps is None:
+        save_steps = 500  # TRL's default
+    elif 0 < save_steps < 1:  # a share of all steps
+        save_steps = math.ceil(save_steps * rl["max_steps"])
     return {**rl, "save_steps": -(-save_steps // updates) * updates}
 
 
