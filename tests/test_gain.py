@@ -75,7 +75,8 @@ def test_shifted_data_sets_are_left_out(monkeypatch):
     monkeypatch.setattr(sampled_gain, "collect", lambda *_: rows)
     monkeypatch.setattr(sampled_gain, "count_correct", count_correct)
     monkeypatch.setattr(sampled_gain, "signals", signals)
-    monkeypatch.setattr(sampled_gain.loading, "load", lambda *_: (None, tokenizer))
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=0))
+    monkeypatch.setattr(sampled_gain.loading, "load", lambda *_: (model, tokenizer))
     monkeypatch.setattr(sampled_gain.loading, "encode", lambda *_: [1])
     evaluation = runs.evaluation_run(runs.sft_run(profile))
     found = sampled_gain.scored_samples(profile, evaluation)
@@ -346,7 +347,8 @@ def test_the_base_is_sampled_as_it_is_whatever_the_profile_evaluates(tmp_path):
 
 
 def test_a_profile_without_a_kl_has_no_optimum():
-    assert "without a KL term" in refused(["--profile", "smoke", "--set", "rl.beta=0"])
+    words = ["--profile", "smoke", "--set", "train=[grpo]", "--set", "rl.beta=0"]
+    assert "without a KL term" in refused(words)
 
 
 def test_where_nothing_is_right_a_sample_is_shown_and_all_are_kept(tiny_model, tmp_path, capsys):
