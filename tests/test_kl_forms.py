@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from sage_lib.algorithm import forward_kl, kl_forms
 from sage_lib.algorithm.dynamic_sampling import groups_without_spread, replace_rows
+from sage_lib.algorithm.guides import BranchGuide
 from sage_lib.algorithm.kl_forms import KL_FORMS, Vocabulary
 from sage_lib.errors import SageError
 from sage_lib.evaluation import expected_gradients
@@ -245,3 +247,51 @@ def test_pair_means_of_noise_are_zero_and_of_a_constant_its_square():
     assert abs(np.mean(noise)) < 4 * np.std(noise) / 20
     constant = np.tile(np.arange(3.0), (4, 1))
     assert expected_gradients.pair_mean(constant, constant) == pytest.approx(5.0)
+
+
+def test_the_gradients_of_a_batch_on_a_network_are_those_of_the_kl_written_out(tiny_model):
+    """What the guide adds, and what pulls without it, from autograd of each form's own formula."""
+    ref_model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    expected_gradients._move(model, 3)
+    out, start = torch.randint(0, 40, (5, 9), generator=torch.Generator().manual_seed(0)), 3
+    mask = (torch.arange(6) < torch.tensor([[6], [4], [6], [2], [5]])).long()
+    guide = BranchGuide(threshold=0.5, ratio=0.3)
+    found, kl, acting = expected_gradients._batch(model, ref_model, guide, out, start, mask)
+    log_pi = model(out).logits[:, start - 1 : -1].log_softmax(-1)
+    log_ref = ref_model(out).logits[:, start - 1 : -1].log_softmax(-1).detach()
+    pi, d = log_pi.detach().exp(), log_pi.detach() - log_ref
+    q = (1 + 0.3 * (-(pi * log_pi.detach()).sum(-1) - 0.5).clamp(min=0)).clamp(max=1.4)
+    assert kl == pytest.approx(((pi * d).sum(-1) * mask).sum().item() / mask.sum().item(), rel=1e-4)
+    assert acting == pytest.approx((q[mask == 1] != 1).float().mean().item())
+    at = out[:, start:, None]
+    drawn, ratio = log_pi.gather(-1, at)[..., 0], d.gather(-1, at)[..., 0]
+
+    def value(kl_form, q):
+        """Of which the gradient is the form's, summed over the tokens."""
+        if kl_form == "k3":  # a forward KL to q·pi_ref
+            return -(q * (log_ref.exp() * log_pi).sum(-1) * mask).sum()
+        reverse = ((log_pi.exp() * (log_pi - log_ref)).sum(-1) * mask).sum()
+        if kl_form == "k3_corrected":
+            return reverse
+        whole = (ratio - q.log()) * mask
+        later = whole.flip(1).cumsum(1).flip(1) - whole  # without the token's own
+        return reverse + (later * drawn * mask).sum()
+
+    parameters = list(model.parameters())
+    for kl_form in expected_gradients.WEIGHTS:
+        pull, guided = (
+            torch.cat(
+                [
+                    part.flatten()
+                    for part in torch.autograd.grad(
+                        value(kl_form, x), parameters, retain_graph=True
+                    )
+                ]
+            )
+            / expected_gradients.COMPLETIONS
+            for x in (torch.ones_like(q), q)
+        )
+        for part, expected in (("pull", pull), ("added", guided - pull)):
+            np.testing.assert_allclose(found[kl_form, part], expected, atol=2e-6)
+        assert (abs(found[kl_form, "added"]).max() > 1e-5) == (kl_form != "k3_corrected")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from sage_lib.evaluation import exploration, groups
 from sage_lib.evaluation.exploration import (
     DrawnCompletion,
     impact,
@@ -87,3 +88,29 @@ def test_a_group_has_one_completion_of_a_problem_the_most_extreme():
     assert [one.name for one in groups["high"]] == ["p4/3"]
     # a fifth of 20 completions are the four of one problem
     assert [one.name for one in perplexity_groups(every, 9)["high"]] == ["p4/3"]
+
+
+def test_before_is_what_the_base_reads_and_after_what_the_policy_reads(parts):
+    base, tokenizer, prompt, completion = parts
+    policy = AutoModelForCausalLM.from_pretrained(base.config.name_or_path).eval()
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.mul_(1.5)
+    out = torch.tensor([[*prompt, *completion]] * 2)
+    mask = torch.ones(2, len(completion), dtype=torch.bool)
+    mask[1, 3:] = False
+    drawn = groups.Group(out, len(prompt), mask, ["", ""], [True, False])
+    profile = SimpleNamespace(rl={"temperature": 1.0})
+    drawer = SimpleNamespace(profile=profile, model=policy, tokenizer=tokenizer)
+    with torch.no_grad():
+        table = exploration._tokens(drawer, base, drawn, 4)
+        for name, model in (("before", base), ("after", policy)):
+            log_pi = model(out[:1]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            entropies = -(log_pi.exp() * log_pi).sum(-1)
+            of_first = table[table["completion"] == 4]
+            assert of_first[name].tolist() == pytest.approx(entropies.tolist(), rel=1e-4)
+            p = log_pi.gather(-1, out[0, len(prompt) :, None])[:, 0].exp()
+            assert of_first[f"p_{name}"].tolist() == pytest.approx(p.tolist(), rel=1e-4)
+    assert (table["before"] - table["after"]).abs().max() > 1e-3
+    assert table.groupby("completion").size().to_dict() == {4: len(completion), 5: 3}
+    assert table.groupby("completion")["sign"].first().to_dict() == {4: "positive", 5: "negative"}
