@@ -42,8 +42,8 @@ def guide_class(name: object, where: str = "guide") -> Callable[..., Any]:
 def check_choice(choice: str | Mapping[str, Any], where: str = "guide") -> None:
     """Raise a SageError, which begins with ``where``, for a wrong name, parameter or value."""
     _make(choice, where, None)
-    for name, given in nested(choice):
-        if name == "success" and "policy" not in given:
+    for name, parameters in nested(choice):
+        if name == "success" and "policy" not in parameters:
             raise SageError(f"{where}: success reads a policy: give it policy, a method with rft")
 
 
@@ -63,7 +63,9 @@ def reads_rewards(choice: str | Mapping[str, Any]) -> bool:
 def needs_entropies(choice: Mapping[str, Any]) -> bool:
     """Return whether :func:`build_guide` needs the base model's entropies for this choice."""
     quantiles = set(BranchGuide.quantile_keys)
-    return any(name == "branch" and given.keys() & quantiles for name, given in nested(choice))
+    return any(
+        name == "branch" and parameters.keys() & quantiles for name, parameters in nested(choice)
+    )
 
 
 def build_guide(

@@ -117,8 +117,8 @@ class Method:
     @property
     def guide_policy(self) -> str | None:
         """Return the method whose policy its guide, or the guide inside it, reads."""
-        read = [given.get("policy") for _, given in nested(self.guide)] if self.guide else []
-        return next(filter(None, read), None)
+        guides = nested(self.guide) if self.guide else ()
+        return next((p["policy"] for _, p in guides if p.get("policy")), None)
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings for a run record, under the names in published records."""

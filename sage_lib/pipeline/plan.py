@@ -55,8 +55,8 @@ def settings_table(profile: Profile) -> pd.DataFrame:
     trained = profile.methods
     others = tuple(
         f"methods.{name}."
-        for name, one in (profile.raw.get("methods") or {}).items()
-        if name not in trained and not (one.get("vary") and _varied(name, trained))
+        for name, section in (profile.raw.get("methods") or {}).items()
+        if name not in trained and not (section.get("vary") and _varied(name, trained))
     )
     rows = []
     for key, value in profile.flat().items():
@@ -161,8 +161,8 @@ def needs(profile: Profile) -> pd.DataFrame:
         lora = adapter if profile.methods[run.method].lora else 0
         policies += lora * 4 if lora and profile.compute.keeps_adapter else total * width
         largest = max(largest, lora * (4 + state) if lora else total * (width + state))
-    every = rl.get("save_steps") or rl["max_steps"]  # as TRL: of steps, or below 1 a share of them
-    all_of_run = math.ceil(1 / every if every < 1 else rl["max_steps"] / every)
+    interval = rl.get("save_steps") or rl["max_steps"]  # of steps, or below 1 a share of them
+    all_of_run = math.ceil(1 / interval if interval < 1 else rl["max_steps"] / interval)
     limit = (rl.get("save_total_limit") or all_of_run) + 1  # they stay while the next is written
     tokens = evaluation.problems * evaluation.samples * evaluation.max_new_tokens / 2
     parts = {
