@@ -148,8 +148,7 @@ def train(
     for _, problems in zip(range(settings.steps), batches, strict=False):
         batch = sample(model, tokenizer, [problem["prompt"] for problem in problems], settings)
         answers = [problem["answer"] for problem in problems for _ in range(settings.completions)]
-        scored = [reward(*pair) for pair in zip(batch.texts, answers, strict=True)]
-        rewards = torch.tensor(scored, device=model.device)
+        rewards = torch.tensor(list(map(reward, batch.texts, answers)), device=model.device)
         logps, entropies = log_probabilities(model, batch, settings.temperature)
         with torch.no_grad():
             ref_logps, _ = log_probabilities(reference, batch, settings.temperature)
@@ -193,9 +192,8 @@ def main(words: Sequence[str]) -> None:
         (model, tokenizer, problems), settings = copying(), Settings()
     draws = (torch.randint(len(problems), (settings.prompts,)) for _ in range(settings.steps))
     batches = ([problems[place] for place in draw.tolist()] for draw in draws)
-    for step, row in enumerate(train(model, tokenizer, batches, settings), 1):
-        if step % 20 == 0:
-            print(step, *(f"{name} {value:.3f}" for name, value in row.items()))
+    for step, row in list(enumerate(train(model, tokenizer, batches, settings), 1))[19::20]:
+        print(step, *(f"{name} {value:.3f}" for name, value in row.items()))
 
 
 if __name__ == "__main__":

@@ -326,10 +326,9 @@ def test_an_empty_completion_has_no_token_to_guide():
 
 def test_what_would_fail_after_sampling_is_refused_before_it(tiny_model, tmp_path):
     words = ["--model", str(tiny_model), "--samples", trl_file(tmp_path, [1.0, 0] * 4)]
-    shuffled = "{name: shuffled, inner: {name: reward}}"
-    assert "reads the rewards of training" in refused([*words, "--guide", shuffled])
-    shuffled = "{name: shuffled, inner: likeliest}"
-    assert "reads the rewards of training" in refused([*words, "--guide", shuffled])
+    for inner in ("{name: reward}", "likeliest"):
+        guide = f"{{name: shuffled, inner: {inner}}}"
+        assert "reads the rewards of training" in refused([*words, "--guide", guide])
     assert "--precision must be positive, not 0.0" in refused([*words, "--precision", "0"])
     assert "a number, or files" in refused([*words[:2], "--samples", "8", words[3]])
 
@@ -347,8 +346,7 @@ def test_the_base_is_sampled_as_it_is_whatever_the_profile_evaluates(tmp_path):
 
 
 def test_a_profile_without_a_kl_has_no_optimum():
-    words = ["--profile", "smoke", "--set", "train=[grpo]", "--set", "rl.beta=0"]
-    assert "without a KL term" in refused(words)
+    assert "without a KL term" in refused(["--profile", "smoke+train=[grpo]+rl.beta=0"])
 
 
 def test_where_nothing_is_right_a_sample_is_shown_and_all_are_kept(tiny_model, tmp_path, capsys):
