@@ -174,9 +174,9 @@ def profile_of(options: argparse.Namespace, number: str | None) -> Profile:
     if number:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.named_profile(options)
-    other = {k: v for k, v in UNCHANGED.items() if getattr(profile.evaluation, k) != v}
-    if other:
-        options.set += [f"evaluation.{key}={value}" for key, value in other.items()]
+    changed = {k: v for k, v in UNCHANGED.items() if getattr(profile.evaluation, k) != v}
+    if changed:
+        options.set += [f"evaluation.{key}={value}" for key, value in changed.items()]
         profile = arguments.named_profile(options)
     consent.require_all(profile.raw)
     if options.model:
