@@ -4,6 +4,7 @@ made it has changed."""
 import functools
 import hashlib
 import json
+import subprocess
 
 import pytest
 
@@ -246,3 +247,22 @@ def test_a_method_waits_for_the_policy_that_it_starts_from_or_reads_and_depends_
         assert (ours != theirs) == remade
     with pytest.raises(SageError, match="policy of 'grpo', which is no method with rft"):
         load_profile("guides+methods.from_success.start=grpo")
+
+
+def test_a_record_names_the_commit_whose_code_runs(tmp_path, monkeypatch):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ("git", "-C", str(tmp_path), *who, *words)
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    git("commit", "--allow-empty", "--message", "first")
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    records.revision.cache_clear()
+    try:
+        first = git("rev-parse", "--short=12", "HEAD")
+        assert records.revision() == first
+        git("commit", "--allow-empty", "--message", "second, while the process runs")
+        assert records.revision() == first != git("rev-parse", "--short=12", "HEAD")
+    finally:
+        records.revision.cache_clear()

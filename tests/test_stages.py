@@ -353,3 +353,21 @@ def test_notebooks_go_on_beside_the_runs_that_they_do_not_need(fake, tmp_path, m
     assert states == {**done, "08_results": "not started"}
     assert [notebook.number for notebook in notebooks.select()] == ["01", "04", "06", "08"]
     assert [notebook.number for notebook in notebooks.select(["4"])] == ["04"]
+
+
+def test_progress_says_how_long_the_rest_takes_at_this_pace(tmp_path, monkeypatch, capsys):
+    """A run resumed at step 10 does ten steps in two minutes: the other 30 take six."""
+    live, now = tmp_path / "steps.jsonl", [1000.0]
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
+
+    def shown(steps, step):
+        live.write_text(json.dumps({"step": 10, "loss": 1.0}) + "\n")
+        job = jobs.Job("run", "a run", print, (), tmp_path / "log", live=live, steps=steps)
+        progress = jobs.Progress(job)
+        live.write_text(json.dumps({"step": step, "loss": 0.5}) + "\n")
+        now[0] += 120
+        progress.show(last=False)
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert shown(50, 20) == "a run: step 20; 6 min left; loss 0.5"
+    assert shown(-1, 20) == "a run: step 20; loss 0.5", "its length is not known in steps"

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 import subprocess
 import sys
@@ -212,3 +213,17 @@ def test_a_lock_has_what_a_package_needs():
     found = lock.walk(["scipy"])
     assert {"scipy", "numpy"} <= set(found) and "torch" not in found
     assert lock.licence("numpy").startswith("BSD-3-Clause") and lock.licence("certifi") == "MPL-2.0"
+
+
+def test_the_ten_minutes_of_a_gpu_fail_with_the_steps_that_never_passed(tmp_path):
+    def ended(*calls):
+        rows = [json.dumps({"step": step, "status": status}) for step, status in calls]
+        (tmp_path / "steps.jsonl").write_text("\n".join(rows) + "\n")
+        command = ["bash", str(paths.ROOT / "tools" / "gpu_ten_minutes.sh"), str(tmp_path)]
+        env = os.environ | {"TOTAL": "0", "PYTHON": sys.executable}  # no step is started
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    good = ended(("sft", "failed"), ("card", "skipped"), ("sft", "passed"))
+    assert good.returncode == 0 and not good.stderr
+    bad = ended(("sft", "passed"), ("card", "cut"), ("guide_gain", "failed"))
+    assert bad.returncode == 1 and bad.stderr.splitlines() == ["card: cut", "guide_gain: failed"]
