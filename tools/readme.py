@@ -23,9 +23,9 @@ SUMS = paths.ROOT / "data" / "SHA256SUMS"
 SHOWN = [
     (
         *("operating_point", "operating_point_claims", "both rise"),
-        "the paper, at its settings: Branch raises both",
+        "the paper, at its reward, beta and guide: Branch raises both",
     ),
-    ("study", "claims", "both rise", "the paper, at beta 0.2, work checked: Branch raises both"),
+    ("study", "claims", "both rise", "the paper, at beta 0.2, lower threshold, work checked: both rise"),
     (
         *("study", "claims", "P1, a schedule of beta"),
         "ours: a stronger Branch equals GRPO at beta 0.25",
