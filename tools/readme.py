@@ -25,7 +25,12 @@ SHOWN = [
         *("operating_point", "operating_point_claims", "both rise"),
         "the paper, at its reward, beta and guide: Branch raises both",
     ),
-    ("study", "claims", "both rise", "the paper, at beta 0.2, lower threshold, work checked: both rise"),
+    (
+        "study",
+        "claims",
+        "both rise",
+        "the paper, at beta 0.2, lower threshold, work checked: both rise",
+    ),
     (
         *("study", "claims", "P1, a schedule of beta"),
         "ours: a stronger Branch equals GRPO at beta 0.25",

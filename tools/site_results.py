@@ -30,7 +30,7 @@ FIGURES = {
     "guide_gain/law": "What strong Branch gains in training over log rho, on ten bases, under two "
     "forms of the KL.",
     "coloring/both_tasks": "The same comparison on two tasks: countdown and graph coloring.",
-    "smollm/pass_at_k": "pass@k of SmolLM2 on word problems, from samples.",
+    "smollm_paper/pass_at_k": "pass@k of SmolLM2 on word problems: differences of policies.",
     "study/exploration": "The exploration report's metrics of our policies, minus the base: "
     "distinct answers, entropy, branching factor and unsolved problems.",
 }
@@ -66,7 +66,7 @@ FAMILIES = {
 #: Profiles beside the study in the run browser: the family, the word before a label, the notebook.
 BESIDE = {
     "operating_point": ("At the paper's settings", "paper's settings", "at_the_papers_settings"),
-    "smollm": ("SmolLM2 on word problems", "SmolLM2", "a_model_that_reads"),
+    "smollm_paper": ("SmolLM2 on word problems", "SmolLM2", "a_model_that_reads"),
     "smoke": ("Smoke: make reproduce, in minutes", "smoke", "grpo_and_sage"),
 }
 DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "10 3 2 3"}
