@@ -26,9 +26,7 @@ SHOWN = [
         "the paper, at its reward, beta and guide: Branch raises both",
     ),
     (
-        "study",
-        "claims",
-        "both rise",
+        *("study", "claims", "both rise"),
         "the paper, at beta 0.2, lower threshold, work checked: both rise",
     ),
     (
