@@ -158,8 +158,10 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
     assert profile.evaluation.data[0].task.gold == "gold"
     other = profile_of(model="b/c")
     assert other.name != profile.name, "two commands at a time would put aside each other's work"
-    with pytest.raises(SageError, match="is no file"):
+    with pytest.raises(SageError, match=r"--data nowhere.csv: there is no such file"):
         profile_of(data="nowhere.csv")
+    with pytest.raises(SageError, match=r"needs problems, too: give --data"):
+        profile_of(data=None)
     for model in ("./nothere", "nothere"):
         with pytest.raises(SageError, match=f"no folder '{re.escape(model)}' with a model"):
             profile_of(model=model)

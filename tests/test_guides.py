@@ -329,6 +329,12 @@ def test_q_that_is_no_weight_of_every_token_is_refused(q, reason):
             guide(x)
 
 
+def test_padding_is_no_value_of_q():
+    x = dataclasses.replace(inputs([[1.0, 2.0]]), mask=torch.tensor([[1, 0]]))
+    with pytest.raises(SageError, match=r"1 of 1 are not \(smallest finite value none\)"):
+        check_q(torch.full((1, 2), torch.nan), x)
+
+
 @pytest.mark.parametrize("kind", [BranchGuide, RandomGuide, TokenGuide, PassAtK])
 def test_a_misspelt_parameter_is_refused(kind):
     with pytest.raises(ValidationError, match="treshold"):

@@ -129,6 +129,13 @@ def test_notes_say_why_an_interval_is_missing_or_wide(tmp_path, capsys):
     assert not (tmp_path / "pass_at_k").exists() and "written" not in said
 
 
+def test_three_policies_are_compared_with_one_that_is_named():
+    sides = [passk_comparison.counted(name, {"p": (1, 2), "q": (0, 2)}) for name in "abc"]
+    alone, against = (passk_comparison.report(sides, None, compared) for compared in (False, True))
+    assert not alone["differences"] and "--against FILE" in alone["notes"][-1]
+    assert len(against["differences"]) == 2 and not any("--against" in n for n in against["notes"])
+
+
 def test_counts_in_memory_are_checked():
     for counts, words in (
         ([{"a": (1, 2)}, {"b": (1, 2)}], "every seed needs counts of the same problems"),

@@ -69,6 +69,8 @@ def test_inherited_values_keep_their_source_and_replaced_ones_lose_it():
     assert smoke.rl["min_p"] == 0.01
     assert smoke.sources["rl.learning_rate"].startswith("a rank-8 adapter")
     assert smoke.rl["bf16"] is False and not smoke.sources["rl.bf16"], "paper's is of another value"
+    on_one_line = load_profile("smollm_paper").sources
+    assert on_one_line["sft.max_steps"].startswith("pass@1") and "sft" not in on_one_line
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_own_results_are_those_of_the_profiles_finished_runs(own):
     assert own.steps.groupby("run", sort=False).size().to_dict() == {"sft": 1, "grpo-s3407": STEPS}
     told = own.samples[["number", "completion", "tokens", "finished", "correct"]]
     assert told.to_numpy().tolist() == [[0, "x", 3, True, False], [1, "y", 4, False, True]]
-    with pytest.raises(SageError, match="own results of smoke: sage-companion stage evaluation"):
+    with pytest.raises(SageError, match="no own counts of smoke: sage-companion stage evaluation"):
         _ = own.counts
     place = own.folder / "rl/grpo-s3407"
     sizes = {"steps.jsonl": (place / "steps.jsonl").stat().st_size + 1}

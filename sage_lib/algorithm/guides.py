@@ -301,7 +301,7 @@ def check_q(q: Any, inputs: GuideInputs) -> torch.Tensor:
     weights: torch.Tensor = q.where(inputs.mask.bool(), 1.0)
     wrong = ~weights.isfinite() | (weights <= 0)
     if wrong.any():
-        numbers = weights[weights.isfinite()]
+        numbers = q[inputs.mask.bool() & q.isfinite()]
         smallest = f"{numbers.min().item():.3g}" if len(numbers) else "none"
         raise SageError(
             f"{wanted}, and {int(wrong.sum())} of {int(inputs.mask.sum())} are not "

@@ -75,11 +75,14 @@ def report(
     sizes = sorted(set(ks)) if ks else list(range(1, fewest + 1))
     described = [_described(side, sizes) for side in policies]
     pairs = [(ours, policies[-1]) for ours in policies[:-1]] if compared else []
+    notes = [note for side in policies for note in _notes(side)]
+    if len(policies) > 2 and not compared:
+        notes.append("nothing is compared: --against FILE gives each policy's difference to one")
     return {
         **{"format": FORMAT, "level": 0.95, "ks": sizes},
         "policies": described,
         "differences": [compare(*pair, sizes) for pair in pairs],
-        "notes": [note for side in policies for note in _notes(side)],
+        "notes": notes,
     }
 
 

@@ -353,16 +353,13 @@ def _merge(base: dict, over: dict, sources: dict[str, str], prefix: str) -> dict
     merged = dict(base)
     for key, value in over.items():
         place, old = f"{prefix}{key}", merged.get(key)
-        if value and isinstance(value, dict) and isinstance(old, dict) and _same_name(old, value):
+        both = value and isinstance(value, dict) and isinstance(old, dict)
+        if both and ("name" not in old or value.get("name", old["name"]) == old["name"]):
             merged[key] = _merge(old, value, sources, f"{place}.")
         else:
             merged[key] = value
             _replaced(sources, place, "")
     return merged
-
-
-def _same_name(old: dict, new: dict) -> bool:
-    return "name" not in old or new.get("name", old["name"]) == old["name"]
 
 
 def _replaced(sources: dict[str, str], place: str, source: str) -> None:
@@ -391,10 +388,13 @@ def change(raw: dict, sources: dict[str, str], assignment: str, where: str) -> N
 
 
 def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, comment at the end of its line) for every commented value."""
+    """Yield (dotted key, comment at the end of its line) for every commented value. The comment of
+    a section on one line is of the keys that stand there, not of those that it inherits."""
     for key, value in section.items():
-        tokens = section.ca.items.get(key)
+        place, tokens = f"{prefix}{key}", section.ca.items.get(key)
+        inner = value if isinstance(value, CommentedMap) else CommentedMap()
         if tokens and tokens[2] and tokens[2].value.startswith("#"):  # below the line: of the next
-            yield f"{prefix}{key}", tokens[2].value.splitlines()[0].lstrip("# ").strip()
-        if isinstance(value, CommentedMap):
-            yield from _comments(value, f"{prefix}{key}.")
+            one_line = inner and inner.fa.flow_style()
+            for commented in [f"{place}.{k}" for k in inner] if one_line else [place]:
+                yield commented, tokens[2].value.splitlines()[0].lstrip("# ").strip()
+        yield from _comments(inner, f"{place}.")

@@ -149,7 +149,7 @@ class Results:
             what = "reproduce" if name == "runs" else f"stage {stage}"
             command = f"sage-companion {what} --profile {self.profile.spec}"
             kind, remedy = "own", f"{command} makes them"
-        return SageError(f"{name} is not among the {kind} results of {self.name}: {remedy}")
+        return SageError(f"there are no {kind} {name} of {self.name}: {remedy}")
 
 
 def load_results(profile: str | Path, own: bool = False) -> Results:

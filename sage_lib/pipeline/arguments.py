@@ -10,7 +10,7 @@ from sage_lib.experiment.profile import Profile, load_profile
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that :func:`named_profile` reads."""
-    about = "a profile's name, or the path of a .yaml file"
+    about = "a profile's name, or the path of a .yaml file; smoke where none is given"
     parser.add_argument("--profile", default="smoke", help=about)
     about = "change one setting, as in --set rl.beta=0.1: a variant with a folder of its own"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)

@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         if name in words[:1]:  # the others are not imported: some take seconds
             module = MODULES.get(name, name.replace("-", "_"))
             imported = importlib.import_module(f"sage_lib.pipeline.{module}")
+            command.description = imported.__doc__
             imported.add_arguments(command)
             command.set_defaults(function=getattr(imported, f"run_{name.replace('-', '_')}"))
     options = parser.parse_args(words)

@@ -62,8 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def of_model(options: argparse.Namespace) -> Path:
     """Write a profile for a model and a data file of the user's, and return its path."""
-    if not options.data or not Path(options.data).is_file():
-        raise SageError(f"--model needs --data FILE with problems; {options.data!r} is no file")
+    if not options.data:
+        raise SageError("--model needs problems, too: give --data FILE")
+    if not Path(options.data).is_file():
+        raise SageError(f"--data {options.data}: there is no such file")
     data: dict[str, Any] = {"name": "file", "path": str(Path(options.data).resolve())}
     data |= {"rows": options.problems or 100}
     data |= {"question": options.question, "gold": options.gold}

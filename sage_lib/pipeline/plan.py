@@ -332,11 +332,9 @@ def _be_silent() -> None:
 
 
 def _check_settings(profile: Profile) -> None:
-    from sage_lib.algorithm import backend  # first: it may load Unsloth, which patches the others
+    from sage_lib.training.callbacks import check_sections  # it imports torch
 
-    for name, place, section in profile.configured():
-        whose: Any = importlib.import_module("peft") if name == "LoraConfig" else backend
-        check_section(getattr(whose, name), section, f"{profile.name}: {place}")
+    check_sections(profile)
 
 
 def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = False) -> None:
