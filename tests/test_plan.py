@@ -235,6 +235,11 @@ def test_replay_under_unsloth_is_refused_before_sft(machine):
         plan.check(load_profile("paper+compute.backend=unsloth"), {"sft", "replay"})
 
 
+def test_a_dry_run_refuses_what_the_trainer_would():
+    with pytest.raises(SageError, match=r"64\) must be divisible by num_generations \(3\)"):
+        plan.check_settings(load_profile("smoke+rl.num_generations=3"))
+
+
 def test_a_dry_run_names_the_methods_of_the_profile_alone(tmp_path, monkeypatch):
     """An adopter who trained two of smoke's methods read all of them."""
     monkeypatch.chdir(tmp_path)

@@ -353,8 +353,9 @@ def _merge(base: dict, over: dict, sources: dict[str, str], prefix: str) -> dict
     merged = dict(base)
     for key, value in over.items():
         place, old = f"{prefix}{key}", merged.get(key)
-        both = value and isinstance(value, dict) and isinstance(old, dict)
-        if both and ("name" not in old or value.get("name", old["name"]) == old["name"]):
+        if (value and isinstance(value, dict) and isinstance(old, dict)) and (
+            "name" not in old or value.get("name", old["name"]) == old["name"]
+        ):
             merged[key] = _merge(old, value, sources, f"{place}.")
         else:
             merged[key] = value
@@ -388,8 +389,7 @@ def change(raw: dict, sources: dict[str, str], assignment: str, where: str) -> N
 
 
 def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, comment at the end of its line) for every commented value. The comment of
-    a section on one line is of the keys that stand there, not of those that it inherits."""
+    """Yield (dotted key, comment at the end of its line), in a one-line section for each key."""
     for key, value in section.items():
         place, tokens = f"{prefix}{key}", section.ca.items.get(key)
         inner = value if isinstance(value, CommentedMap) else CommentedMap()

@@ -24,7 +24,6 @@ import pandas as pd
 from sage_lib import consent
 from sage_lib.errors import SageError
 from sage_lib.experiment import runs
-from sage_lib.experiment.checked import check_section
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.pipeline import arguments
