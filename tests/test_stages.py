@@ -287,6 +287,12 @@ def test_where_there_is_a_gpu_each_run_has_a_process_of_its_own(fake, tmp_path):
     assert len(pids) == len(set(pids)) == 2
 
 
+def test_a_run_is_named_as_a_grid_lists_it_or_by_its_folder():
+    profile, stage = load_profile("smoke"), stages.STAGES["evaluation"]
+    for name in ("eval-grpo-s3407", "evaluation/grpo-s3407", "grpo-s3407"):
+        assert stages._named(profile, stage, name).name == "eval-grpo-s3407"
+
+
 def test_a_worker_that_is_killed_without_a_job_is_replaced(fake, tmp_path):
     """pebble gives a pool up where nothing ran in it."""
     workers, job = jobs.Workers(1), jobs.Job("a", "a", print, ("said",), tmp_path / "a.log")

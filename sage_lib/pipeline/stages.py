@@ -116,7 +116,7 @@ def make_unless_taken(stage: str, name: str, spec: str, settings: str) -> int:
 def _named(profile: Profile, stage: Stage, name: str) -> Run:
     stage_runs = stage.runs(profile)
     for run in stage_runs:
-        if name in (run.name, run.place):
+        if name in (run.name, run.place, run.measured.name):
             return run
     known = ", ".join(run.name for run in stage_runs) or "(it has none)"
     where = f"the stage {stage.name} of profile {profile.name}"
@@ -138,6 +138,7 @@ def make(profile: Profile, run: Run) -> None:
         print(f"{run.name}: made from the same settings in {made.build}, taken and not trained")
     else:
         _work(profile, run)
+        print(f"{label_of(profile, run)}: done")
 
 
 def _import_unsloth(profile: Profile, run: Run) -> None:
