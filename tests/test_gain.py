@@ -156,12 +156,10 @@ def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
     assert profile.model.name == "some/model" and not profile.methods and not profile.rl
     assert [run.name for run in runs.every_run(profile)] == ["sft", "eval-sft"]
     assert profile.evaluation.data[0].task.gold == "gold"
-    other = profile_of(model="b/c")
-    assert other.name != profile.name, "two commands at a time would put aside each other's work"
-    with pytest.raises(SageError, match=r"--data nowhere.csv: there is no such file"):
-        profile_of(data="nowhere.csv")
-    with pytest.raises(SageError, match=r"needs problems, too: give --data"):
-        profile_of(data=None)
+    assert profile_of(model="b/c").name != profile.name, "two commands would share a folder"
+    for data, reason in ((None, "give --data FILE"), ("nowhere.csv", "there is no such file")):
+        with pytest.raises(SageError, match=reason):
+            profile_of(data=data)
     for model in ("./nothere", "nothere"):
         with pytest.raises(SageError, match=f"no folder '{re.escape(model)}' with a model"):
             profile_of(model=model)
