@@ -1,10 +1,12 @@
 """Executing notebooks, the whole of reproduce, and what command lines say of bad input."""
 
 import re
+import socket
 import subprocess
 import sys
 
 import pytest
+from jupyter_client.provisioning.local_provisioner import LocalPortCache
 from test_stages import fake, notebook, starts
 
 from sage_lib import paths
@@ -45,6 +47,16 @@ def test_a_notebook_runs_with_its_parameters_in_its_own_folder_and_with_this_sag
     place = paths.ROOT / "sage_lib" / "__init__.py"
     assert (tmp_path / "made.txt").read_text() == f"laptop {place} 1"
     assert (tmp_path / "out" / "c.ipynb").is_file()
+
+
+def test_a_kernel_whose_port_another_took_is_started_again(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ports, real = [server.getsockname()[1]], LocalPortCache.find_available_port
+        monkeypatch.setattr(
+            LocalPortCache, "find_available_port", lambda *ip: ports.pop() if ports else real(*ip)
+        )
+        notebooks.execute(notebook(tmp_path, "99_trial", "1 + 1"), tmp_path / "copy.ipynb", {})
+    assert not ports and (tmp_path / "copy.ipynb").is_file()
 
 
 def test_a_failing_cell_an_unknown_parameter_and_a_missing_tag_are_named(tmp_path):

@@ -60,14 +60,16 @@ def starts(tmp_path):
     return [call for call in calls(tmp_path) if call["what"] != "end"]
 
 
-def wait_for(condition):
-    """The condition's value once it holds, within 300 seconds."""
+def wait_for(condition, process=None):
+    """The condition's value once it holds, within 300 seconds; else what the process printed."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         if found := condition():
             return found
         time.sleep(0.05)
-    raise AssertionError("it did not happen")
+    if process:
+        process.kill()
+    raise AssertionError(process.communicate()[0] if process else "it did not happen")
 
 
 def is_alive(pid):
@@ -130,7 +132,7 @@ def test_an_ended_runner_ends_the_kernels_of_its_notebooks(tmp_path, number):
     source += "from sage_lib.pipeline import cli; cli.main(['figures'])"
     folders = {"SAGE_BUILD": str(tmp_path / "build"), "SAGE_RESULTS": str(tmp_path)}
     process = parent(source, start_new_session=True, env=jobs.environment() | folders)
-    wait_for(lambda: len([*tmp_path.glob("*.pid")]) == 2)
+    wait_for(lambda: len([*tmp_path.glob("*.pid")]) == 2, process)
     kernels = [int(path.stem) for path in tmp_path.glob("*.pid")]
     workers = [psutil.Process(pid).ppid() for pid in kernels]
     assert len(set(workers)) == 2 and process.pid not in workers
