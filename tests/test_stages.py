@@ -185,7 +185,8 @@ def test_a_run_by_hand_waits_for_the_one_that_makes_it(fake, tmp_path):
     assert second.stdout.readline() == "sft: another process makes it, waiting\n"
     (tmp_path / "go").touch()
     assert second.communicate()[0] == "sft: already made from the same settings, kept\n"
-    assert first.wait() == 0 and len(starts(tmp_path)) == 1
+    assert first.communicate()[0] == "sft: done\n"
+    assert first.returncode == 0 and len(starts(tmp_path)) == 1
 
 
 def test_a_build_folder_in_use_is_not_put_aside(fake, tmp_path, monkeypatch):
