@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from sage_lib.algorithm.advantage_choices import ADVANTAGES, build_advantage
 from sage_lib.algorithm.advantages import (
-    ADVANTAGES,
     BatchTokens,
     BetaNormalised,
     ClipCov,
@@ -24,7 +24,6 @@ from sage_lib.algorithm.advantages import (
     PerplexityAdvantage,
     PositionBonus,
     RepoR,
-    build_advantage,
     covariance,
 )
 from sage_lib.errors import SageError
@@ -306,6 +305,8 @@ USABLE = {
     "shaped_at_scoring": False,
     "num_generations": 8,
     "num_iterations": 1,
+    "resampling": 0,
+    "accelerator": SimpleNamespace(num_processes=1),
 }
 ARGS = {
     "use_liger_kernel": False,
@@ -325,7 +326,9 @@ OF_TOKENS = ("position", "clip_cov", "kl_cov", "entropy", "repo_r")
             {"per_device_train_batch_size": 6},
             "whole groups on every process",
         ),
-        (("pass_at_k",), {"num_generations": 2}, "groups of at least as many"),
+        (("pass_at_k",), {"num_generations": 4}, "pass@4 needs num_generations above 4, not 4"),
+        (("beta_normalised",), {"resampling": 2}, "no dynamic_sampling"),
+        (("beta_normalised",), {"accelerator": SimpleNamespace(num_processes=2)}, "one process"),
         (OF_TOKENS, {"use_liger_kernel": True}, "Liger"),
         (OF_TOKENS, {"shaped_at_scoring": True}, "use plain TRL"),
         (OF_TOKENS, {"importance_sampling_level": "sequence"}, "level token"),
@@ -367,6 +370,8 @@ def test_every_shaper_is_built_by_its_name_and_parameters(name):
         ({"name": "position", "start": 0.9, "end": 0.1}, "0 <= start < end <= 1"),
         ({"name": "pass_at_k", "k": 2.5}, "mine: k: .*, not 2.5"),
         ({"name": "kl_cov", "share": -1}, "mine: share: .*, not -1"),
+        ({"name": "clip_cov", "low": 5.0, "high": 1.0}, r"mine: covariances lie in \[low, high\]"),
+        ({"name": "beta_normalised", "limit": float("inf")}, "mine: limit: .* finite number"),
     ],
 )
 def test_what_no_advantage_can_have_is_one_sentence(choice, reason):

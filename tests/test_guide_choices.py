@@ -63,7 +63,7 @@ def test_a_choice_becomes_its_guide(choice, guide):
     ("choice", "reason"),
     [
         (3, "no guide 3; choose one of branch"),
-        ({"weight": "rank"}, "no guide None; choose one of branch"),
+        ({"weight": "rank"}, "the key name is missing: choose one of branch"),
         ({"name": "median"}, "no guide 'median'; choose one of branch, random, token, reward"),
         ({"name": "identity", "low": 0.6}, "low is unknown; choose one of"),
         ({"name": "token", "weight": "median"}, "weight: .*'rank'.*, not 'median'"),
@@ -75,7 +75,8 @@ def test_a_choice_becomes_its_guide(choice, guide):
             {"name": "shuffled", "inner": {"name": "tokn"}},
             "inner: .* 'tokn'; did you mean token",
         ),
-        ({"name": "branch"}, "either threshold and ratio, or threshold_quantile and clamp"),
+        ({"name": "branch"}, r"either threshold and ratio .*1.2 and 0.3.*: give both of one pair"),
+        ({"name": "random", "probability": {"high": 10.0, "low": 0.0}}, "between 0 and 1"),
         ({**MEASURED, "threshold": 1.2, "ratio": 0.3}, "either threshold and ratio"),
         ({**MEASURED, "clamp_quantile": 0.5}, "threshold_quantile must lie below clamp_quantile"),
     ],
@@ -93,6 +94,11 @@ def test_a_choice_reads_rewards_where_its_guide_or_one_inside_it_does():
         choice = {"name": "shuffled", "inner": choice}
     for choice in (MEASURED, {"name": "shuffled", "inner": MEASURED}):
         assert not reads_rewards(choice)
+
+
+def test_the_quantiles_0_and_1_are_quantiles():
+    ends = {"name": "branch", "threshold_quantile": 0, "clamp_quantile": 1}
+    assert build_guide(ends, {"0.0": 0.0, "1.0": 2.0}).ratio == pytest.approx(0.2)
 
 
 def test_entropies_that_do_not_give_a_guide_are_refused():

@@ -329,6 +329,28 @@ def test_q_that_is_no_weight_of_every_token_is_refused(q, reason):
             guide(x)
 
 
+def test_a_guide_made_of_others_keeps_their_states():
+    class Counting:
+        calls = 0
+
+        def __call__(self, x):
+            self.calls += 1
+            return torch.ones_like(x.logps)
+
+        def state_dict(self):
+            return {"calls": self.calls}
+
+        def load_state_dict(self, state):
+            self.calls = state["calls"]
+
+    first, second = Counting(), Counting()
+    composed = compose(BranchGuide(), ShuffledGuide(first))
+    composed(inputs([[1.0, 2.0]]))
+    again = compose(BranchGuide(), ShuffledGuide(second))
+    again.load_state_dict(composed.state_dict())
+    assert first.calls == second.calls == 1
+
+
 def test_padding_is_no_value_of_q():
     x = dataclasses.replace(inputs([[1.0, 2.0]]), mask=torch.tensor([[1, 0]]))
     with pytest.raises(SageError, match=r"1 of 1 are not \(smallest finite value none\)"):

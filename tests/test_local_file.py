@@ -111,6 +111,7 @@ def test_a_faulty_judge_stops_the_run(folder, judge, words, verifier):
         ("my.jsonl", "", "", {"gold": "gold"}, "1: there is no gold answer .*; there are key"),
         ("my.jsonl", '"b"', '"a"', {"id": "key"}, "my.jsonl:3: the id a occurs twice"),
         ("my.jsonl", '"1/2"', '" "', {}, "my.jsonl:3: there is no gold answer"),
+        ("my.jsonl", "half of 1?", "1 + 1?", {}, "my.jsonl:3: its question stands above with"),
         ("my.csv", "2,one", "2,more,one", {}, "line 2 is not valid CSV .another number"),
         ("my.csv", '""half"""', '"half', {}, "line 3 is not valid CSV"),
         ("my.jsonl", '"b", ', '"b" ', {}, "my.jsonl, line 3 is not valid JSON"),

@@ -1,5 +1,6 @@
 """What SageTrainer refuses, and faults planted in the seam."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -42,6 +43,11 @@ RATIOS = {"importance_sampling_level": "sequence", "use_bias_correction_kl": Tru
         ({"reference_reset": 2, "beta": 0.0}, "beta > 0"),
         ({"guide": BranchGuide}, "hand over an instance"),
         ({"beta": -0.1}, r"at least 0, not -0\.1"),
+        ({"reference_reset": 0.5}, r"reference_reset is a whole number, 0 or more, not 0\.5"),
+        ({"dynamic_sampling": -1}, "dynamic_sampling is a whole number, 0 or more, not -1"),
+        ({"merge_adapter": "no"}, "merge_adapter is True or False, not 'no'"),
+        ({"advantage": {"name": "pass_at_k", "k": 4}}, "num_generations above 4, not 4"),
+        ({"dynamic_sampling": 2, "advantage": "beta_normalised"}, "and no dynamic_sampling"),
         (RATIOS | {"kl_form": "k3_corrected"}, "which is not the corrected KL"),
         (RATIOS | {"kl_form": None}, "which is not the corrected KL"),
         (RATIOS | {"kl_form": None, "guide": BranchGuide()}, "which is not the corrected KL"),
@@ -117,8 +123,29 @@ def test_a_reference_of_its_own_is_what_the_anchor_reads(make, tiny_model, lora)
     assert nearest == pytest.approx(also, abs=1e-6) and far > 1e-3 > nearest
     assert not torch.equal(weights(start), weights(moved_away))
     assert torch.allclose(weights(start), weights(same), atol=1e-6)
-    with pytest.raises(SageError, match="a reference needs beta > 0"):
+    with pytest.raises(SageError, match="ref_model needs beta > 0"):
         make(None, kl_form=None, beta=0.0, lora=lora, ref_model=other())
+    with pytest.raises(SageError, match="pass guide, too"):
+        make(None, guide_model=tiny_model)
+
+
+def test_a_reference_of_its_own_moves_where_trl_moves_its_own(make, tiny_model):
+    moves = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 1.0}
+    trainer = make(None, lora=False, max_steps=1, ref_model=Path(tiny_model), **moves)
+    before = trainer.ref_model.lm_head.weight.clone()
+    trainer.train()
+    assert not torch.equal(before, trainer.ref_model.lm_head.weight)
+    with pytest.raises(SageError, match="an adapter's own reference: leave out ref_model"):
+        make(None, reference_reset=2, ref_model=tiny_model)
+    with pytest.raises(SageError, match="the policy itself: leave it out"):
+        trainer._set_reference(trainer.model)
+
+
+def test_dropout_between_two_updates_of_a_batch_is_no_lost_guide(make):
+    noisy = {"init_lora_weights": False, "lora_dropout": 0.5}
+    trainer = make(None, kl_form="sequence", lora=noisy, change=larger, num_iterations=2)
+    trainer.train()
+    assert trainer.reached_loss
 
 
 def with_dropout(model):

@@ -1,5 +1,6 @@
 """SageTrainer resumed from checkpoints, bit for bit, and what it refuses to go on from."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -44,6 +45,13 @@ def test_the_state_of_a_guide_is_kept(make, tmp_path):
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert whole.guide.calls == again.guide.calls == 4
     assert torch.equal(weights(whole), weights(again))
+
+
+def test_a_state_that_no_run_could_read_is_refused_as_it_is_saved(make, tmp_path):
+    guide = Counting()
+    guide.calls = np.float64(0)
+    with pytest.raises(SageError, match=r"the guide's state_dict\(\): it may hold tensors"):
+        make(guide, **saved(tmp_path, max_steps=2, save_steps=1)).train()
 
 
 def test_a_resume_goes_on_with_the_fresh_prompts_of_dynamic_sampling(make, tmp_path):

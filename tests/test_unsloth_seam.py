@@ -159,7 +159,7 @@ def test_a_guide_in_the_wrong_columns_stops_the_run(make, monkeypatch, half):
         return pack(self, values * 0 + values.min())
 
     monkeypatch.setattr(Packing, "pack", lost)
-    with pytest.raises(SageError, match="the guide did not reach the loss"):
+    with pytest.raises(SageError, match="the KL form did not reach the loss"):
         trainer.train()
 
 

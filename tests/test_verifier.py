@@ -219,6 +219,8 @@ def test_long_answers_are_not_kept(verifier):
 
 def test_no_profile_starts_more_processes_than_a_machine_bears():
     assert Verifier(workers=10**6).workers <= max(8, os.cpu_count())
+    with pytest.raises(SageError, match="at least one worker, not 0"):
+        Verifier(workers=0)
 
 
 def test_threads_share_it(verifier):
@@ -249,8 +251,15 @@ def test_reward_takes_texts_and_conversations():
     assert accuracy_reward([r"so \boxed{2+2}", "4"], ["4"] * 2, boxed=True) == [1.0, 0.0]
     turns = [[{"role": "assistant", "content": text}] for text in texts]
     assert accuracy_reward(turns, ["4"] * 3) == [1.0, 0.0, 0.0]
+    parts = [[{"content": None}], [{"content": [{"type": "text", "text": texts[0]}]}]]
+    assert accuracy_reward(parts, ["4"] * 2) == [0.0, 1.0]
     with pytest.raises(SageError, match="a column 'answer'"):
         accuracy_reward(turns)
+    with pytest.raises(SageError, match="3 completions and 2 gold answers"):
+        accuracy_reward(turns, ["4"] * 2)
+    for missing in (None, float("nan")):
+        with pytest.raises(SageError, match=f"gold answer {missing}: fill it in"):
+            accuracy_reward(texts, ["4", missing, "4"])
 
 
 def test_equal_pairs_are_verified_once():

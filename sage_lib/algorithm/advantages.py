@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import comb
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from sage_lib.algorithm.guide_choices import split_choice
 from sage_lib.algorithm.guides import STRICT, Number
 from sage_lib.algorithm.kl_forms import REDUCTIONS
 from sage_lib.errors import SageError
-from sage_lib.validation import make, pick
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from sage_lib.algorithm.guided_trainer import GuidedTrainer
 
 #: Parameters that are 0 or more; that lie between 0 and 1.
-NotNegative = Annotated[float, Field(strict=True, ge=0)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
@@ -154,7 +152,7 @@ class NegativeSamples(CompletionShaper):
     positive: NotNegative = 0.1
 
     def shape(self, completions: Completions) -> torch.Tensor:
-        correct = _correct(completions)
+        correct = _binary_rewards(completions)
         return (self.positive * correct - (1 - correct)).nan_to_num(nan=0.0)
 
 
@@ -164,20 +162,27 @@ class BetaNormalised(CompletionShaper):
 
     p is a group's mean reward, f the density of Beta(1 + a/3, 1 + b/3). a and b give the Beta
     distribution with the mean and variance of p over the batch's groups. As in its code both
-    parameters are at least 1, and 1/f at most ``limit``. Without a spread of p, f is 1.
+    parameters are at least 1, and 1/f at most ``limit``. Without a spread of p, f is 1. It trains
+    in one process, which sees all groups of a batch.
     """
 
     limit: NotNegative = 1e6
 
+    def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
+        yield from super().requires(trainer)
+        if trainer.resampling or trainer.accelerator.num_processes > 1:
+            yield "beta_normalised reads all groups: one process, and no dynamic_sampling"
+
     def shape(self, completions: Completions) -> torch.Tensor:
         import torch
 
-        correct = _correct(completions, of_all=True).view(-1, completions.generations).double()
+        correct = _binary_rewards(completions, require_all=True)
+        correct = correct.view(-1, completions.generations).double()
         p = correct.mean(1, keepdim=True)
         mean, variance = p.mean(), p.var() if len(p) > 1 else torch.zeros(())
-        third = (mean * (1 - mean) / variance - 1) / 3 if variance > 0 else mean * 0
-        first, second = ((1 + third * share).clamp(min=1) for share in (mean, 1 - mean))
-        density = torch.distributions.Beta(first, second).log_prob(p)
+        third = (mean * (1 - mean) / variance - 1) / 3 if variance > 0 else mean * 0  # (a + b)/3
+        alpha, beta = ((1 + third * share).clamp(min=1) for share in (mean, 1 - mean))
+        density = torch.distributions.Beta(alpha, beta).log_prob(p)
         weight: torch.Tensor = density.neg().exp().clamp(max=self.limit)
         return (weight * (correct - p)).flatten().to(completions.advantages)
 
@@ -196,21 +201,25 @@ class PassAtK(CompletionShaper):
 
     def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
         yield from super().requires(trainer)
-        if self.k > trainer.num_generations:
-            yield f"pass@{self.k} needs groups of at least as many completions as num_generations"
+        if self.k >= max(2, trainer.num_generations):
+            yield (
+                f"pass@{self.k} needs num_generations above {self.k}, not "
+                f"{trainer.num_generations}: all advantages would be 0"
+            )
 
     def shape(self, completions: Completions) -> torch.Tensor:
         if self.k == 1:
             return completions.advantages
-        correct = _correct(completions, of_all=True).view(-1, completions.generations)
+        correct = _binary_rewards(completions, require_all=True)
+        correct = correct.view(-1, completions.generations)
         n, k = completions.generations, self.k
         right, wrong = [], []
         for c in correct.sum(1).int().tolist():
             mean = 1 - comb(n - c, k) / comb(n, k)
             spread = (mean * (1 - mean)) ** 0.5
-            lone = comb(n - c - 1, k - 1) / comb(n - 1, k - 1) if c < n else 0.0
+            all_wrong = comb(n - c - 1, k - 1) / comb(n - 1, k - 1) if c < n else 0.0
             right.append((1 - mean) / spread if spread else 0.0)
-            wrong.append((1 - mean - lone) / spread if spread else 0.0)
+            wrong.append((1 - mean - all_wrong) / spread if spread else 0.0)
         of_right, of_wrong = (correct.new_tensor(x).unsqueeze(1) for x in (right, wrong))
         return of_right.where(correct == 1, of_wrong).flatten().to(completions.advantages)
 
@@ -221,15 +230,15 @@ class MaxRL(CompletionShaper):
     mean reward; 0 where no completion is right."""
 
     def shape(self, completions: Completions) -> torch.Tensor:
-        correct = _correct(completions).view(-1, completions.generations)
+        correct = _binary_rewards(completions).view(-1, completions.generations)
         mean = correct.nanmean(1, keepdim=True)
         return ((correct - mean) / mean).nan_to_num(nan=0.0).flatten().to(completions.advantages)
 
 
-def _correct(completions: Completions, of_all: bool = False) -> torch.Tensor:
-    """Return the rewards. SageError unless each is 0, 1 or, if not ``of_all``, NaN."""
+def _binary_rewards(completions: Completions, require_all: bool = False) -> torch.Tensor:
+    """Return the rewards. SageError unless each is 0, 1 or, if not ``require_all``, NaN."""
     rewards = completions.rewards
-    if of_all and rewards.isnan().any():
+    if require_all and rewards.isnan().any():
         raise SageError("this advantage needs a reward for every completion: give 0 for none")
     if not ((rewards == 0) | (rewards == 1) | rewards.isnan()).all():
         raise SageError("this advantage needs one reward function of weight 1 that gives 0 or 1")
@@ -258,7 +267,10 @@ class PositionBonus(TokenShaper):
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end <= 1:
-            raise SageError(f"0 <= start < end <= 1, not {self.start} and {self.end}")
+            raise SageError(
+                f"the bonus acts from start to end, 0 <= start < end <= 1, not {self.start} to "
+                f"{self.end}"
+            )
 
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
         counted = tokens.mask.bool()
@@ -288,11 +300,16 @@ class ClipCov(TokenShaper):
     covariance lies in [low, high] have an advantage of 0, which leaves their KL term.
 
     The paper has these values. Its code leaves out what PPO's clip took, and draws at least one.
+    Here a forward pass of fewer than 1/share counted tokens draws none.
     """
 
     share: Share = 0.0002
     low: Number = 1.0
     high: Number = 5.0
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise SageError(f"covariances lie in [low, high], not [{self.low}, {self.high}]")
 
     def shape(self, tokens: BatchTokens) -> ShapedTokens:
         import torch
@@ -314,7 +331,8 @@ class KLCov(TokenShaper):
     coef·|log pi - log pi_old| added to their loss.
 
     pi_old drew the batch: with one update a batch the term is 0, which is refused. The paper has a
-    share of 0.002 (7B) or 0.0002 (32B), and coef 1; the absolute value is its code's.
+    share of 0.002 (7B) or 0.0002 (32B), and coef 1; the absolute value is its code's. A forward
+    pass of fewer than 1/share counted tokens has none of these tokens.
     """
 
     share: Share = 0.0002
@@ -367,34 +385,3 @@ class RepoR(TokenShaper):
         factor = 1 - self.zeta * tokens.advantages.sign() * tokens.live_logps.detach()
         advantages = tokens.advantages * factor.clamp(min=0).where(tokens.mask.bool(), 1.0)
         return ShapedTokens(advantages, touched=advantages != tokens.advantages)
-
-
-# -- choices ---------------------------------------------------------------------------------------
-
-#: Each shaper by its name in a profile's ``advantage: {name: ...}``.
-ADVANTAGES: dict[str, type[Any]] = {
-    "perplexity": PerplexityAdvantage,
-    "position": PositionBonus,
-    "negative_samples": NegativeSamples,
-    "beta_normalised": BetaNormalised,
-    "pass_at_k": PassAtK,
-    "maxrl": MaxRL,
-    "clip_cov": ClipCov,
-    "kl_cov": KLCov,
-    "entropy": EntropyBonus,
-    "repo_r": RepoR,
-}
-
-
-def build_advantage(
-    choice: str | Mapping[str, Any] | AdvantageShaper, where: str = "advantage"
-) -> AdvantageShaper:
-    """Return the shaper of a choice ``{name: ..., parameter: ...}``. An instance is returned.
-
-    For a wrong name, parameter or value it raises a SageError that begins with ``where``.
-    """
-    if isinstance(choice, AdvantageShaper):
-        return choice
-    name, parameters = split_choice(choice)
-    shaper: AdvantageShaper = make(pick(name, ADVANTAGES, where, "advantage"), parameters, where)
-    return shaper

@@ -14,7 +14,7 @@ if unsloth_first.is_needed():
 
 import torch
 import trl
-from trl.trainer import utils
+from trl.trainer import callbacks, utils
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig as GRPOConfig
@@ -29,6 +29,7 @@ else:
 
 add_fused_lm_head, use_adapter = utils.add_fused_lm_head, utils.use_adapter
 disable_dropout_in_model = utils.disable_dropout_in_model
+SyncRefModelCallback = callbacks.SyncRefModelCallback
 
 #: Whether Unsloth has replaced GRPOTrainer by its trainer, as it does on a GPU.
 REPLACED: bool = any(

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 # First: Unsloth, where it is needed, comes before what it patches.
@@ -18,6 +19,7 @@ from peft import PeftModel
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
+from sage_lib.algorithm.guided_trainer import is_sharded
 from sage_lib.errors import SageError
 
 #: File of a checkpoint with the reference's weights, where ``sync_ref_model`` moves them.
@@ -56,7 +58,7 @@ class Checkpoints(GRPOTrainer):  # type: ignore[misc]
 
     def _digest(self, weights: Iterable[tuple[str, torch.Tensor]]) -> str:
         """Return a hash of names, types, shapes and bytes; "" where weights are sharded."""
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if is_sharded(self):
             return ""
         digest = hashlib.sha256()
         for name, weight in weights:
@@ -81,7 +83,15 @@ class Checkpoints(GRPOTrainer):  # type: ignore[misc]
         state: dict[str, Any] = {n: stream.get_state() for n, stream in self._streams().items()}
         if hasattr(self.guide, "state_dict"):
             state["guide_state"] = self.guide.state_dict()
+        folder.mkdir(parents=True, exist_ok=True)  # which other processes may not have made yet
         torch.save({**state, "reference": self._ref_hash()}, self._state_file(folder))
+        try:
+            torch.load(self._state_file(folder), weights_only=True)
+        except UnpicklingError as error:
+            raise SageError(
+                "no run could resume from the guide's state_dict(): it may hold tensors, plain "
+                "numbers and texts alone, in dicts and lists"
+            ) from error
         if self.args.sync_ref_model and self.args.should_save:
             moved = self.accelerator.unwrap_model(self.ref_model).state_dict()
             torch.save(moved, folder / MOVED_REFERENCE)

@@ -17,7 +17,7 @@ from datasets import IterableDataset
 
 from sage_lib.algorithm.advantages import need_whole_groups
 from sage_lib.algorithm.checkpoints import is_of_reference
-from sage_lib.algorithm.guided_trainer import GuidedTrainer
+from sage_lib.algorithm.guided_trainer import GuidedTrainer, is_sharded
 from sage_lib.algorithm.guides import Guide, GuideInputs, IdentityGuide
 from sage_lib.algorithm.kl_forms import KlForm, Shaped, k3, masks_tokens
 from sage_lib.algorithm.padding import depends_on_width
@@ -35,7 +35,15 @@ def require_usable(trainer: GuidedTrainer) -> None:
 
 
 def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
-    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    for name, number in (
+        ("dynamic_sampling", trainer.resampling),
+        ("reference_reset", trainer.reference_reset),
+    ):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            yield f"{name} is a whole number, 0 or more, not {number!r}"
+    for name in ("merge_adapter", "trim_padding", "share_prompts"):
+        if not isinstance(getattr(trainer, name), bool):
+            yield f"{name} is True or False, not {getattr(trainer, name)!r}"
     if trainer.trim_padding and depends_on_width(trainer.model.config):
         yield "trim_padding needs rotary positions that do not follow the longest row of a batch"
     if trainer.beta < 0:
@@ -53,10 +61,11 @@ def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
             "ratio of the whole completion, which is not the corrected KL: pass kl_form='k3', or "
             "set importance_sampling_level to token"
         )
+    sharded = is_sharded(trainer)
     if trainer.args.sync_ref_model and sharded and trainer.args.save_strategy != "no":
         yield "no checkpoint keeps a sharded reference that sync_ref_model moves: save none"
-    copied = any(is_of_reference(name) for name, _ in trainer.model.named_parameters())
-    if trainer.reference_reset and (sharded or not copied):
+    has_copy = any(is_of_reference(name) for name, _ in trainer.model.named_parameters())
+    if trainer.reference_reset and (sharded or not has_copy):
         yield (
             "reference_reset needs beta > 0, and a PeftModel as the model in place of peft_config, "
             "which keeps no copy of the reference; for whole models set sync_ref_model"
@@ -128,14 +137,16 @@ def compare_loss(
     if form.kl_is_trls:
         require_equal("KL", trl_kl, expected)
     first_loss = form.first_loss(shaped)
-    # Where TRL's loss of a first batch has no other terms, clips or weights of tokens.
-    more = (
+    # Where TRL's loss of a first batch has no other terms, clips or weights of tokens. Dropout
+    # parts the policy from itself where another pass scored the old policy.
+    has_other_terms = (
         trainer._entropy_bonus_enabled
         or trainer.aux_loss_enabled
         or masks_tokens(trainer)
         or trainer.use_vllm
+        or "old_per_token_logps" in batch
     )
-    if first_loss is not None and not more and trainer.args.delta is None:
+    if first_loss is not None and not has_other_terms and trainer.args.delta is None:
         require_equal("loss", loss.item(), trainer._reduced(first_loss, batch).item())
 
 
@@ -153,7 +164,7 @@ def require_equal(
     """
     if not abs(value - expected) <= least + share * abs(expected):
         raise SageError(
-            f"the guide did not reach the loss ({name} {value:.3g} instead of {expected:.3g}): "
+            f"the KL form did not reach the loss ({name} {value:.3g} instead of {expected:.3g}): "
             f"this version of TRL or Unsloth reads the reference elsewhere; use the pinned one"
         )
 

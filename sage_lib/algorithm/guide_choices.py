@@ -30,6 +30,8 @@ def guide_class(name: object, where: str = "guide") -> Callable[..., Any]:
 
     Without a class or consent it raises a SageError that begins with ``where``.
     """
+    if name is None:
+        raise SageError(f"{where}: the key name is missing: choose one of {', '.join(GUIDES)}")
     if not isinstance(name, str) or ":" not in name:
         return pick(name, GUIDES, where, "guide")
     try:
@@ -126,30 +128,32 @@ def _with_threshold(
         raise SageError(f"{where}: reverse: true goes with quantiles; a ratio may be below 0")
     shares = [parameters.pop(name) for name in BranchGuide.quantile_keys if name in parameters]
     if (len(numbers), len(shares)) not in ((2, 0), (0, 2)):
+        remedy = "set the other two to null" if numbers and shares else "give both of one pair"
         raise SageError(
-            f"{where}: the guide takes either threshold and ratio, or threshold_quantile and "
-            "clamp_quantile: set the other two to null"
+            f"{where}: the guide takes either threshold and ratio (the paper's: 1.2 and 0.3), or "
+            f"threshold_quantile and clamp_quantile: {remedy}"
         )
     if numbers:
         return parameters
-    low, high = shares
-    if not (isinstance(low, float) and isinstance(high, float) and 0 <= low < high <= 1):
+    numeric = all(isinstance(s, (int, float)) and not isinstance(s, bool) for s in shares)
+    if not (numeric and 0 <= shares[0] < shares[1] <= 1):
         raise SageError(
             f"{where}: threshold_quantile must lie below clamp_quantile, and both between 0 and 1, "
-            f"not {low!r} and {high!r}"
+            f"not {shares[0]!r} and {shares[1]!r}"
         )
     if quantiles is None:
         return parameters
+    low, high = map(float, shares)
     if not {str(low), str(high)} <= quantiles.keys():
         raise SageError(
             f"{where}: choose its quantiles from those that are measured, {', '.join(quantiles)}"
         )
-    threshold, top = quantiles[str(low)], quantiles[str(high)]
-    if top <= threshold:
+    threshold, bound = quantiles[str(low)], quantiles[str(high)]  # nats
+    if bound <= threshold:
         raise SageError(
             "the base model's entropies do not differ between threshold_quantile and "
             "clamp_quantile: choose them further apart"
         )
-    end = parameters.get("low", LOW) if reverse else parameters.get("high", HIGH)
-    ratio = (end - 1) / (top - threshold)
+    q_at_bound = parameters.get("low", LOW) if reverse else parameters.get("high", HIGH)
+    ratio = (q_at_bound - 1) / (bound - threshold)
     return {**parameters, "threshold": threshold, "ratio": ratio}

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from sage_lib.algorithm.kl_forms import KlForm
 
 
+def is_sharded(trainer: GuidedTrainer) -> bool:
+    """Return whether no process holds whole weights, as under FSDP and ZeRO."""
+    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+
+
 class GuidedTrainer(Protocol):
     """A trainer as :class:`sage_lib.algorithm.trainer.SageTrainer` is one."""
 
@@ -56,6 +61,7 @@ class GuidedTrainer(Protocol):
     resampling: int  # dynamic_sampling
     merge_adapter: bool
     trim_padding: bool
+    share_prompts: bool
 
     # Its state.
     shaped_at_scoring: bool  # it is Unsloth's trainer

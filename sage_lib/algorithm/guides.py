@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -32,7 +32,8 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 @dataclasses.dataclass(frozen=True)
 class GuideInputs:
-    """The inputs of a guide for a batch of completions; tensors have shape (batch, time)."""
+    """The inputs of a guide for a batch of completions; tensors have shape (batch, time), except
+    ``rewards`` and ``best_logps``, which have shape (batch,)."""
 
     entropies: torch.Tensor  # of pi before each token, nats, at the sampling temperature (eq. 12)
     logps: torch.Tensor  # log pi of the sampled tokens
@@ -42,7 +43,7 @@ class GuideInputs:
     ids: torch.Tensor  # the sampled tokens
     # In training alone, for a guide that reads rewards:
     ref_logps: torch.Tensor | None = None  # log pi_ref of the sampled tokens
-    rewards: torch.Tensor | None = None  # of the completions, shape (batch,)
+    rewards: torch.Tensor | None = None  # of the completions; NaN where no function gave one
     #: log pi_ref of the likeliest right completion of each row's group, -inf where none is right.
     best_logps: torch.Tensor | None = None
     guide_logps: torch.Tensor | None = None  # log of the sampled tokens under the guide_model
@@ -129,6 +130,12 @@ class RandomGuide(_Clamped):
 
     probability: CosineSchedule = CosineSchedule(high=0.1, low=0.0)
     scale: CosineSchedule = CosineSchedule(high=0.15, low=0.05)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.probability.low, self.probability.high
+        if not 0 <= low <= high <= 1:
+            raise SageError(f"probabilities lie between 0 and 1, not from {low} to {high}")
 
     def __call__(self, inputs: GuideInputs) -> torch.Tensor:
         acts = _noise(inputs, "rand") < self.probability(inputs.progress)
@@ -235,6 +242,12 @@ class ShuffledGuide:
     def __post_init__(self) -> None:
         check_guide(self.inner)
 
+    def state_dict(self) -> dict[str, Any]:
+        return _states([self.inner])
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        _load_states([self.inner], states)
+
     def __call__(self, inputs: GuideInputs) -> torch.Tensor:
         import torch
 
@@ -255,15 +268,38 @@ def compose(*guides: Guide, low: float = LOW, high: float = HIGH) -> Guide:
     """
     for guide in guides:
         check_guide(guide)
-    clamp = _Clamped(low=low, high=high)
+    return _Product(guides, _Clamped(low=low, high=high))
 
-    def product(inputs: GuideInputs) -> torch.Tensor:
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """See :func:`compose`."""
+
+    guides: tuple[Guide, ...]
+    clamp: _Clamped
+
+    def __call__(self, inputs: GuideInputs) -> torch.Tensor:
         q = inputs.logps.new_ones(inputs.logps.shape)
-        for guide in guides:
+        for guide in self.guides:
             q = q * check_q(guide(inputs), inputs)
-        return clamp._finish(q, inputs)
+        return self.clamp._finish(q, inputs)
 
-    return product
+    def state_dict(self) -> dict[str, Any]:
+        return _states(self.guides)
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        _load_states(self.guides, states)
+
+
+def _states(guides: Sequence[Any]) -> dict[str, Any]:
+    """Return the state of each guide that has one, by its place: a checkpoint keeps it."""
+    stateful = {str(i): guide for i, guide in enumerate(guides) if hasattr(guide, "state_dict")}
+    return {place: guide.state_dict() for place, guide in stateful.items()}
+
+
+def _load_states(guides: Sequence[Any], states: dict[str, Any]) -> None:
+    for place, state in states.items():
+        guides[int(place)].load_state_dict(state)
 
 
 def _noise(inputs: GuideInputs, kind: Literal["rand", "randn"]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from sage_lib.algorithm.guided_trainer import is_sharded
 from sage_lib.validation import pick
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class ForwardKL(SeparateKl):
         yield from super().requires(trainer)
         if trainer.guide is not None:
             yield "the forward KL has no sampled token for a guide to act on: use the KL form k3"
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        if is_sharded(trainer):
             yield "the forward KL needs whole weights on every process: train without FSDP or ZeRO"
 
     def shape(self, tokens: Tokens) -> Shaped:

@@ -16,7 +16,7 @@ from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 
-from sage_lib.algorithm.guided_trainer import GuidedTrainer
+from sage_lib.algorithm.guided_trainer import GuidedTrainer, is_sharded
 
 #: Weights of the largest layer that is merged for a pass with gradients. The gradient of the sum
 #: costs one more whole product, which takes longer than the adapter's two where layers are large.
@@ -49,8 +49,7 @@ def may_merge(trainer: GuidedTrainer) -> bool:
     """Return whether the adapter of a trainer's policy is to be merged, and can be."""
     t = trainer
     elsewhere = t.use_vllm or t.use_transformers_continuous_batching or t.shaped_at_scoring
-    sharded = t.is_fsdp_enabled or t.is_deepspeed_enabled
-    return t.merge_adapter and isinstance(t.model, PeftModel) and not elsewhere and not sharded
+    return t.merge_adapter and isinstance(t.model, PeftModel) and not (elsewhere or is_sharded(t))
 
 
 def merged_to_score(trainer: GuidedTrainer, model: nn.Module) -> AbstractContextManager[Any]:

@@ -19,6 +19,7 @@ from sage_lib.algorithm import dynamic_sampling
 from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.advantages import Completions, CompletionShaper
 from sage_lib.algorithm.forward_kl import REF_HIDDEN
+from sage_lib.algorithm.guided_trainer import is_sharded
 from sage_lib.algorithm.merging import may_merge, merged_adapters
 from sage_lib.algorithm.shared_prompts import prompts_read_once
 
@@ -119,8 +120,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
 
     def _sharing(self, model: Any, prompt: int | None = None) -> AbstractContextManager[None]:
         """Return a context in which prompts are read once, if ``share_prompts`` and it can be."""
-        elsewhere = self.shaped_at_scoring or self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if not self.share_prompts or elsewhere or self.states is not None:
+        unsupported = self.shaped_at_scoring or is_sharded(self) or self.states is not None
+        if not self.share_prompts or unsupported:
             return nullcontext()
         return prompts_read_once(self._plain(model), prompt)
 
@@ -228,9 +229,9 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
     ) -> probs.Signals:
         """Return the signals of whole rows under a model. It reads at most a training batch of rows
         at a time, and :data:`LOGITS` logits."""
-        words = self._plain(model).get_output_embeddings().weight.shape[0]
-        fits = max(1, LOGITS // ((ids.shape[1] - start) * words))
-        size = min(self.args.per_device_train_batch_size, fits)
+        vocabulary_size = self._plain(model).get_output_embeddings().weight.shape[0]
+        fitting = max(1, LOGITS // (ids.shape[1] * vocabulary_size))
+        size = min(self.args.per_device_train_batch_size, fitting)
         parts = [
             probs.completion_signals(model, rows, start, mask, self.temperature)
             for rows, mask in zip(ids.split(size), attention.split(size), strict=True)

@@ -48,12 +48,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 # First: Unsloth, where it is needed, comes before what it patches.
 from sage_lib.algorithm.backend import (
     REPLACED,
     Batch,
+    SyncRefModelCallback,
     add_fused_lm_head,
     counted_tokens,
     disable_dropout_in_model,
@@ -67,14 +69,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sage_lib.algorithm import checks, kl_forms
-from sage_lib.algorithm.advantages import (
-    AdvantageShaper,
-    BatchTokens,
-    TokenShaper,
-    build_advantage,
-)
+from sage_lib.algorithm.advantage_choices import build_advantage
+from sage_lib.algorithm.advantages import AdvantageShaper, BatchTokens, TokenShaper
 from sage_lib.algorithm.checkpoints import Checkpoints, ReferenceReset
 from sage_lib.algorithm.forward_kl import HiddenStates, require_same
+from sage_lib.algorithm.guided_trainer import is_sharded
 from sage_lib.algorithm.guides import Guide, GuideInputs, check_guide, check_q
 from sage_lib.algorithm.kl_forms import K3, K3Corrected, KlForm, Shaped, Tokens, build_kl_form
 from sage_lib.algorithm.merging import merged_to_score
@@ -102,7 +101,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         guide: maps GuideInputs to q of shape (batch, time), a constant to the gradient (Section 4).
         kl_form: the KL term with a guide and without, a name of ``kl_forms.KL_FORMS`` or a KlForm;
             "k3" is the paper's (eq. 38). None: as ``args.use_bias_correction_kl`` says.
-        advantage: a choice of ``advantages.ADVANTAGES`` or an AdvantageShaper; None: TRL's own.
+        advantage: a choice of ``advantage_choices.ADVANTAGES`` or an AdvantageShaper; None: TRL's.
         dynamic_sampling: the most fresh batches of prompts that replace groups of equal rewards.
         ref_model: the reference, a model or its folder, if training starts from another policy.
         guide_model: a model or its folder, whose log-probabilities the guide reads.
@@ -111,10 +110,11 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             optimiser starts anew (ProRL); 0 is never.
         merge_adapter, trim_padding, share_prompts: the same up to rounding, in fewer operations.
 
-    Without a guide, and with q = 1, ``kl_form=None`` is stock GRPOTrainer bit for bit. So is "k3"
-    where ``args`` set ``use_bias_correction_kl`` to False. TRL's default is True: then a warning
-    says that k3 is trained instead. The caller's ``args`` stay as they are. ``kl_form`` was
-    ``anchor``, and ``ref_model`` was ``reference``; the old names work in this release.
+    Without a guide, and with q = 1, ``kl_form=None`` is stock GRPOTrainer bit for bit, except that
+    it refuses a corrected KL with ``importance_sampling_level="sequence"``. So is "k3" where
+    ``args`` set ``use_bias_correction_kl`` to False. TRL's default is True: then a warning says
+    that k3 is trained instead. The caller's ``args`` stay as they are. ``kl_form`` was ``anchor``,
+    and ``ref_model`` was ``reference``; the old names work in this release.
 
     docs/own_code.md also explains what it logs besides GRPOTrainer's metrics.
 
@@ -131,8 +131,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         kl_form: str | KlForm | None = "k3",
         dynamic_sampling: int = 0,
         other_reference: bool = False,
-        ref_model: PreTrainedModel | str | None = None,
-        guide_model: PreTrainedModel | str | None = None,
+        ref_model: PreTrainedModel | str | Path | None = None,
+        guide_model: PreTrainedModel | str | Path | None = None,
         merge_adapter: bool = False,
         trim_padding: bool = False,
         share_prompts: bool = False,
@@ -140,8 +140,11 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         reference_reset: int = 0,
         **kwargs: Any,
     ) -> None:
-        typed = (("anchor", "kl_form", kl_form, "k3"), ("reference", "ref_model", ref_model, None))
-        for old, new, value, default in typed:
+        renamed = (
+            ("anchor", "kl_form", kl_form, "k3"),
+            ("reference", "ref_model", ref_model, None),
+        )
+        for old, new, value, default in renamed:
             if old in kwargs and value != default:
                 kwargs[new] = value  # both names, which is refused
             rename_key(kwargs, old, new, "SageTrainer")
@@ -163,16 +166,13 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         self.shaped_at_scoring = REPLACED
         self.reached_loss = False
         checks.require_usable(self)
-        if isinstance(ref_model, str):
-            ref_model = AutoModelForCausalLM.from_pretrained(ref_model, dtype=self.model.dtype)
         if ref_model is not None:
-            self._set_reference(ref_model)
-        self.guide_model: Any = guide_model
-        if isinstance(guide_model, str):
-            dtype = self.model.dtype
-            self.guide_model = AutoModelForCausalLM.from_pretrained(guide_model, dtype=dtype)
+            self._set_reference(self._loaded(ref_model))
+        if guide_model is not None and guide is None:
+            raise SageError("guide_model is read by a guide alone: pass guide, too")
+        self.guide_model: Any = None
         if guide_model is not None:
-            self.guide_model = self.guide_model.to(self.accelerator.device).eval()
+            self.guide_model = self._loaded(guide_model).to(self.accelerator.device).eval()
         if self.kl_form is not None:
             dropped = self.args.use_bias_correction_kl and not self.kl_form.bias_corrected
             if dropped and self.kl_form.kl_is_trls and self.beta != 0:
@@ -196,18 +196,31 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         self.states: HiddenStates | None = None
         if self.kl_form is not None and self.kl_form.keeps_hidden:
             policy = self._plain(self.model)
-            apart = self.ref_model is not None
-            self.states = HiddenStates(policy, self._plain(self.ref_model) if apart else policy)
+            reference = policy if self.ref_model is None else self._plain(self.ref_model)
+            self.states = HiddenStates(policy, reference)
+
+    def _loaded(self, model: PreTrainedModel | str | Path) -> PreTrainedModel:
+        """Return a model, or that of a folder, in the precision of the policy."""
+        if isinstance(model, (str, Path)):
+            return AutoModelForCausalLM.from_pretrained(model, dtype=self.model.dtype)
+        return model
 
     def _set_reference(self, model: PreTrainedModel) -> None:
         """Make a model TRL's ``ref_model``, as TRL's constructor does for a plain model."""
-        if self.beta == 0 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise SageError("a reference needs beta > 0, and training without FSDP and ZeRO")
+        if self.beta == 0 or is_sharded(self):
+            raise SageError("ref_model needs beta > 0, and training without FSDP and ZeRO")
+        if self.reference_reset:
+            raise SageError("reference_reset moves an adapter's own reference: leave out ref_model")
+        if model is self.model:
+            raise SageError("ref_model is the policy itself: leave it out, or load it once more")
         if self.args.disable_dropout:
             disable_dropout_in_model(model)
         cast = self.args.cast_lm_head_to_fp32
         add_fused_lm_head(model, temperature=self.temperature, cast_lm_head_to_fp32=cast)
         self.ref_model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, SyncRefModelCallback):  # which holds TRL's own copy
+                callback.ref_model = self.ref_model
 
     # -- the seam ----------------------------------------------------------------------------------
 
@@ -238,8 +251,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         if self.states is not None:
             self.states.last = [] if self.model.training else None
         score = super()._get_per_token_logps_and_entropies
-        alone = self.accelerator.num_processes == 1
-        if self.trim_padding and alone and (self.states is None or not self.model.training):
+        single = self.accelerator.num_processes == 1
+        if self.trim_padding and single and (self.states is None or not self.model.training):
             score = partial(by_length, score)
         prompt = args[0].shape[1] - args[2] if self.share_prompts else None
         with merged_to_score(self, model), self._sharing(model, prompt):
@@ -284,14 +297,14 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             return
         # q is of the first pass over a batch.
         steps = self.args.steps_per_generation
-        slot = self._step % steps
-        first = self._step % (steps * self.num_iterations) < steps
-        if first or slot not in self._batch_signals:
+        batch_index = self._step % steps
+        is_first_pass = self._step % (steps * self.num_iterations) < steps
+        if is_first_pass or batch_index not in self._batch_signals:
             log_q = None if self.guide is None else self._log_q(batch, logps, entropies)
             returns = self.kl_form.credits_returns
             credit = kl_forms.return_credit(logps, ref_logps, log_q, mask) if returns else None
-            self._batch_signals[slot] = log_q, credit
-        log_q, credit = self._batch_signals[slot]
+            self._batch_signals[batch_index] = log_q, credit
+        log_q, credit = self._batch_signals[batch_index]
         vocabulary = None
         if self.states is not None:
             vocabulary = self.states.vocabulary(batch, self.temperature)

@@ -21,7 +21,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 
-from sage_lib.algorithm.advantages import build_advantage
+from sage_lib.algorithm.advantage_choices import build_advantage
 from sage_lib.algorithm.guide_choices import check_choice, needs_entropies
 from sage_lib.algorithm.guides import GUIDES
 from sage_lib.algorithm.kl_forms import build_kl_form

@@ -97,7 +97,7 @@ class Method:
     rl: dict[str, Any] = field(default_factory=dict)  # changes of the section ``rl``
     guide: dict[str, Any] | None = None  # a choice for algorithm.guide_choices.build_guide
     kl_form: str = "k3"  # a name of algorithm.kl_forms.KL_FORMS; without meaning where beta is 0
-    advantage: dict[str, Any] | None = None  # a choice of algorithm.advantages.ADVANTAGES
+    advantage: dict[str, Any] | None = None  # a choice of algorithm.advantage_choices.ADVANTAGES
     #: accuracy: the answer is right; valid: and so is the work; random: a coin, as a control.
     reward: Literal["accuracy", "valid", "random"] = "accuracy"
     dynamic_sampling: NonNegativeInt = 0  # DAPO: fresh batches at most, for groups without a spread

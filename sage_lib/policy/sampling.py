@@ -181,7 +181,8 @@ def transformers_engine(
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return the id, or ids, that end a completion of the model."""
-    return model.generation_config.eos_token_id or tokenizer.eos_token_id
+    ends = model.generation_config.eos_token_id
+    return tokenizer.eos_token_id if ends is None else ends
 
 
 def with_end(

@@ -3,6 +3,7 @@ since the package's own scorer passes over what it does not know."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -11,10 +12,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from sage_lib.tasks.problem import Problem
+from sage_lib.tasks.reasoning_gym import SIZE, generator
 from sage_lib.tasks.task import STRICT, Task, distinct_problems
 from sage_lib.tasks.verifier import LENGTH_LIMIT
-
-_SIZE = 2**31 - 1  # puzzles that one seed makes
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -30,11 +30,9 @@ class KnightsKnaves(Task):
         return distinct_problems(self._drawn(seed), exclude)
 
     def _drawn(self, seed: int) -> Iterator[Problem]:
-        import reasoning_gym
-
         shape = {"n_people": self.people, "depth_constraint": 2, "width_constraint": 2}
-        entries = reasoning_gym.create_dataset("knights_knaves", **shape, size=_SIZE, seed=seed)
-        for number in range(_SIZE):
+        entries = generator("knights_knaves", json.dumps(shape), seed, SIZE)
+        for number in range(SIZE):
             entry, identity = entries[number], f"{self.people}-{seed}-{number}"
             pair = (entry["question"], entry["answer"])
             yield Problem(identity, self.display_label, *pair, self.name)

@@ -98,6 +98,7 @@ class LocalFile(Task):
 def _read_once(task: LocalFile, changed: int, size: int) -> tuple[Problem, ...]:
     """Return the problems of a file. Its time and size tell a changed file from the cached one."""
     problems, ids, label = list[Problem](), set[str](), task.display_label
+    golds: dict[str, str] = {}
     for place, line in lines.read(task.file.name, task.file.read_bytes()):
         question = lines.cell(place, line, task.question, "question")
         gold = lines.cell(place, line, task.gold, "gold answer")
@@ -108,6 +109,8 @@ def _read_once(task: LocalFile, changed: int, size: int) -> tuple[Problem, ...]:
             working = lines.cell(place, line, task.working, "worked solution")
         if identity in ids:
             raise SageError(f"{place}: the id {identity} occurs twice")
+        if golds.setdefault(question, gold) != gold:
+            raise SageError(f"{place}: its question stands above with another gold answer")
         ids.add(identity)
         problems.append(Problem(identity, label, question, gold, task.name, task.judge, working))
     if not problems:

@@ -169,13 +169,13 @@ class PublicSet(Task):
 
     def stream(self, seed: int, exclude: frozenset[str], revision: str | None) -> Iterator[Problem]:
         """Yield the problems in file order: all, or those in ``only``."""
-        problems = [p for p in load(self.name, revision) if p.question not in exclude]
+        problems = load(self.name, revision)
         if self.only is not None:
             unknown = sorted(set(self.only) - {p.id for p in problems})
             if unknown:
                 raise SageError(f"{self.name} has no problem {unknown[0]!r}: correct its id")
             problems = [p for p in problems if p.id in self.only]
-        return iter(problems)
+        return (p for p in problems if p.question not in exclude)
 
     def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
         """Yield the demonstrations whose answer is a number. Args are as in :meth:`Task.worked`."""

@@ -111,7 +111,10 @@ class Task(ABC):
         exclude: frozenset[str] = frozenset(),
         revision: str | None = None,
     ) -> list[Problem]:
-        """Return the first ``rows`` problems; the other Args are as in :meth:`stream`."""
+        """Return the first ``rows`` problems, or all where there are fewer.
+
+        The other Args are as in :meth:`stream`.
+        """
         return list(itertools.islice(self._checked_stream(seed, exclude, revision), rows))
 
     def demonstrations(

@@ -60,7 +60,8 @@ def last_answer(text: str, boxed: bool = False, lines: bool = False) -> str | No
 
     Args:
         text: the completion.
-        boxed: the answer stands in \boxed{...}, and not between solution markers.
+        boxed: the answer stands in \boxed{...}, and not between solution markers. Then a full stop
+            at its end stays, and ``lines`` is not read.
         lines: blanks, line breaks and a full stop at the end stay, as a grid needs them. Otherwise
             blanks become single: a line break would hide the answer from Math-Verify.
 
@@ -97,8 +98,10 @@ class Verifier:
     """
 
     def __init__(self, workers: int = 1, limit: float = LIMIT) -> None:
-        """Start no process yet. There are at most 8 workers, or one a core; ``limit`` is that of a
-        pair, in units of the processor time that ``worker.UNIT`` takes."""
+        """Start no process yet. There are at most 8 workers, or one a core if these are more.
+        ``limit`` is that of a pair, in units of the processor time that ``worker.UNIT`` takes."""
+        if workers < 1:
+            raise SageError(f"a verifier needs at least one worker, not {workers}")
         self.workers, self.limit = min(workers, max(8, os.cpu_count() or 1)), limit
         self.counts: Counter[str] = Counter()
         self._known: dict[tuple[str, str | None], Verdict] = {}
@@ -113,10 +116,11 @@ class Verifier:
     ) -> list[Verdict]:
         """Return a verdict for each gold, a formula or a number, and its answer.
 
-        No answer, None, is not correct. SageError for a gold that is too long or cannot be parsed.
+        No answer, None, is not correct. SageError for a gold that is missing (None or NaN), too
+        long, or cannot be parsed.
         """
         columns = zip(golds, answers, strict=True)
-        pairs = [(_short(str(gold)), _read_part(text)) for gold, text in columns]
+        pairs = [(_short(gold), _read_part(text)) for gold, text in columns]
         with self._lock:
             self.counts["pairs"] += len(pairs)
             if len(self._known) > MOST_KNOWN:
@@ -255,13 +259,22 @@ def _read_part(answer: str | int | None) -> str | None:
     return TOO_LONG if text and len(text) > LENGTH_LIMIT else text
 
 
-def _short(gold: str) -> str:
+def _short(answer: str | int) -> str:
+    gold = str(answer)
+    if answer is None or answer != answer:
+        raise SageError(f"a problem has the gold answer {gold}: fill it in, or drop the problem")
     if len(gold) > LENGTH_LIMIT:
         raise SageError(
             f"the gold answer {gold[:40]!r}... has {len(gold):,} characters, and at most "
             f"{LENGTH_LIMIT} are read: correct or drop its problem"
         )
     return gold
+
+
+def _text(content: str | list[dict[str, Any]] | None) -> str:
+    """Return the text of a turn: None has none, and a list is of parts, some of which are texts."""
+    parts = [{"text": content}] if isinstance(content, str) else content or []
+    return "".join(part.get("text") or "" for part in parts)
 
 
 @lru_cache(maxsize=1)
@@ -287,12 +300,20 @@ def accuracy_reward(
 
     Returns:
         One reward for each completion.
+
+    Raises:
+        SageError: without the column; for a gold that is missing, too long, or cannot be parsed.
     """
     if answer is None:
         raise SageError(
             "accuracy_reward needs a column 'answer' of gold answers: add it to the data"
         )
-    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    if len(answer) != len(completions):
+        raise SageError(
+            f"accuracy_reward got {len(completions)} completions and {len(answer)} gold answers: "
+            "give one for each"
+        )
+    texts = [c if isinstance(c, str) else _text(c[-1]["content"]) for c in completions]
     answers = [last_answer(text, boxed) for text in texts]
     if boxed not in _FIRST_SEEN:
         _FIRST_SEEN.add(boxed)

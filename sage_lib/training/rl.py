@@ -213,8 +213,8 @@ def reward(
     """Make TRL's reward function over the rows of :func:`rows`.
 
     It logs the measures of the problems' tasks (``LOGGED``) as ``task/NAME``, shares of all
-    samples, and unless the reward is the accuracy, ``task/accuracy``. Where the verifier cut
-    answers off at a limit, ``task/cut`` is their share.
+    samples, and unless the reward is the accuracy, ``task/accuracy``. In the batches where the
+    verifier cut answers off at a limit, ``task/cut`` is their share.
 
     Args:
         rl_problems: of the rows.
@@ -235,12 +235,12 @@ def reward(
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        posed = [rl_problems[n] for n in number]
+        problems = [rl_problems[n] for n in number]
         texts = [turns[-1]["content"] for turns in completions]
         cut_before = verifier.cut()
-        right = judge(posed, texts, verifier, boxed)
+        correct = judge(problems, texts, verifier, boxed)
         cut = verifier.cut() - cut_before
-        rows = list(zip(posed, texts, right, strict=True))
+        rows = list(zip(problems, texts, correct, strict=True))
         measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
         if log_metric is not None:
             for name in logged:
@@ -249,11 +249,11 @@ def reward(
             if cut:
                 log_metric("task/cut", cut / len(texts))
             if kind != "accuracy":
-                log_metric("task/accuracy", sum(right) / len(right))
+                log_metric("task/accuracy", sum(correct) / len(correct))
         if kind == "random":
-            return (torch.rand(len(right)) < 0.5).float().tolist()
+            return (torch.rand(len(correct)) < 0.5).float().tolist()
         if kind == "valid":
             return [float(measures["valid"]) for measures in measured]
-        return [float(correct) for correct in right]
+        return [float(verdict) for verdict in correct]
 
     return rewards
