@@ -15,11 +15,15 @@ from typing import Any
 
 from sage_lib.errors import SageError
 
-#: Errors of a disk, not of the program: full, over a quota, read-only, or not the user's.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
+#: Errors of a disk, not of the program: full, over a quota, read-only, not the user's, or a file
+#: where a folder should be.
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
+_DISK |= {errno.ENOTDIR, errno.EEXIST}
+#: How what is lacking is made again. Only reproduce would put aside what was made.
+AGAIN = "the same command makes it again (reproduce: with --resume)"
 _REMEDY = (
     "what was made is kept: free some space or make the folder writable, or set SAGE_BUILD and "
-    "SAGE_RESULTS to another disk, and go on with --resume"
+    "SAGE_RESULTS to another disk, and the same command goes on (reproduce: with --resume)"
 )
 #: The error of a full disk.
 FULL = f"the disk is full; {_REMEDY}"
@@ -77,7 +81,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         what = "is missing: run the stage that makes it first"
     except (ValueError, RecursionError) as error:
-        what = f"is not valid JSON ({error}): delete the folder {folder} and run with --resume"
+        what = f"is not valid JSON ({error}): delete the folder {folder}, and {AGAIN}"
     raise SageError(f"{folder}/{path.name} {what}")
 
 
@@ -149,7 +153,10 @@ def read_lines(path: Path, repair: bool = False) -> list[dict]:
     kill leaves, is left out. ``repair`` cuts it off the file, which only the writing process may
     do."""
     rows, whole_bytes = [], 0
-    data = path.read_bytes() if path.is_file() else b""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
     for line in data.splitlines(keepends=True):
         try:
             if not line.endswith(b"\n"):
@@ -159,7 +166,7 @@ def read_lines(path: Path, repair: bool = False) -> list[dict]:
             if whole_bytes + len(line) < len(data):
                 raise SageError(
                     f"{path.parent.name}/{path.name}: line {len(rows) + 1} is not valid JSON; "
-                    "delete that line, or the file, and run with --resume"
+                    f"delete that line, or the file, and {AGAIN}"
                 ) from None
             if repair:
                 os.truncate(path, whole_bytes)
@@ -213,5 +220,5 @@ def require_space(folder: Path, gigabytes: float, what: str) -> None:
     if free < gigabytes:
         raise SageError(
             f"{what} needs about {gigabytes:.1f} GB of disk and {free:.1f} GB are free: "
-            "free some space, or set SAGE_BUILD to a folder on a larger disk and run with --resume"
+            "free some space, or set SAGE_BUILD to a folder on a larger disk"
         )

@@ -43,6 +43,15 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
         files.read_lines(path)
 
 
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "build").write_text("")
+    with pytest.raises(SageError, match=r"cannot write .*: free some space or make the folder"):
+        files.write_text(tmp_path / "build" / "a.txt", "text")
+    with pytest.raises(SageError, match="cannot write build"), files.disk_errors():
+        (tmp_path / "build").mkdir()
+    assert files.read_lines(tmp_path / "steps.jsonl") == []
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = files.write_text(tmp_path / "a.txt", "old")
     monkeypatch.setattr(

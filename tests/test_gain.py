@@ -215,21 +215,25 @@ def refused(words):
 
 def test_options_that_cannot_work_are_refused_before_anything_is_drawn(tmp_path):
     (tmp_path / "t.txt").write_text("no place")
-    data = ["--data", str(tmp_path / "t.txt"), "--model", str(tmp_path)]
+    (tmp_path / "config.json").write_text("{}")
+    file = str(tmp_path / "t.txt")
     for words, sentence in (
         (["--beta", "0"], "beta must be positive"),
+        (["--profile", "smoke+train=[grpo]+rl.beta=0"], "without a KL term"),
         (["--data", "mine.jsonl"], "--data goes with --model"),
         (["--samples", "mine.jsonl"], "--samples FILE go with --model"),
         (["--template", "model"], "go with --model"),
-        ([*data, "--template", str(tmp_path / "t.txt")], "a text file with {question}"),
+        (["--data", file, "--model", str(tmp_path.parent)], "no config.json, so it holds no model"),
+        (["--data", file, "--model", str(tmp_path), "--template", file], "file with {question}"),
         (["--judge", "nowhere:judge"], "is code that it runs"),
         (["--guide", "nowhere:Guide"], "is code that it runs"),
         (["--guide", "{name: random, hihg: 1}"], "hihg"),
+        (["--guide", "{name: branch"], "--guide {name: branch: "),
+        (["--out", file], "is a file: name a folder"),
+        (["--problems", "0"], "--problems 0: give 1 or more"),
     ):
         assert sentence in refused(words)
 
-
-# --- samples that exist ---------------------------------------------------------------------------
 
 MODULE = """
 import torch
@@ -343,10 +347,6 @@ def test_the_base_is_sampled_as_it_is_whatever_the_profile_evaluates(tmp_path):
     read = {name: getattr(evaluation, name) for name in guide_gain.UNCHANGED}
     assert read == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     assert guide_gain.profile_of(options("smoke"), None).spec == "smoke", "its samples are kept"
-
-
-def test_a_profile_without_a_kl_has_no_optimum():
-    assert "without a KL term" in refused(["--profile", "smoke+train=[grpo]+rl.beta=0"])
 
 
 def test_where_nothing_is_right_a_sample_is_shown_and_all_are_kept(tiny_model, tmp_path, capsys):

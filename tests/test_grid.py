@@ -88,7 +88,9 @@ def test_a_wrong_command_line_or_file_names_what_is_wrong(trial):
         (["grid", "none"], "there is no grid 'none'"),
         (["grid", str(trial), "--only", "third"], "no block 'third': choose one of first"),
         (["grid", str(trial), "--executor", "slurm", "--hours", "0.05"], "--hours 0.05: .* 0.1 or"),
+        (["grid", str(trial), "--executor", "local", "--hours", "nan"], "--hours nan: .* 0.1 or"),
         (["grid", str(trial), "--seeds", "1", "99"], "has the seed 99: correct"),
+        (["grid", str(trial), "--parallel", "0"], "--parallel 0: give 1 or more"),
     ):
         with pytest.raises(SystemExit, match=sentence):
             cli.main(words)
@@ -96,10 +98,19 @@ def test_a_wrong_command_line_or_file_names_what_is_wrong(trial):
         ("methods: [grpx]", "block first: profile little has no method or family 'grpx'"),
         ("methods: [main]", "has no method or family 'main'"),
         ("families: [grpo]", "has no method or family 'grpo'"),
-        ("method: [grpo]", "Extra inputs are not permitted"),
-        ("methods: grpo", "valid list"),
+        ("method: [grpo]", "grid .*: blocks.0.method: extra inputs are not permitted"),
+        ("methods: grpo", "grid .*: blocks.0.methods: .*valid list"),
     ):
         trial.write_text(GRID.replace("methods: [grpo_branch, grpo]", change))
+        with pytest.raises(SageError, match=sentence) as caught:
+            load_grid(trial)
+        assert "\n" not in str(caught.value)
+    blocks = GRID.partition("blocks:\n")[2]
+    for text, sentence in (
+        ("blocks: []", "at least 1 item"),
+        (GRID + blocks, "two blocks 'first'"),
+    ):
+        trial.write_text(text)
         with pytest.raises(SageError, match=sentence):
             load_grid(trial)
 

@@ -191,6 +191,13 @@ def test_without_a_terminal_nothing_starts_unless_it_is_said(machine, capsys):
     assert f"about {total:,.1f} GPU hours" in told and "31 GB of GPU memory" in told
 
 
+def test_a_model_of_unknown_size_is_asked_for_without_its_memory(machine, capsys):
+    cli.main([*RL, "--set", "model.architecture=null", "--yes"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "asks for a GPU in 18 runs: nobody can tell" in told
+    assert plan.disk_gb(load_profile("paper+model.architecture=null+compute.disk_gb=null")) == 0
+
+
 @pytest.mark.parametrize(("answer", "starts"), [("y", True), ("", False), ("no", False)])
 def test_on_a_terminal_it_is_asked(machine, monkeypatch, answer, starts):
     asked = []

@@ -122,6 +122,7 @@ VARIED = ", ".join(f"rl.a{n}: [1, 2, 3, 4]" for n in range(5))
         ("methods: {mine: {rl: {beta: 0.1}}}", "^mine: methods.mine.label: field required$"),
         ("methods: {mine: {label: M, family: a/b}}", "key and family are letters"),
         ("methods: {mine: {label: M, vary: 3}}", "vary is as"),
+        ("methods: {mine: {label: M, vary: {rl.beta: []}}}", "vary is as"),
         (
             "methods: {m: {label: M, guide: branch, vary: {guide.threshold: [0.8, 1.2]}}}",
             "m: vary sets guide.threshold, and guide is 'branch': give its settings",

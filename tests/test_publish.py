@@ -72,6 +72,8 @@ def test_unfinished_runs_and_those_of_other_settings_are_refused(own):
     other = load_profile(f"{SPEC}+rl.beta=0.7")
     with pytest.raises(SageError, match="are not finished"):
         publish.publish(other)
+    with pytest.raises(SageError, match=r"no run of .* is done: there is nothing to publish"):
+        publish.publish(other, finished=True)
     assert not paths.measured(own.name, published=True).exists()
 
 

@@ -1,5 +1,6 @@
 """Results as frames: published ones without a hash, own ones from a hand-made folder."""
 
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -85,6 +86,8 @@ def test_what_is_written_is_what_was_collected_with_thinned_logs(own, tmp_path, 
     for one in ("runs", "samples"):
         pd.testing.assert_frame_equal(getattr(read, one), collected[one], check_dtype=False)
     assert read.entropy == own.entropy and "own" not in collected["steps"]
+    results.write(collected, own.profile, tmp_path / "without", done=[])
+    assert not [*(tmp_path / "without").glob("*.json")], "documents of no finished run"
     log = collected["steps"].query("method == 'grpo'")
     assert log["step"].tolist() == [1, *range(10, 120, 10), STEPS]
     assert log["steps"].tolist() == [1, 9, *[10] * 10, 5]
@@ -130,3 +133,6 @@ def test_the_runs_of_another_base_stand_beside_those_of_the_first(tmp_path, monk
     assert ours[:, 0, 0].tolist() == pytest.approx([0.25, 0.125])
     alone = load_results("study_second").support["run"].tolist()
     assert alone == ["sft", "grpo-s3411"]
+    twice = dataclasses.replace(load_profile("study_second"), beside=("study_second",))
+    with pytest.raises(SageError, match=r"study_second, .* both have grpo with seed 3411"):
+        results.Results(twice, own=False).frame("runs")

@@ -1,9 +1,12 @@
 """The tiny model's tokenizer, as every stage meets it: saved and loaded again."""
 
+import dataclasses
 import random
 
 import pytest
 
+from sage_lib.errors import SageError
+from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import tiny_qwen
 from sage_lib.tasks import countdown, prompts, puzzles
 
@@ -52,3 +55,11 @@ def test_the_example_is_a_model_and_problems_that_its_tokenizer_reads(tmp_path):
         assert prompt[-1]["content"].startswith(f"reach {answer} from")
         assert prompt[-1]["content"] in tokenizer.decode(ids)
     assert (tmp_path / "tiny" / "model.safetensors").is_file() and len(rows) > 100
+
+
+def test_a_size_that_is_missing_is_named():
+    model = load_profile("smoke").model
+    for key, size in (("hidden_size", None), ("num_attention_heads", 0)):
+        wrong = dataclasses.replace(model, architecture={**model.architecture, key: size})
+        with pytest.raises(SageError, match=f"architecture.{key} must be 1 or more"):
+            tiny_qwen.check_architecture(wrong)

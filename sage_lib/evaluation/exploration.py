@@ -165,6 +165,7 @@ def measure_impact(profile: Profile, run: Run) -> dict:
             perplexity = token_signals.perplexity(logps[number, : len(body)].cpu().numpy())
             nats, correct = entropy[number, : len(body)].tolist(), group.correct[number]
             drawn.append(DrawnCompletion(problem, number, prompt, body, nats, perplexity, correct))
+    run.live_steps.unlink(missing_ok=True)  # a kill may have cut off its last line
     rows = read_lines(run.samples, repair=True)
     finished = {(row["completion"], row["perplexity_group"], row["token"]) for row in rows}
     for by_perplexity, members in perplexity_groups(drawn, exploration.replaced).items():

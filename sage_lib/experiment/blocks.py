@@ -4,7 +4,7 @@ import functools
 import itertools
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import (
@@ -16,6 +16,7 @@ from sage_lib.experiment.profile import (
     parse_yaml,
 )
 from sage_lib.paths import GRIDS
+from sage_lib.validation import refusal
 
 
 class Block(BaseModel):
@@ -45,7 +46,7 @@ class Block(BaseModel):
 
 
 class _Grid(BaseModel):
-    blocks: list[Block]
+    blocks: list[Block] = Field(min_length=1)
 
 
 def load_grid(name: str | Path) -> list[Block]:
@@ -54,8 +55,13 @@ def load_grid(name: str | Path) -> list[Block]:
     path = find(str(name), Path.cwd(), GRIDS, "grid")
     try:
         blocks = _Grid.model_validate(parse_yaml(path.read_text())).blocks
+    except ValidationError as error:
+        raise refusal(error, f"grid {path.name}") from None
     except NOT_YAML as error:
         raise SageError(f"grid {path.name}: {' '.join(str(error).split())}") from None
+    names = [block.name for block in blocks]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise SageError(f"grid {path.name} has two blocks {twice[0]!r}: give each its own name")
     for block in blocks:
         if block.profile.split("+")[0].endswith(YAML_ENDINGS):
             block.profile = str(path.parent / block.profile)

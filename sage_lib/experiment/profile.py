@@ -179,7 +179,9 @@ def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]
     for key, section in _sections(raw, where).items():
         plain = {name: value for name, value in section.items() if name != "vary"}
         lists = section.get("vary", {})
-        if not isinstance(lists, dict) or not all(isinstance(v, list) for v in lists.values()):
+        if not isinstance(lists, dict) or not all(
+            isinstance(v, list) and v for v in lists.values()
+        ):
             raise SageError(f"{below(where, key)}: vary is as {{rl.beta: [0, 0.2]}}, not {lists!r}")
         if (number := math.prod(map(len, lists.values()))) > MOST_VARIED:
             raise SageError(f"{below(where, key)}: vary makes {number:,} methods: make it shorter")

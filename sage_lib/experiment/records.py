@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from sage_lib.errors import SageError
-from sage_lib.files import read_json, write_json
+from sage_lib.files import AGAIN, read_json, write_json
 from sage_lib.paths import ROOT
 
 PACKAGES = "torch transformers trl peft datasets accelerate unsloth unsloth_zoo math-verify numpy"
@@ -102,8 +102,7 @@ def load(path: Path) -> dict[str, Any]:
     whole = set(known) >= KEYS and {"step", "reason"} <= set(collapsed)
     if not whole or not isinstance(known["seconds"], (int, float)):
         raise SageError(
-            f"run record {path.parent.name}/{path.name} is damaged: delete it and run with "
-            "--resume to make it again"
+            f"run record {path.parent.name}/{path.name} is damaged: delete it, and {AGAIN}"
         )
     return known
 
@@ -114,8 +113,7 @@ def require_whole(path: Path) -> None:
     sizes = load(record).get("sizes", {}) if record.is_file() else {}
     if path.name in sizes and path.stat().st_size != sizes[path.name]:
         raise SageError(
-            f"{'/'.join(path.parts[-3:])} lacks its end: delete its folder and run with --resume "
-            "to make it again"
+            f"{'/'.join(path.parts[-3:])} lacks its end: delete its folder, and {AGAIN}"
         )
 
 

@@ -9,6 +9,7 @@ begins with its profile's. data/published/README.md says what the other columns 
 """
 
 import json
+import shlex
 import warnings
 from collections.abc import Collection
 from functools import cached_property
@@ -22,7 +23,7 @@ from sage_lib.errors import SageError
 from sage_lib.experiment import records
 from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.runs import STAGES
-from sage_lib.files import read_json, read_lines, write_bytes
+from sage_lib.files import AGAIN, read_json, read_lines, write_bytes
 
 _FILES = [(stage.name, file) for stage in STAGES.values() for file in stage.measures.split()]
 #: Document -> the stage and the file that hold it.
@@ -126,6 +127,12 @@ class Results:
         for name_beside in self.profile.beside:
             other = Results(load_profile(name_beside), self.own)
             rows = _ordered(other.stored(name), other.profile)
+            if shared := _policies(frames[0]) & _policies(rows):
+                method, seed = min(shared)
+                raise SageError(
+                    f"{self.name} and {name_beside}, which it is shown beside, both have {method} "
+                    f"with seed {seed}, which would count as one: give one of them other seeds"
+                )
             frames.append(rows.assign(run=f"{name_beside}/" + rows["run"]) if len(rows) else rows)
         there = [frame for frame in frames if len(frame)]
         return pd.concat(there, ignore_index=True) if there else pd.DataFrame()
@@ -147,7 +154,7 @@ class Results:
         kind, remedy = "published", "set own_results = True to read what you trained"
         if self.own:
             what = "reproduce" if name == "runs" else f"stage {stage}"
-            command = f"sage-companion {what} --profile {self.profile.spec}"
+            command = f"sage-companion {what} --profile {shlex.quote(self.profile.spec)}"
             kind, remedy = "own", f"{command} makes them"
         return SageError(f"there are no {kind} {name} of {self.name}: {remedy}")
 
@@ -175,6 +182,12 @@ def load(profile: str | Path, own: bool = False) -> Results:
 def published() -> list[str]:
     """Return the names of the profiles with published results."""
     return sorted(path.parent.name for path in paths.PUBLISHED.glob("*/runs.parquet"))
+
+
+def _policies(rows: pd.DataFrame) -> set[tuple[str, int]]:
+    """Return method and seed of the rows that are not the base's."""
+    trained = rows.dropna(subset="seed") if len(rows) else pd.DataFrame(columns=RUN)
+    return set(trained[["method", "seed"]].itertuples(index=False, name=None))
 
 
 def _ordered(rows: pd.DataFrame, profile: Profile) -> pd.DataFrame:
@@ -224,14 +237,22 @@ def joined(frames: dict[str, pd.DataFrame], published: Results) -> dict[str, pd.
     return whole_frames
 
 
-def write(frames: dict[str, pd.DataFrame], profile: Profile, folder: Path) -> None:
-    """Write frames and documents as they are published, one file each."""
+def write(
+    frames: dict[str, pd.DataFrame],
+    profile: Profile,
+    folder: Path,
+    done: Collection[Path] | None = None,
+) -> None:
+    """Write frames and documents as they are published, one file each.
+
+    done: folders of the runs whose documents are taken; None for all.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
         frame.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
     for stage, file in DOCUMENTS.values():
         path = paths.measured(profile.name) / stage / file
-        if path.is_file():
+        if path.is_file() and (done is None or path.parent in done):
             write_bytes(folder / file, path.read_bytes())
 
 
@@ -254,8 +275,8 @@ def _gathered(
                 rows = _read(path, name, profile)
             except (ValueError, EOFError, OSError) as error:
                 raise SageError(
-                    f"{'/'.join(path.parts[-3:])} cannot be read ({error}): delete its folder and "
-                    "run with --resume to make it again"
+                    f"{'/'.join(path.parts[-3:])} cannot be read ({error}): delete its folder, and "
+                    f"{AGAIN}"
                 ) from None
             named = pd.DataFrame([_names(folder)] * len(rows), columns=RUN, index=rows.index)
             parts.append(pd.concat([named.astype({"seed": "Int64"}), rows], axis=1))

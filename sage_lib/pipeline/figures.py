@@ -16,7 +16,7 @@ def draw(only: Sequence[str] | None, specs: Sequence[str | None]) -> None:
     """Execute notebooks for published profiles (None: for the profile that each names itself), the
     walk's apart; SageError names what failed."""
     planned: list[jobs.Job] = []
-    for spec in specs:
+    for spec in dict.fromkeys(specs):
         selected = [book for book in notebooks.select(only) if book.number not in notebooks.WALK]
         if spec is not None:
             profile = load_profile(spec)

@@ -6,6 +6,7 @@ started again when SLURM stops it for its time or for others.
 
 import argparse
 import contextlib
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -79,7 +80,7 @@ class Submitit:
 
     def __init__(self, options: argparse.Namespace) -> None:
         where, folder = options.executor, paths.build("grids")
-        if options.hours < LEAST_HOURS:
+        if not LEAST_HOURS <= options.hours < math.inf:
             raise SageError(
                 f"--hours {options.hours:g}: a job is warned 90 seconds before its end and takes "
                 f"minutes to start: give {LEAST_HOURS:g} or more"
@@ -125,6 +126,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_grid(options: argparse.Namespace) -> None:
     """List a grid's runs, or do them."""
+    if options.parallel is not None and options.parallel < 1:
+        raise SageError(f"--parallel {options.parallel}: give 1 or more runs at a time")
     consent.agree(options.yes)
     blocks = {block.name: block for block in load_grid(options.grid)}
     if unknown := [name for name in options.only if name not in blocks]:

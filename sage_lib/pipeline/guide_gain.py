@@ -19,7 +19,7 @@ from sage_lib.errors import SageError
 from sage_lib.evaluation import sample_files, sampled_gain
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.checked import digest
-from sage_lib.experiment.profile import BASE, Profile, parse_yaml
+from sage_lib.experiment.profile import BASE, NOT_YAML, Profile, parse_yaml
 from sage_lib.pipeline import arguments, jobs, stages
 from sage_lib.policy import loading
 from sage_lib.tasks.local_file import LocalFile
@@ -92,6 +92,8 @@ def model_name(name: str) -> str:
     """Return a folder as a whole path, or a hub name as it is; SageError where it is neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():
+        if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
+            raise SageError(f"--model {name}: the folder has no config.json, so it holds no model")
         return str(folder.resolve())
     if name.startswith((".", "/", "~")) or "/" not in name:
         raise SageError(
@@ -106,9 +108,10 @@ def template(file: str | None) -> str | None:
     if file in (None, "model"):
         return file
     path = Path(str(file)).expanduser()
-    if not path.is_file() or "{question}" not in path.read_text():
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    if "{question}" not in text or "\N{REPLACEMENT CHARACTER}" in text:
         raise SageError(f"--template {file}: give model, or a text file with {{question}}")
-    return path.read_text()
+    return text
 
 
 def run_guide_gain(options: argparse.Namespace) -> None:
@@ -126,10 +129,16 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     if (options.template or files) and not options.model:
         raise SageError("--template and --samples FILE go with --model: give the one that scores")
     consent.agree(options.yes)
-    choices = {text: parse_yaml(text) for text in options.guide}
+    if options.out.exists() and not options.out.is_dir():
+        raise SageError(f"--out {options.out} is a file: name a folder")
+    if options.problems is not None and options.problems < 1:
+        raise SageError(f"--problems {options.problems}: give 1 or more")
+    choices = {text: _parsed(text) for text in options.guide}
     sections = [{"guide": choice} for choice in choices.values()]
     consent.require_all({"judge": options.judge, "guides": sections})
     guides = {text: build_guide(choice) for text, choice in choices.items()}
+    if options.judge:
+        consent.imported(options.judge, "judge")  # now, and not after hours of sampling
     judge = functools.partial(_judged, options.judge) if options.judge else None
     beta = options.beta
     if files:
@@ -210,6 +219,15 @@ def require_room(profile: Profile) -> None:
             f"--tokens {tokens} leaves no room: the longest prompt has {longest} tokens, and both "
             f"have {room}: give --tokens {max(room - longest, 0)} or fewer, or shorter problems"
         )
+
+
+def _parsed(text: str) -> Any:
+    """Return the choice that ``--guide`` gives as YAML."""
+    try:
+        return parse_yaml(text)
+    except NOT_YAML as error:
+        reason = " ".join(str(error).split())
+        raise SageError(f"--guide {text}: {reason}; give it as '{{name: branch, ...}}'") from None
 
 
 def build_guide(choice: Any) -> Any:

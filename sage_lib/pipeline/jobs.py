@@ -192,6 +192,8 @@ class Runner:
     def run(self) -> dict[Hashable, Outcome]:
         """Do all that is not done; return the outcome of every job by its key."""
         keys = {job.key for job in self.jobs}
+        if len(keys) < len(self.jobs):  # which would wait for ever
+            raise ValueError("two jobs have the same key")
         for job in self.jobs:
             job.needs &= keys
             if job.state() == "done":

@@ -182,9 +182,10 @@ def needs(profile: Profile) -> pd.DataFrame:
 
 
 def disk_gb(profile: Profile) -> float:
-    """Return ``compute.disk_gb``, or the estimate where that is null."""
-    if profile.compute.disk_gb is not None:
-        return profile.compute.disk_gb
+    """Return ``compute.disk_gb``, or the estimate where that is null; 0 where ``model`` has no
+    architecture, so that nobody can tell."""
+    if profile.compute.disk_gb is not None or not profile.model.architecture:
+        return profile.compute.disk_gb or 0.0
     return float(needs(profile).groupby("what")["GB"].sum()["disk"])
 
 
@@ -353,19 +354,28 @@ def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = F
     left = [run for run in left if run not in trained or not run.made_below()]
     if not left:
         return
-    value, fast, slow = planned_runs(profile, left, assumed(profile))[_ENDS].sum()
-    memory = needs(profile).groupby("what")["GB"].sum()["memory"]
-    words = (
-        f"profile {profile.name} asks for about {value:,.1f} GPU hours ({fast:,.1f} to "
-        f"{slow:,.1f}) in {len(left)} run{'s'[: len(left) > 1]}, {memory:.0f} GB of GPU memory and "
-        f"{disk_gb(profile):.0f} GB of disk, by estimates that nobody has timed (see dry-run)"
-    )
+    words = _request(profile, left)
     if yes:
         print(words, flush=True)
     elif not sys.stdin.isatty():
         raise SageError(f"{words}: nobody is here to agree; the same command with --yes starts it")
     elif not consent.answered(f"{words}.\nStart? [y/N] "):
         raise SageError("nothing was started")
+
+
+def _request(profile: Profile, left: Sequence[Run]) -> str:
+    """Return what the runs that are left ask of a GPU, in words."""
+    count = f"{len(left)} run{'s'[: len(left) > 1]}"
+    if not profile.model.architecture:
+        unknown = "nobody can tell for how long, since model.architecture says no size"
+        return f"profile {profile.name} asks for a GPU in {count}: {unknown}"
+    value, fast, slow = planned_runs(profile, left, assumed(profile))[_ENDS].sum()
+    memory = needs(profile).groupby("what")["GB"].sum()["memory"]
+    return (
+        f"profile {profile.name} asks for about {value:,.1f} GPU hours ({fast:,.1f} to "
+        f"{slow:,.1f}) in {count}, {memory:.0f} GB of GPU memory and {disk_gb(profile):.0f} GB of "
+        "disk, by estimates that nobody has timed (see dry-run)"
+    )
 
 
 def check(profile: Profile, names: Collection[str]) -> None:

@@ -34,13 +34,15 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
             shutil.rmtree(folder, ignore_errors=True)
         _require_done(profile, finished)
         done = {run.measured for run in runs.every_run(profile) if run.done()}
+        if not done and not target.is_dir():
+            raise SageError(f"no run of {profile.name} is done: there is nothing to publish")
         frames = results.collect(profile, done)
         if finished and target.is_dir():
             frames = results.joined(frames, results.Results(profile, own=False))
             for old_file in target.glob("*.json"):  # documents, which those of today replace
                 new.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(old_file, new)
-        results.write(frames, profile, new)
+        results.write(frames, profile, new, done)
         write_json(new / "profile.json", {"spec": profile.spec, "command": runs.command(profile)})
         _require_done(profile, finished)  # no run began anew while they were read
         if target.is_dir():

@@ -7,6 +7,7 @@ finished from the same settings is kept, and one that was ended goes on from its
 import argparse
 import os
 import pkgutil
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -18,7 +19,7 @@ from sage_lib.experiment import records, runs
 from sage_lib.experiment.checked import digest
 from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.experiment.runs import STAGES, Run, Stage
-from sage_lib.files import FULL, disk_errors, is_full, is_locked, locked, require_space
+from sage_lib.files import AGAIN, FULL, disk_errors, is_full, is_locked, locked, require_space
 from sage_lib.pipeline import arguments, jobs, plan
 
 
@@ -92,7 +93,7 @@ def check_machine(profile: Profile) -> None:
         if not torch.cuda.is_available():
             raise SageError(
                 f"profile {profile.name} needs a CUDA GPU and none was found: choose smoke or "
-                f"laptop, or see: sage-companion dry-run --profile {profile.spec}"
+                f"laptop, or see: sage-companion dry-run --profile {shlex.quote(profile.spec)}"
             )
     require_space(paths.build(profile.name), plan.disk_gb(profile), f"profile {profile.name}")
 
@@ -170,7 +171,7 @@ def _work(profile: Profile, run: Run) -> None:
 
         policy = run.policy
         if policy is not None and loading.weights_hash(policy.model) != policy.weights:
-            remedy = f"delete {policy.build.name} in the build folder, and run with --resume"
+            remedy = f"delete {policy.build.name} in the build folder, and {AGAIN}"
             raise SageError(f"the model of {policy.name} is damaged: {remedy}") from error
         raise
 

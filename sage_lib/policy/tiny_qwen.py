@@ -9,6 +9,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from sage_lib.errors import SageError
 from sage_lib.experiment.problems import rl_problems
 from sage_lib.experiment.profile import Model, load_profile
 from sage_lib.tasks.prompts import CHAT_TEMPLATE, MARKERS, SYSTEM_PROMPT, messages
@@ -16,6 +17,11 @@ from sage_lib.tasks.puzzles import OPERATORS, WAYS
 from sage_lib.validation import unknown
 
 NAME = "tiny_qwen"
+#: Settings of an architecture from which its numbers of parameters follow.
+SIZES = [
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+]
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 
@@ -57,13 +63,18 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
 
 def check_architecture(model: Model) -> None:
-    """Raise SageError for a name that Qwen2Config lacks, or that the tokenizer decides."""
+    """Raise SageError for a name that Qwen2Config lacks, or that the tokenizer decides, and for a
+    size that is missing."""
     known = {f.name for f in dataclasses.fields(Qwen2Config)}
     if model.name == NAME:
         known -= {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
     for key, value in (model.architecture or {}).items():
         if value is not None and key not in known:
             raise unknown(f"{model.name}: model.architecture", key, known, owner="Qwen2Config")
+    sizes = {key: model.architecture.get(key) for key in SIZES} if model.architecture else {}
+    for key, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise SageError(f"{model.name}: model.architecture.{key} must be 1 or more, not {size}")
 
 
 def create(folder: Path, model: Model, more: Sequence[str] = ()) -> None:

@@ -75,6 +75,8 @@ class LocalFile(Task):
             verdict = answer is not None and judge(problem.gold, answer)
             if not isinstance(verdict, (bool, np.bool_)):
                 raise TypeError(f"it must return True or False, not {verdict!r}")
+        except SageError:
+            raise
         except Exception as error:
             raise SageError(
                 f"the judge {problem.detail} raised {error!r} for the gold {problem.gold!r} and "

@@ -19,7 +19,7 @@ from sage_lib.experiment import problems
 from sage_lib.experiment.checked import check_section, digest
 from sage_lib.experiment.runs import Run, sft_run
 from sage_lib.experiment.settings import Profile
-from sage_lib.files import append_line, read_json, read_lines, rewrite_lines, write_json
+from sage_lib.files import AGAIN, append_line, read_json, read_lines, rewrite_lines, write_json
 from sage_lib.policy import tiny_qwen
 from sage_lib.policy.exact import exact_summary
 from sage_lib.policy.scoring import valid_probabilities
@@ -284,7 +284,7 @@ def train_on(trainer: Any, checkpoints: Path) -> None:
     except UnpicklingError as error:
         raise SageError(
             f"a file of {checkpoint} holds what no run writes there, and was not read: delete that "
-            "checkpoint and run with --resume"
+            f"checkpoint, and {AGAIN}"
         ) from error
 
 
