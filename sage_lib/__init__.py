@@ -70,7 +70,11 @@ if not TYPE_CHECKING:  # a checker that sees __getattr__ lets every name pass
         """Import a public name at its first use (PEP 562)."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        try:
+            value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            remedy = "install the extra train, as in pip install '.[train]'"
+            raise ImportError(f"{name} needs the package {error.name}: {remedy}") from error
         globals()[name] = value
         return value
 

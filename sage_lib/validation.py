@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from sage_lib.errors import SageError
 
 T = TypeVar("T")
 
+#: Of a section: an unknown key is refused, and so is a value of another type, NaN or infinity.
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 #: Names that an error still lists.
 MANY = 30
 

@@ -1,6 +1,7 @@
 """The wheel: it imports and compares samples without torch, and writes nothing into itself."""
 
 import os
+import subprocess
 import sys
 import venv
 import zipfile
@@ -20,7 +21,7 @@ class Blocked:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name.split(".")[0] in {BLOCKED!r}:
-            raise ImportError(name + " is not installed")
+            raise ModuleNotFoundError(name + " is not installed", name=name)
 sys.meta_path.insert(0, Blocked)
 """
 USE = """
@@ -71,6 +72,9 @@ def test_the_wheel_works_without_torch(wheel, samples):
     printed = forks.output_of(command, cwd=samples, env=environment)
     assert f"used {samples / 'installed'}" in printed
     assert (samples / "found" / "pass_at_k.png").exists()
+    trainer = [sys.executable, "-c", BLOCK + "from sage_lib import SageTrainer"]
+    failed = subprocess.run(trainer, cwd=samples, env=environment, capture_output=True, text=True)
+    assert "SageTrainer needs the package torch: install the extra train" in failed.stderr
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from sage_lib.algorithm.guides import STRICT, Number
+from sage_lib.algorithm.guides import FORBID_EXTRA, Number
 from sage_lib.algorithm.kl_forms import REDUCTIONS
 from sage_lib.errors import SageError
 
@@ -120,7 +120,7 @@ def need_whole_groups(trainer: GuidedTrainer, what: str) -> Iterator[str]:
 # -- of completions --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class PerplexityAdvantage(CompletionShaper):
     """The exploration report's eq. 7 and 11: A·(1 - alpha·w), with w the log-perplexity of the
     completion, standardised within its group (deviation of the whole group; 0 where it is 0).
@@ -141,7 +141,7 @@ class PerplexityAdvantage(CompletionShaper):
         return completions.advantages * (1 - self.alpha * w.flatten())
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class NegativeSamples(CompletionShaper):
     """Negative-sample reinforcement: correct completions weigh ``positive``, wrong ones 1.
 
@@ -156,7 +156,7 @@ class NegativeSamples(CompletionShaper):
         return (self.positive * correct - (1 - correct)).nan_to_num(nan=0.0)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class BetaNormalised(CompletionShaper):
     """BNPO as SAGE cites it (Xiao et al. 2025, arXiv 2506.02864): (R - p)/f(p) of binary rewards.
 
@@ -187,7 +187,7 @@ class BetaNormalised(CompletionShaper):
         return (weight * (correct - p)).flatten().to(completions.advantages)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class PassAtK(CompletionShaper):
     """Pass@k training (Chen et al. 2025, arXiv 2508.10751), its analytical derivation.
 
@@ -224,7 +224,7 @@ class PassAtK(CompletionShaper):
         return of_right.where(correct == 1, of_wrong).flatten().to(completions.advantages)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class MaxRL(CompletionShaper):
     """Maximum-likelihood RL (Tajwar et al. 2026, arXiv 2602.02710): (r - m)/m with m the group's
     mean reward; 0 where no completion is right."""
@@ -248,7 +248,7 @@ def _binary_rewards(completions: Completions, require_all: bool = False) -> torc
 # -- of tokens -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class PositionBonus(TokenShaper):
     """The exploration report's eq. 8 and 12: A + sign(A)·gamma·sigmoid(d·m·(l - n)), with l the
     token's place in its completion, from 0 to 1, while the run's progress is in [start, end).
@@ -294,7 +294,7 @@ def covariance(tokens: BatchTokens) -> torch.Tensor:
     return centred(tokens.live_logps.detach()) * centred(tokens.advantages)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class ClipCov(TokenShaper):
     """Clip-Cov (Cui et al. 2025, arXiv 2505.22617): tokens drawn at random among those whose
     covariance lies in [low, high] have an advantage of 0, which leaves their KL term.
@@ -325,7 +325,7 @@ class ClipCov(TokenShaper):
         return ShapedTokens(tokens.advantages.masked_fill(touched, 0.0), touched)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class KLCov(TokenShaper):
     """KL-Cov (Cui et al. 2025, arXiv 2505.22617): the tokens of the largest covariance have
     coef·|log pi - log pi_old| added to their loss.
@@ -356,7 +356,7 @@ class KLCov(TokenShaper):
         return ShapedTokens(tokens.advantages, touched, extra_loss)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class EntropyBonus(TokenShaper):
     """Entropy-based advantage shaping (Cheng et al. 2025, arXiv 2506.14758): A + min(alpha·H_t,
     |A|/kappa) with the entropy H_t (nats) of the policy, which has no gradient here.
@@ -373,7 +373,7 @@ class EntropyBonus(TokenShaper):
         return ShapedTokens(tokens.advantages + bonus, touched=bonus != 0)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class RepoR(TokenShaper):
     """REPO-R (Petrenko et al. 2026, arXiv 2603.11682, Appendix D.2): A·(1 - zeta·sign(A)·log pi).
 

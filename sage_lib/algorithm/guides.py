@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Clamp of every guide (the authors' code).
 LOW, HIGH = 0.6, 1.4
 #: An unknown parameter is refused.
-STRICT = ConfigDict(extra="forbid")
+FORBID_EXTRA = ConfigDict(extra="forbid")
 #: A parameter: neither text nor a truth value is read as a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -59,7 +59,7 @@ class GuideInputs:
 Guide = Callable[[GuideInputs], "torch.Tensor"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class CosineSchedule:
     """``periods`` cosine periods over a run, each from ``high`` down to ``low``.
 
@@ -83,7 +83,7 @@ class CosineSchedule:
         return self.low + (high - self.low) * (1 + math.cos(math.pi * within)) / 2
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class _Clamped:
     low: Number = field(default=LOW, kw_only=True)  # the least q
     high: Number = field(default=HIGH, kw_only=True)  # the largest q
@@ -101,7 +101,7 @@ class _Clamped:
         return clamped.where(inputs.mask.bool(), 1.0).detach()
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class BranchGuide(_Clamped):
     """Eq. 11: q_t = 1 + ratio · max(0, H_t - threshold). Threshold in nats; Table 8: 1.2, 0.3.
 
@@ -121,7 +121,7 @@ class BranchGuide(_Clamped):
         return self._finish(1 + self.ratio * excess, inputs)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class RandomGuide(_Clamped):
     """Eq. 9: with probability e, q_t = 1 + s·z with z ~ N(0, 1); otherwise 1.
 
@@ -143,7 +143,7 @@ class RandomGuide(_Clamped):
         return self._finish(q.where(acts, 1.0), inputs)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class TokenGuide(_Clamped):
     """Eq. 10: q_t = 1 + a·w_t + s·w_t·z, w_t in [0, 1] from the surprisal -log pi(y_t).
 
@@ -165,7 +165,7 @@ class TokenGuide(_Clamped):
         return self._finish(1 + amplitude * w + scale * w * _noise(inputs, "randn"), inputs)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class RewardGuide(_Clamped):
     """RAPO's reference (Deng et al. 2025, arXiv 2510.03865) as a guide: pi_ref to the ``power`` phi
     where the reward is 0, so q_t = pi_ref(y_t)^(phi - 1); q = 1 on the other completions.
@@ -185,7 +185,7 @@ class RewardGuide(_Clamped):
         return self._finish(q.where(wrong, 1.0), inputs)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class LikeliestGuide(_Clamped):
     """MARA's reward (GX-Chen et al. 2025, arXiv 2510.20817) as a guide of right completions.
 
@@ -205,7 +205,7 @@ class LikeliestGuide(_Clamped):
         return self._finish(q.unsqueeze(1).expand_as(inputs.logps), inputs)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class SuccessGuide(_Clamped):
     """q_t = (pi_s(y_t)/pi_ref(y_t))^``alpha``: the anchor leans to where the base succeeds.
 
@@ -225,7 +225,7 @@ class SuccessGuide(_Clamped):
         return self._finish(q, inputs)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class IdentityGuide:
     """q = 1, for controls: stock GRPO with the same anchor, through the guided path."""
 
@@ -233,7 +233,7 @@ class IdentityGuide:
         return inputs.logps.new_ones(inputs.logps.shape)
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=FORBID_EXTRA)
 class ShuffledGuide:
     """Control: the values of the guide ``inner``, permuted within each sequence's tokens."""
 

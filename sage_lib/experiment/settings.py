@@ -19,13 +19,12 @@ from sage_lib.experiment.checked import flatten
 from sage_lib.tasks import prompts
 from sage_lib.tasks.filters import REDUNDANCY_LIMIT
 from sage_lib.tasks.task import ExactTask, Task
-from sage_lib.validation import make
+from sage_lib.validation import STRICT, make
 
 #: The method key of the SFT model in every table, and its name in the paper.
 BASE, BASE_LABEL = "base", "Base Model"
 #: Settings by which rollouts are drawn.
 ROLLOUTS = ("temperature", "top_p", "top_k", "min_p", "max_completion_length")
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 #: For sections that go to a library, of which the companion reads a part.
 PART = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**32)]

@@ -38,8 +38,9 @@ from sage_lib.tasks.puzzles import (
     solving,
     targets,
 )
-from sage_lib.tasks.task import STRICT, ExactTask, Share
+from sage_lib.tasks.task import ExactTask, Share
 from sage_lib.tasks.verifier import LENGTH_LIMIT, Verifier
+from sage_lib.validation import STRICT
 
 KINDS = ("both", "forward", "reverse")
 Digits = Annotated[int, Field(ge=2, le=8)]

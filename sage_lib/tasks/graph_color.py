@@ -26,8 +26,9 @@ from pydantic.dataclasses import dataclass
 from sage_lib.tasks import reasoning_gym
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.prompts import split_completion
-from sage_lib.tasks.task import STRICT, ExactTask, distinct_problems
+from sage_lib.tasks.task import ExactTask, distinct_problems
 from sage_lib.tasks.verifier import LENGTH_LIMIT
+from sage_lib.validation import STRICT
 
 MOST_VERTICES = 6
 #: What the tiny model's vocabulary needs besides numbers, "=", "," and "-".

@@ -13,8 +13,9 @@ from pydantic.dataclasses import dataclass
 
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.reasoning_gym import SIZE, generator
-from sage_lib.tasks.task import STRICT, Task, distinct_problems
+from sage_lib.tasks.task import Task, distinct_problems
 from sage_lib.tasks.verifier import LENGTH_LIMIT
+from sage_lib.validation import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

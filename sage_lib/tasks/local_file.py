@@ -17,8 +17,9 @@ from sage_lib import consent
 from sage_lib.errors import SageError
 from sage_lib.tasks import lines
 from sage_lib.tasks.problem import Problem
-from sage_lib.tasks.task import STRICT, Task
+from sage_lib.tasks.task import Task
 from sage_lib.tasks.verifier import Verifier
+from sage_lib.validation import STRICT
 
 MATH = "math"
 

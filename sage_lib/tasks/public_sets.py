@@ -26,8 +26,9 @@ from sage_lib.files import write_bytes
 from sage_lib.tasks import lines
 from sage_lib.tasks.lines import Line
 from sage_lib.tasks.problem import Demonstration, Problem
-from sage_lib.tasks.task import STRICT, Task
+from sage_lib.tasks.task import Task
 from sage_lib.tasks.verifier import last_boxed
+from sage_lib.validation import STRICT
 
 
 @plain_dataclass(frozen=True)

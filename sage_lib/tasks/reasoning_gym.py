@@ -30,10 +30,10 @@ from pydantic.dataclasses import dataclass
 from sage_lib.errors import SageError
 from sage_lib.tasks import verifier as verifiers
 from sage_lib.tasks.problem import Demonstration, Problem
-from sage_lib.tasks.task import STRICT, Task, distinct_problems
+from sage_lib.tasks.task import Task, distinct_problems
 from sage_lib.tasks.verifier import LENGTH_LIMIT
 from sage_lib.tasks.worker import TimeUp, limited
-from sage_lib.validation import pick
+from sage_lib.validation import STRICT, pick
 
 #: Entries that one seed makes; some data sets plan all of them at once.
 SIZE = 20_000

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-import pydantic
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -17,10 +16,8 @@ from sage_lib.errors import SageError
 from sage_lib.tasks import verifier as verifiers
 from sage_lib.tasks.problem import Demonstration, Problem
 from sage_lib.tasks.verifier import Verifier
-from sage_lib.validation import default_of
+from sage_lib.validation import STRICT, default_of
 
-#: How pydantic checks settings: it converts nothing, and takes nothing unknown.
-STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

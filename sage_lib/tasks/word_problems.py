@@ -12,7 +12,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from sage_lib.tasks.problem import Demonstration, Problem
-from sage_lib.tasks.task import STRICT, Share, Task, distinct_problems
+from sage_lib.tasks.task import Share, Task, distinct_problems
+from sage_lib.validation import STRICT
 
 #: Problems that one seed makes; reasoning-gym plans all of them at once.
 SIZE = 20_000
