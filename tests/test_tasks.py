@@ -37,8 +37,8 @@ STREAMS = {
     "c8676e1d19da1ddf": ("countdown", {"kinds": {"both": 1.0}, "fewest": 6, "most": 6}, 1004),
     "2363fe04021db188": ("gsm_symbolic", {}, 1),
     "6a3ea032dc1cbf95": ("gsm_symbolic", {"longest": 100}, 1),
-    "4e35308c27448634": ("knights_knaves", {"people": 2}, 1001),
-    "3e54876fd2dca9ae": ("knights_knaves", {"people": 5}, 1001),
+    "85d8310f5ba4b045": ("knights_knaves", {"people": 2}, 1001),
+    "b84c08b675991d85": ("knights_knaves", {"people": 5}, 1001),
 }
 WORKED = {
     "countdown": "f16b0f1cf4a581f6",
