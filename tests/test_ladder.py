@@ -11,6 +11,7 @@ import torch
 from scipy.stats import linregress, t
 
 from sage_lib.algorithm.guides import BranchGuide, LikeliestGuide, SuccessGuide
+from sage_lib.errors import SageError
 from sage_lib.evaluation import optima
 from sage_lib.experiment.problems import rl_problems
 from sage_lib.experiment.profile import load_profile
@@ -51,6 +52,12 @@ def test_a_table_trained_with_samples_ends_near_the_fixed_point():
     p, expected = (float(tree.completion_probabilities(x) @ right) for x in (end, rest))
     before = float(tree.completion_probabilities(log_reference) @ right)
     assert abs(p - expected) < 0.15 * abs(expected - before)
+
+
+def test_a_group_of_one_completion_trains_no_table():
+    tree, log_reference, right = instance(2)
+    with pytest.raises(SageError, match="a group needs at least 2 completions, not 1"):
+        ladder.trained_table(tree, right, log_reference, 1.0, 1, [5], 0.1, 0)
 
 
 def test_without_kl_a_table_is_right_in_the_end():
