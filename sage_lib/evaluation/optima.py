@@ -150,7 +150,7 @@ def log_rho_bounds(
         p: the probability of all valid completions, listed or not.
 
     Returns:
-        log rho, and its lower and upper bound.
+        log rho, and its lower and upper bound; all NaN where none or all of the listed are valid.
     """
     if not valid.any() or valid.all():
         return np.nan, np.nan, np.nan

@@ -148,7 +148,9 @@ def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFram
         A row for each column of values, with the columns DIFFERENCES. low and high bound the
         difference over seeds and problems, low_seeds and high_seeds over seeds alone. detectable is
         the true difference that as many seeds and problems find in 80 % of cases. ours and theirs
-        are the two means. SageError without a common seed.
+        are the two means. NaN are low and high where all differences are the same or a data set
+        has one problem, low_seeds and high_seeds for one seed, and detectable in any of these
+        cases. SageError without a common seed.
     """
     (a, b), _ = at_common_seeds(ours, theirs)
     apart = a - b
