@@ -148,6 +148,20 @@ def test_a_change_is_paired_where_both_steps_have_the_same_problems():
     assert rungs.change(table, "branch_strong", *steps[:2], "pass@1") == []
 
 
+def test_a_prediction_about_runs_that_are_missing_has_no_outcome():
+    table = rungs.load()
+    whole = rungs.outcomes(table)
+    network = table["step"] == "4 network, groups of 64"
+    of_two = rungs.outcomes(table[~network | (table["seed"] != 3409)])
+    assert whole["outcome"].iloc[-1] == "agrees" and of_two["outcome"].iloc[-1] == "not run"
+    assert of_two["measured"].iloc[-1].count(",") == 1, "what there is, is shown"
+    for gone in (network & (table["arm"] == "grpo_no_kl"), network):
+        assert rungs.outcomes(table[~gone])["outcome"].iloc[-1] == "not run", "no common seed"
+    without = rungs.outcomes(table[table["step"] != "6 rung 4, held out"])
+    assert without["outcome"].tolist() == ["not run"] * 2 + whole["outcome"].tolist()[2:]
+    assert not without["measured"].str.contains("6 rung 4").any()
+
+
 def test_log_rho_of_listed_completions_is_that_of_the_optimum_in_closed_form(tmp_path):
     """The likeliest guide has log(n·best/p) over what is listed; pi_s = the base gives q = 1."""
     profile = load_profile("smoke")
