@@ -13,6 +13,7 @@ import readme
 from pydantic import ValidationError
 from scipy import stats
 
+from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.experiment.results import Results, load_results
 from sage_lib.paths import PUBLISHED, ROOT
@@ -278,6 +279,9 @@ def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
     found = outcomes.tail(results)
     assert found[BASE].values.mean() == pytest.approx(0.05)
     assert found["grpo"].values[0, :, 0].tolist() == [0.5, 0.5], "1.95 of p0 and 9.0 of p1"
+    results.scores = results.scores[results.scores["method"] != BASE]
+    with pytest.raises(SageError, match="the base was not evaluated: call sage-companion stage"):
+        outcomes.tail(results)
 
 
 def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_mean(planted):
@@ -308,6 +312,9 @@ def test_without_exact_probabilities_pass_at_k_is_that_of_the_samples():
     missed = [math.comb(n - c, 8) / math.comb(n, 8) for n, c in results.counts[["n", "c"]].values]
     means = results.counts.assign(missed=missed).groupby("method")["missed"].mean()
     assert row["difference"] == pytest.approx(means[BASE] - means["grpo"]) and row["seeds"] == 3
+    both = asking(*(("grpo", BASE, f"{kind}pass@8", "above") for kind in ("", "right ")))
+    rows = outcomes.comparisons(both, results)
+    assert rows["difference"].nunique() == 1, "samples count right answers in any case"
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,14 @@ def differences(
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=DIFFERENCES)
 
 
+def require_base(methods: Iterable[str]) -> None:
+    """Raise SageError unless the base, with which all are compared, is among evaluated methods."""
+    if BASE not in set(methods):
+        raise SageError(
+            "the base was not evaluated: call sage-companion stage evaluation, which begins with it"
+        )
+
+
 def over_seeds(means: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """Return the t interval of a mean from each seed's value; NaN for fewer than two."""
     if len(means) < 2:
