@@ -306,21 +306,22 @@ def holm(rates: Sequence[float]) -> list[float]:
     return allowed
 
 
-def stable_seeds(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
+def stable_seeds(
+    at: Callable[[Values, Values], Any], ours: Values, theirs: Values, expects: str, margin: float
+) -> int:
     """Count the seeds without which a comparison has the same outcome, leaving out one at a time.
 
     Args:
+        at: returns the row of differences of two methods' values at some seeds.
         ours: the values of a method.
         theirs: the values of the method that is subtracted.
-        column: of the values.
         expects: as in :func:`outcome`.
         margin: as in :func:`outcome`.
     """
     _, seeds = at_common_seeds(ours, theirs)
 
     def outcome_at(some: Iterable[int]) -> str:
-        rows = difference(ours.at_seeds(some), theirs.at_seeds(some)).set_index("metric")
-        return row_outcome(expects, rows.loc[column], margin)
+        return row_outcome(expects, at(ours.at_seeds(some), theirs.at_seeds(some)), margin)
 
     whole = outcome_at(seeds)
     return sum(outcome_at(set(seeds) - {left}) == whole for left in seeds)

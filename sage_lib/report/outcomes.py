@@ -250,7 +250,8 @@ def _compared(
     row: dict[str, Any] = dict(difference.drop(["method", "against"]))
     row |= _outcome(ours, theirs, {**comparison._asdict(), "margin": margin})
     if difference["seeds"] > inference.FEWEST_SEEDS:
-        row["kept"] = inference.stable_seeds(ours, theirs, metric, expects, margin)
+        at = partial(_row, metric=metric)
+        row["kept"] = inference.stable_seeds(at, ours, theirs, expects, margin)
     return row
 
 
