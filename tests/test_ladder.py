@@ -1,6 +1,7 @@
 """The rungs of the ladder against independent solutions, and the tools of ladder and law."""
 
 import itertools
+import sys
 
 import ladder as tool  # of tools
 import law
@@ -84,6 +85,14 @@ def test_the_tools_tree_has_the_exact_success_and_its_guide_reads_entropies(tmp_
     assert np.isclose(p, tool.exact(model, tokenizer, [problem])[0], rtol=1e-3)
     q = tool.log_q_of(BranchGuide(threshold=1.0, ratio=0.1), entropies).exp()
     assert torch.allclose(q, (1 + 0.1 * (entropies - 1).clamp(min=0)).clamp(max=1.4), atol=1e-6)
+
+
+def test_a_trial_of_few_prompts_does_not_overwrite_the_published_table(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ladder.py", "--prompts", "8"])
+    monkeypatch.setattr(tool, "load_profile", lambda name: pytest.fail("it began"))
+    with pytest.raises(SystemExit, match="2"):
+        tool.main()
+    assert "published table is of 64 prompts: name another file by --out" in capsys.readouterr().err
 
 
 def test_the_law_is_judged_by_its_committed_rule():

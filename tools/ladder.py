@@ -189,9 +189,12 @@ def mixed(profile: Profile) -> list[Problem]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=paths.PUBLISHED / "ladder.csv")
-    parser.add_argument("--prompts", type=int, default=64, help="of the 64, for a trial")
+    parser.add_argument("--out", type=Path, help="default: data/published/ladder.csv")
+    parser.add_argument("--prompts", type=int, default=64, help="of the 64, for a trial with --out")
     options = parser.parse_args()
+    if options.out is None and options.prompts != 64:
+        parser.error("the published table is of 64 prompts: name another file by --out")
+    options.out = options.out or paths.PUBLISHED / "ladder.csv"
     profile = load_profile("ladder")
     prompts, held_out = problems.rl_problems(profile)[: options.prompts], mixed(profile)
     base = runs.finished(profile, runs.sft_run(profile))
