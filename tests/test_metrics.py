@@ -165,6 +165,17 @@ def test_seeds_that_agree_by_luck_leave_the_error_of_the_problems():
     assert (low[0], high[0]) == pytest.approx((alone.low, alone.high), rel=0.05)
 
 
+def test_an_interval_of_shares_has_no_end_beyond_them_and_none_from_two_seeds():
+    values = np.random.default_rng(0).beta(0.2, 2.0, (3, 6, 2))
+    mean, low, high = metrics.paired_difference(values, 0 * values)
+    assert (low < 0).any()
+    found = metrics.interval_of_shares(values)
+    assert np.array_equal(found, (mean, np.maximum(low, 0), np.minimum(high, 1)))
+    mean, low, high = metrics.interval_of_shares(values[:2])
+    assert np.isnan([low, high]).all() and mean == pytest.approx(values[:2].mean(axis=(0, 1)))
+    assert np.isfinite(metrics.interval_of_shares(values[0])).all(), "one seed: over problems"
+
+
 def test_crossing_of_two_curves_and_its_certainty():
     ks, noise = (1, 4, 16), np.random.default_rng(0).normal(0, 1e-3, (40, 1))
     a, b = np.tile([0.5, 0.6, 0.7], (40, 1)), np.tile([0.3, 0.6 + 1e-9, 0.9], (40, 1)) + noise

@@ -163,6 +163,24 @@ def paired_difference(
     return mean, mean - half, mean + half
 
 
+def interval_of_shares(values: ArrayLike, sets: Sets = None) -> tuple[Array, Array, Array]:
+    """Return the mean of shares, such as pass@k, with a 95 % interval over seeds and problems.
+
+    Args:
+        values: of each seed and problem, as ``a`` of :func:`paired_difference`.
+        sets: the data set of each problem.
+
+    Returns:
+        (mean, low, high), as of :func:`paired_difference`, the bounds clipped to 0 and 1. For two
+        seeds they are NaN: they would be wider than that.
+    """
+    shares = _with_seeds(values)
+    mean, low, high = paired_difference(shares, 0 * shares, sets)
+    if len(shares) == 2:
+        low, high = np.full((2, *low.shape), np.nan)
+    return mean, np.clip(low, 0, 1), np.clip(high, 0, 1)
+
+
 def minimum_detectable_effect(
     differences: ArrayLike, sets: Sets = None, power: float = 0.8, level: float = 0.95
 ) -> Array:

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 from scipy.stats import ttest_ind, ttest_rel
 
 from sage_lib import paths
+from sage_lib.policy.exact import exact_pass_at_k
 from sage_lib.report.inference import AGREES, DISAGREES, NOT_RUN
 
 ENDS = ["pass@1", "pass@256"]
@@ -54,7 +55,7 @@ def with_steps(table: pd.DataFrame) -> pd.DataFrame:
     keys = zip(table["rung"], table["on"], table["policy"], strict=True)
     of_steps = pd.CategoricalDtype(list(STEPS.values()))
     steps = pd.Series([STEPS.get(key) for key in keys], table.index, dtype=of_steps)
-    solved = {"pass@1": table["p"], "pass@256": 1 - (1 - table["p"]) ** 256}
+    solved = {"pass@1": table["p"], "pass@256": exact_pass_at_k(table["p"], [256])[:, 0]}
     return table.assign(**solved, step=steps)
 
 
