@@ -14,7 +14,7 @@ from sage_lib.experiment import problems
 from sage_lib.experiment.profile import load_profile
 from sage_lib.files import append_line, read_lines
 from sage_lib.policy import loading, sampling, scoring, tiny_qwen
-from sage_lib.policy.exact import exact_summary
+from sage_lib.policy.exact import exact_summary, valid_mass
 from sage_lib.tasks import countdown
 from sage_lib.training import callbacks
 from sage_lib.training.callbacks import ExactLog
@@ -51,6 +51,13 @@ def test_the_summary_sums_over_completions_and_averages_over_problems():
     assert row["pass@2"] == pytest.approx((1 - 0.7**2 + 1 - 0.5**2) / 2)
     assert (row["common"], row["rare"]) == pytest.approx(((0.2 + 0.5) / 2, 0.1 / 2))
     assert row["problems"] == 2
+
+
+def test_the_mass_of_valid_work_is_by_problem_in_its_order_and_no_more_than_1():
+    table = pd.DataFrame({"dataset": ["x", "x", "both"], "problem": ["b", "b", "a"]})
+    table = table.assign(logp=np.log([0.7, 0.3 + 1e-9, 0.5]), **{"logp_0.3": np.log([0.1] * 3)})
+    assert valid_mass(table).to_dict() == {("x", "b"): 1.0, ("both", "a"): pytest.approx(0.5)}
+    assert list(valid_mass(table, "logp_0.3")) == pytest.approx([0.2, 0.1])
 
 
 def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mode(

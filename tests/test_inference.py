@@ -230,7 +230,11 @@ def test_seeds_left_out_are_counted_where_the_outcome_stays():
         rest = [gain for place, gain in enumerate(gains) if place != left]
         low, high = stats.ttest_1samp(rest, 0).confidence_interval(0.95)
         known.append(inference.outcome("above", low, high, 0.005) == whole)
-    assert inference.stable_seeds(ours, zero, "x", "above", 0.005) == sum(known) == 4
+
+    def at(*sides):
+        return inference.difference(*sides).iloc[0]
+
+    assert inference.stable_seeds(at, ours, zero, "above", 0.005) == sum(known) == 4
     assert ours.at_seeds([4, 1]).seeds == [1, 4]
     base = by_seed("base", [0.2], [None])
     assert base.at_seeds([1]) is base

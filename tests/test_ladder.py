@@ -1,6 +1,7 @@
 """The rungs of the ladder against independent solutions, and the tools of ladder and law."""
 
 import itertools
+import sys
 
 import ladder as tool  # of tools
 import law
@@ -11,6 +12,7 @@ import torch
 from scipy.stats import linregress, t
 
 from sage_lib.algorithm.guides import BranchGuide, LikeliestGuide, SuccessGuide
+from sage_lib.errors import SageError
 from sage_lib.evaluation import optima
 from sage_lib.experiment.problems import rl_problems
 from sage_lib.experiment.profile import load_profile
@@ -53,6 +55,12 @@ def test_a_table_trained_with_samples_ends_near_the_fixed_point():
     assert abs(p - expected) < 0.15 * abs(expected - before)
 
 
+def test_a_group_of_one_completion_trains_no_table():
+    tree, log_reference, right = instance(2)
+    with pytest.raises(SageError, match="a group needs at least 2 completions, not 1"):
+        ladder.trained_table(tree, right, log_reference, 1.0, 1, [5], 0.1, 0)
+
+
 def test_without_kl_a_table_is_right_in_the_end():
     tree, log_reference, right = instance(2)
     [end] = ladder.trained_table(tree, right, log_reference, 0.0, 8, [3000], 0.2, 0)
@@ -77,6 +85,14 @@ def test_the_tools_tree_has_the_exact_success_and_its_guide_reads_entropies(tmp_
     assert np.isclose(p, tool.exact(model, tokenizer, [problem])[0], rtol=1e-3)
     q = tool.log_q_of(BranchGuide(threshold=1.0, ratio=0.1), entropies).exp()
     assert torch.allclose(q, (1 + 0.1 * (entropies - 1).clamp(min=0)).clamp(max=1.4), atol=1e-6)
+
+
+def test_a_trial_of_few_prompts_does_not_overwrite_the_published_table(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ladder.py", "--prompts", "8"])
+    monkeypatch.setattr(tool, "load_profile", lambda name: pytest.fail("it began"))
+    with pytest.raises(SystemExit, match="2"):
+        tool.main()
+    assert "published table is of 64 prompts: name another file by --out" in capsys.readouterr().err
 
 
 def test_the_law_is_judged_by_its_committed_rule():
@@ -139,6 +155,20 @@ def test_a_change_is_paired_where_both_steps_have_the_same_problems():
     unpaired = rungs.change(table, "grpo", steps[0], steps[2], "pass@1")
     assert unpaired[0] == pytest.approx(-0.2) and unpaired[2] - unpaired[1] > 1.5
     assert rungs.change(table, "branch_strong", *steps[:2], "pass@1") == []
+
+
+def test_a_prediction_about_runs_that_are_missing_has_no_outcome():
+    table = rungs.load()
+    whole = rungs.outcomes(table)
+    network = table["step"] == "4 network, groups of 64"
+    of_two = rungs.outcomes(table[~network | (table["seed"] != 3409)])
+    assert whole["outcome"].iloc[-1] == "agrees" and of_two["outcome"].iloc[-1] == "not run"
+    assert of_two["measured"].iloc[-1].count(",") == 1, "what there is, is shown"
+    for gone in (network & (table["arm"] == "grpo_no_kl"), network):
+        assert rungs.outcomes(table[~gone])["outcome"].iloc[-1] == "not run", "no common seed"
+    without = rungs.outcomes(table[table["step"] != "6 rung 4, held out"])
+    assert without["outcome"].tolist() == ["not run"] * 2 + whole["outcome"].tolist()[2:]
+    assert not without["measured"].str.contains("6 rung 4").any()
 
 
 def test_log_rho_of_listed_completions_is_that_of_the_optimum_in_closed_form(tmp_path):

@@ -34,10 +34,16 @@ def test_impossible_counts_are_refused():
         ([4], [-1], 1, "0 <= c <= n"),
         ([4], [0.5], 1, "whole"),
         ([4], [1], 0, "k of 1 or more, not 0"),
+        ([4], [1], 1.5, "k of 1 or more, not 1.5"),
+        ([4], [1], np.nan, "k of 1 or more, not nan"),
+        ([np.nan], [1], 1, "whole"),
         ([], [], 1, "at least one"),
     ):
         with pytest.raises(SageError, match=words):
             metrics.pass_at_k(n, c, k)
+    with pytest.raises(SageError, match="at least one k"):
+        metrics.pass_at_k_curve([4], [1], [])
+    assert metrics.pass_at_k([4], [1], 2.0).tolist() == [0.5], "a whole number of another type"
 
 
 @pytest.mark.parametrize(("n", "c"), [(8, 0), (8, 1), (24, 5), (60, 60)])
@@ -51,8 +57,9 @@ def test_problems_that_all_agree_leave_an_interval_with_width():
     for value in (0.0, 0.3, 1.0):
         low, high = metrics.bootstrap_interval(np.full(8, value), 4000, 0)
         assert low[0] <= value <= high[0] and high[0] - low[0] > 0.2
-    with pytest.raises(SageError, match="3 to 3 lies outside the bounds 0 and 1"):
-        metrics.bootstrap_interval(np.full(8, 3.0), 10, 0)
+    for value in (3.0, -0.1, np.nan):
+        with pytest.raises(SageError, match=f"from 0 to 1 of every problem, not {value:g}"):
+            metrics.bootstrap_interval([0.1, value], 10, 0)
 
 
 def test_with_many_problems_the_interval_is_that_of_the_mean():
@@ -72,6 +79,13 @@ def test_paired_difference_cancels_what_problems_share():
         metrics.paired_difference(base, base[:5])
     verdicts, others = [True, True, False, True], [False, True, False, False]
     assert metrics.paired_difference(verdicts, others)[0].tolist() == [0.5]
+
+
+def test_a_column_with_a_missing_number_is_missing_and_no_other():
+    ours = np.random.default_rng(0).random((3, 20, 2))
+    ours[1, 4, 0] = np.nan
+    found = np.array(metrics.paired_difference(ours, 0 * ours[0]))
+    assert np.isnan(found[:, 0]).all() and np.isfinite(found[:, 1]).all()
 
 
 def test_equal_differences_have_no_interval():
@@ -149,6 +163,17 @@ def test_seeds_that_agree_by_luck_leave_the_error_of_the_problems():
     _, low, high = metrics.paired_difference(lucky, np.zeros_like(lucky))
     alone = ttest_1samp(lucky.mean(axis=0)[:, 0], 0).confidence_interval(0.95)
     assert (low[0], high[0]) == pytest.approx((alone.low, alone.high), rel=0.05)
+
+
+def test_an_interval_of_shares_has_no_end_beyond_them_and_none_from_two_seeds():
+    values = np.random.default_rng(0).beta(0.2, 2.0, (3, 6, 2))
+    mean, low, high = metrics.paired_difference(values, 0 * values)
+    assert (low < 0).any()
+    found = metrics.interval_of_shares(values)
+    assert np.array_equal(found, (mean, np.maximum(low, 0), np.minimum(high, 1)))
+    mean, low, high = metrics.interval_of_shares(values[:2])
+    assert np.isnan([low, high]).all() and mean == pytest.approx(values[:2].mean(axis=(0, 1)))
+    assert np.isfinite(metrics.interval_of_shares(values[0])).all(), "one seed: over problems"
 
 
 def test_crossing_of_two_curves_and_its_certainty():

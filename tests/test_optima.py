@@ -7,6 +7,7 @@ import torch
 from sage_lib.algorithm.guides import BranchGuide, TokenGuide
 from sage_lib.evaluation import optima
 from sage_lib.experiment.profile import load_profile
+from sage_lib.policy import loading, tiny_qwen
 from sage_lib.policy.enumeration import Enumeration
 from sage_lib.tasks.countdown import Countdown
 from sage_lib.tasks.prompts import answer_turn
@@ -36,12 +37,13 @@ def planted():
     right = np.zeros(number)
     right[rng.permutation(number)[:3]] = 1
     texts = [valid[0] if one else "no answer" for one in right]
-    return problem, tree, log_policy, Enumeration(ids, logps, entropies, mask), texts, right
+    measures = [Countdown.measures(problem, text, True) for text in texts]
+    return problem, tree, log_policy, Enumeration(ids, logps, entropies, mask), measures, right
 
 
 def rows_of(planted, guide, p):
-    problem, _, _, found, texts, _ = planted
-    rows = optima.problem_rows(problem, found, texts, p, {"guide": guide}, seed=0)
+    problem, _, _, found, measures, _ = planted
+    rows = optima.problem_rows(problem, found, measures, p, {"guide": guide}, seed=0)
     return [dict(zip(optima.COLUMNS, row, strict=True)) for row in rows]
 
 
@@ -94,9 +96,26 @@ def test_bounds_hold_the_truth_where_completions_are_missing():
 def test_noise_is_averaged_and_one_kind_of_answer_has_no_ratio(planted):
     [row] = rows_of(planted, TokenGuide(), 0.3)
     assert np.isfinite(row["log_rho"]) and row["acted"] > 0.3
-    problem, _, _, found, texts, _ = planted
-    [row] = optima.problem_rows(problem, found, ["no"] * len(texts), 0.0, {"t": TokenGuide()}, 0)
+    problem, _, _, found, measures, _ = planted
+    none = [dict.fromkeys(of, False) for of in measures]
+    [row] = optima.problem_rows(problem, found, none, 0.0, {"t": TokenGuide()}, 0)
     assert np.isnan(row[optima.COLUMNS.index("log_rho")])
+
+
+def test_completions_are_listed_after_the_prompt_and_their_work_is_measured(tmp_path, monkeypatch):
+    profile, problem = load_profile("smoke"), Countdown().problems(1, 5)[0]
+    tiny_qwen.create(tmp_path, profile.model)
+    model, tokenizer = loading.load(profile.model, tmp_path)
+    _, *worked = Countdown.completions(problem)[0]
+    bodies = [tokenizer(text)["input_ids"] for text in (answer_turn(*worked), "no answer")]
+    ids, mask = loading.padded(bodies, 0, "right")
+    known = Enumeration(ids, torch.zeros(ids.shape), torch.zeros(ids.shape), mask.bool())
+    asked = []
+    monkeypatch.setattr(optima, "enumerate_completions", lambda *a: asked.append(a) or known)
+    found, measures = optima.completions_with_measures(model, tokenizer, problem, 1e-3, 40)
+    prompt = loading.encode(tokenizer, problem.question)
+    assert asked == [(model, prompt, tokenizer.eos_token_id, 1e-3, 40)] and found is known
+    assert [row["valid"] for row in measures] == [True, False]
 
 
 def test_each_guide_of_the_study_is_asked_once(monkeypatch):

@@ -1,5 +1,7 @@
 """The proposition of theory.optimum, against enumeration on random trees and simulation."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,17 @@ def test_odds_rise_by_exp_one_over_beta_times_rho(seed, beta):
     np.testing.assert_allclose(optimum.success(p, beta), float(plain @ reward), rtol=1e-10)
     # Consequence 2: better than eq. 2 exactly where right completions have the larger mean q.
     assert (found @ reward > plain @ reward) == (log_rho > 0)
+
+
+def test_a_success_near_0_or_1_is_no_overflow_and_one_kind_of_completion_has_no_ratio():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = optimum.success(0.5, 1.0, [-1000.0, -709.0, 1000.0])
+    assert found.tolist() == pytest.approx([0.0, np.exp(-708.0), 1.0], rel=1e-12)
+    half = torch.full((2,), 0.5)
+    for reward in (torch.ones(2), torch.zeros(2)):
+        with pytest.raises(SageError, match="right with wrong completions"):
+            optimum.log_rho(half, reward, half)
 
 
 @pytest.mark.parametrize("seed", range(5))

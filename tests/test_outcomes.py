@@ -13,6 +13,7 @@ import readme
 from pydantic import ValidationError
 from scipy import stats
 
+from sage_lib.errors import SageError
 from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.experiment.results import Results, load_results
 from sage_lib.paths import PUBLISHED, ROOT
@@ -252,6 +253,16 @@ def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps_paired_by_seed(p
     assert found == pytest.approx(expected)
 
 
+def test_a_seed_that_decides_a_logged_metric_is_not_kept(planted):
+    results, gains = planted({}), [0.11] * 5 + [0.06]
+    rows = [{"seed": s, "step": 1, "grpo_no_kl": x, "grpo": 0.0} for s, x in enumerate(gains)]
+    results.steps = pd.DataFrame(rows).melt(["seed", "step"], None, "method", "entropy")
+    chosen = asking(("grpo_no_kl", "grpo", "entropy", "above"))
+    chosen.margin, chosen.floor = 0.0, {"entropy": 0.105}
+    [row] = outcomes.comparisons(chosen, results).itertuples()
+    assert (row.outcome, row.kept) == (SMALLER, 5), "without 0.06 the mean reaches the margin"
+
+
 def test_a_reader_is_shown_labels_and_each_difference_with_its_interval(planted):
     results = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.78)})
     chosen = asking(*BOTH.claims[0].comparisons, ("rft", BASE, "pass@1", "above"))
@@ -278,6 +289,9 @@ def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
     found = outcomes.tail(results)
     assert found[BASE].values.mean() == pytest.approx(0.05)
     assert found["grpo"].values[0, :, 0].tolist() == [0.5, 0.5], "1.95 of p0 and 9.0 of p1"
+    results.scores = results.scores.query("method != @BASE")
+    with pytest.raises(SageError, match="the base was not evaluated: call sage-companion stage"):
+        outcomes.tail(results)
 
 
 def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_mean(planted):
@@ -308,6 +322,8 @@ def test_without_exact_probabilities_pass_at_k_is_that_of_the_samples():
     missed = [math.comb(n - c, 8) / math.comb(n, 8) for n, c in results.counts[["n", "c"]].values]
     means = results.counts.assign(missed=missed).groupby("method")["missed"].mean()
     assert row["difference"] == pytest.approx(means[BASE] - means["grpo"]) and row["seeds"] == 3
+    right = outcomes.comparisons(asking(("grpo", BASE, "right pass@8", "above")), results)
+    assert right["difference"].item() == row["difference"], "samples count right answers"
 
 
 @pytest.mark.parametrize(

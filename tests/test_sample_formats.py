@@ -3,6 +3,7 @@ verl, Inspect, verifiers, passk-inference, and a sample a line."""
 
 import io
 import json
+import math
 import struct
 import sys
 import zipfile
@@ -92,6 +93,9 @@ def test_a_reward_is_chosen_by_name_and_a_score_by_its_threshold(tmp_path):
     said = failing(path, metric="length")
     assert "has 0.1 for length, not 0 or 1; for scores, give --threshold" in said
     assert counted(path, metric="length", threshold=0.3) == [(3, 1), (3, 3)]
+    for threshold in (math.nan, math.inf):
+        said = failing(path, metric="length", threshold=threshold)
+        assert said == f"the threshold must be a number, not {threshold}: give a score"
     assert "one of accuracy, format, length" in failing(path, metric="other")
 
 

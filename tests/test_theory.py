@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from sage_lib.algorithm import kl_forms
 from sage_lib.errors import SageError
-from sage_lib.theory import estimators, objectives, solutions
+from sage_lib.theory import estimators, ladder, objectives, optimum, solutions
 from sage_lib.theory.tree import Tree, random_tree
 
 
@@ -201,8 +201,39 @@ def test_bias_corrected_k3_rests_at_eq_4_if_there_is_one_token(depth):
         assert (off < 1e-8) == there, anchor
 
 
+@pytest.mark.parametrize("beta", [-1.0, 0.0, np.nan])
+def test_without_a_kl_term_no_solution_is_made_up(beta):
+    tree, log_reference, reward, *_ = instance(2)
+    reference = tree.completion_probabilities(log_reference)
+    for call in (
+        lambda: solutions.tilted(reference, reward, beta),
+        lambda: solutions.forward_kl(reference, reward, beta),
+        lambda: solutions.k3_fixed_point(tree, reward, log_reference, beta),
+        lambda: estimators.fixed_point(tree, "k3", reward, log_reference, beta),
+        lambda: optimum.success(0.5, beta),
+        lambda: ladder.optimum_success(0.0, beta, 8),
+        lambda: ladder.k3_rest(tree, reward, log_reference, beta, 8),
+    ):
+        with pytest.raises(SageError, match=f"beta must be positive, not {beta}"):
+            call()
+
+
+def test_an_entropy_alone_has_an_optimum_and_neither_has_none():
+    """Eq. 21 at beta 0: a softmax of R/lambda."""
+    reference, reward = torch.tensor([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    found = solutions.entropy_bonus(reference, reward, 0.0, 2.0)
+    assert found[0] / found[1] == pytest.approx(np.exp(0.5)) and found[1] == found[2]
+    for strength in (0.0, -1.0):
+        with pytest.raises(SageError, match=r"beta \+ lambda must be positive"):
+            solutions.entropy_bonus(reference, reward, 0.0, strength)
+
+
+def test_a_guide_of_the_token_is_1_where_all_tokens_are_as_likely():
+    tree = Tree.full(2, 3)
+    uniform = tree.log_policy(torch.zeros(len(tree.edges), dtype=torch.float64))
+    assert objectives.log_guide(tree, "token", uniform).tolist() == [0] * len(tree.edges)
+
+
 def test_wrong_input_is_refused():
-    with pytest.raises(SageError, match="beta must be positive"):
-        solutions.tilted(torch.tensor([1.0]), torch.tensor([1.0]), 0.0)
     with pytest.raises(SageError, match="choose one of none, token, state, noise"):
         objectives.log_guide(Tree((("a",), ("b",))), "branch", torch.zeros(2))

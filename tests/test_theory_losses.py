@@ -139,6 +139,8 @@ def test_a_loss_that_cannot_be_is_refused():
     ):
         with pytest.raises(SageError, match="a loss needs"):
             Loss(**given)
+    with pytest.raises(SageError, match="a group needs at least 2 completions, not 1"):
+        losses.kappa(0.5, 1)
     log_policy, *_ = unequal_policies()
     with pytest.raises(SageError, match="rewards of 0 and 1"):
         estimators.reward_gradient(UNEQUAL, log_policy, UNEQUAL_REWARD * 0.5, Loss(group=8))
@@ -197,10 +199,18 @@ def test_gradients_and_fixed_points_with_an_edge_of_probability_0(estimator, los
 
 
 def test_a_divergence_that_is_infinite_is_refused():
-    policy, reference, *_ = with_a_closed_edge()
+    policy, reference, log_q, *_ = with_a_closed_edge()
     open_policy = torch.zeros_like(policy)
     with pytest.raises(SageError, match="the divergence is infinite"):
         estimators.kl_gradient(UNEQUAL, "k3", open_policy, reference)
+    with pytest.raises(SageError, match="the policy has a token that the reference gives prob"):
+        estimators.reverse_kl_gradient(UNEQUAL, open_policy, reference, 0 * log_q)
+    with pytest.raises(SageError, match="the reference has a token that the policy gives prob"):
+        estimators.forward_kl_gradient(UNEQUAL, policy, open_policy, 0 * log_q)
+    uniform = UNEQUAL.log_policy(open_policy)
+    finite = estimators.reverse_kl_gradient(UNEQUAL, policy, uniform, 0 * log_q)
+    assert finite.isfinite().all(), "0 log 0 is 0"
+    assert estimators.forward_kl_gradient(UNEQUAL, uniform, reference, 0 * log_q).isfinite().all()
     shut = open_policy.index_fill(0, UNEQUAL.state_of.eq(0).nonzero().flatten(), -torch.inf)
     with pytest.raises(SageError, match="every token after"):
         UNEQUAL.log_policy(shut)

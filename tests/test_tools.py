@@ -216,14 +216,23 @@ def test_a_lock_has_what_a_package_needs():
 
 
 def test_the_ten_minutes_of_a_gpu_fail_with_the_steps_that_never_passed(tmp_path):
-    def ended(*calls):
-        rows = [json.dumps({"step": step, "status": status}) for step, status in calls]
-        (tmp_path / "steps.jsonl").write_text("\n".join(rows) + "\n")
+    log = tmp_path / "steps.jsonl"
+
+    def ended(statuses):
+        rows = [json.dumps({"step": step, "status": status}) for step, status in statuses]
+        log.write_text("".join(f"{row}\n" for row in rows))
         command = ["bash", str(paths.ROOT / "tools" / "gpu_ten_minutes.sh"), str(tmp_path)]
         env = os.environ | {"TOTAL": "0", "PYTHON": sys.executable}  # no step is started
-        return subprocess.run(command, env=env, capture_output=True, text=True)
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        return done.returncode, done.stderr.splitlines()
 
-    good = ended(("sft", "failed"), ("card", "skipped"), ("sft", "passed"))
-    assert good.returncode == 0 and not good.stderr
-    bad = ended(("sft", "passed"), ("card", "cut"), ("guide_gain", "failed"))
-    assert bad.returncode == 1 and bad.stderr.splitlines() == ["card: cut", "guide_gain: failed"]
+    status, said = ended([])
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert {"card", "guide_gain", "smollm_branch_strong-s3412"} <= set(steps) and len(steps) == 18
+    assert (status, said) == (1, [f"{step}: not started" for step in steps])
+    good = dict.fromkeys(steps, "passed") | {"card": "skipped"}
+    assert ended([("sft", "failed"), *good.items()]) == (0, []), "a step's last call counts"
+    bad = good | {"card": "cut", "guide_gain": "failed"}
+    assert ended(bad.items()) == (1, ["card: cut", "guide_gain: failed"])
+    del bad["sft"]
+    assert ended(bad.items()) == (1, ["card: cut", "guide_gain: failed", "sft: not started"])

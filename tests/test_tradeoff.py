@@ -199,6 +199,14 @@ def test_a_front_of_one_point_is_refused(placed):
         tradeoff.positions(results)
 
 
+def test_without_the_base_the_line_has_no_end(placed):
+    results = placed((0.4, 0.8))
+    values = passk.exact(results)
+    del values[BASE]
+    with pytest.raises(SageError, match="the base was not evaluated: call sage-companion stage"):
+        tradeoff.positions_of(results.profile, values)
+
+
 def test_the_points_follow_from_the_published_frames():
     """From the completions' probabilities by other code; a study may have several bases."""
     results = load_results("study")

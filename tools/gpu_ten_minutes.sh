@@ -5,7 +5,8 @@
 #   REHEARSE=1 tools/gpu_ten_minutes.sh FOLDER  # the same steps on a CPU, with a tiny model
 #
 # Each step has a limit of its own, and one that fails or is cut stops no other. FOLDER keeps a line
-# in steps.jsonl and a log for each step as it ends. A second call does again what had not passed.
+# in steps.jsonl and a log for each step as it ends. A second call does again what had not passed. The
+# exit status is 1 where a step failed, was cut, or was never started for lack of time.
 # PYTHON names another interpreter than .venv/bin/python.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -29,6 +30,9 @@ step() { # step NAME LIMIT COMMAND...
   [ "$limit" -le "$left" ] || limit=$left
   if [ "$limit" -le 0 ]; then
     echo "$name: not started, the $TOTAL seconds are over"
+    # What an earlier call found says more.
+    grep -qs "\"step\": \"$name\"" "$OUT/steps.jsonl" ||
+      echo "{\"step\": \"$name\", \"status\": \"not started\"}" >>"$OUT/steps.jsonl"
     return
   fi
   echo "$name: at most $limit s"
@@ -79,6 +83,7 @@ from pathlib import Path
 
 rows = map(json.loads, (Path(sys.argv[1]) / "steps.jsonl").open())
 last = {row["step"]: row["status"] for row in rows}  # a step's last call counts
-failed = [f"{step}: {status}" for step, status in last.items() if status in ("failed", "cut")]
+bad = ("failed", "cut", "not started")
+failed = [f"{step}: {status}" for step, status in last.items() if status in bad]
 sys.exit("\n".join(failed) or 0)
 PY

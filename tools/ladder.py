@@ -19,11 +19,13 @@ from tqdm import tqdm
 
 from sage_lib import paths
 from sage_lib.algorithm.guides import Guide, GuideInputs
+from sage_lib.evaluation import optima
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile, load_profile
 from sage_lib.files import write_text
 from sage_lib.policy import loading, scoring
-from sage_lib.policy.enumeration import enumerate_completions
+from sage_lib.policy.exact import valid_mass
+from sage_lib.report import ladder as rungs
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
 from sage_lib.theory import ladder
@@ -131,10 +133,8 @@ def guide_means(
     guide: Guide,
 ) -> tuple[float, float]:
     """Return E[q | right] and E[q | wrong] under the base, from its listed completions."""
-    prompt = loading.encode(tokenizer, problem.question)
-    listed = enumerate_completions(model, prompt, tokenizer.eos_token_id, FLOOR, 56)
-    texts, task = listed.texts(tokenizer), task_of(problem.task)
-    valid = np.array([task.measures(problem, text, True)["valid"] for text in texts], bool)
+    listed, measures = optima.completions_with_measures(model, tokenizer, problem, FLOOR, 56)
+    valid = np.array([row["valid"] for row in measures], bool)
     log_q = log_q_of(guide, listed.entropies.flatten()).view(listed.mask.shape)
     q = (log_q * listed.mask).sum(1).exp().numpy()
     weights = listed.probabilities.numpy()
@@ -172,8 +172,7 @@ def exact(
     model: torch.nn.Module, tokenizer: loading.PreTrainedTokenizerBase, asked: list[Problem]
 ) -> list[float]:
     """Return the probability of valid work on each problem."""
-    table = scoring.valid_probabilities(model, tokenizer, asked)
-    p = np.exp(table["logp"]).groupby([table["dataset"], table["problem"]]).sum()
+    p = valid_mass(scoring.valid_probabilities(model, tokenizer, asked))
     return [float(p[problem.dataset, problem.id]) for problem in asked]
 
 
@@ -189,9 +188,12 @@ def mixed(profile: Profile) -> list[Problem]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=paths.PUBLISHED / "ladder.csv")
-    parser.add_argument("--prompts", type=int, default=64, help="of the 64, for a trial")
+    parser.add_argument("--out", type=Path, help="default: data/published/ladder.csv")
+    parser.add_argument("--prompts", type=int, default=64, help="of the 64, for a trial with --out")
     options = parser.parse_args()
+    if options.out is None and options.prompts != 64:
+        parser.error("the published table is of 64 prompts: name another file by --out")
+    options.out = options.out or paths.PUBLISHED / "ladder.csv"
     profile = load_profile("ladder")
     prompts, held_out = problems.rl_problems(profile)[: options.prompts], mixed(profile)
     base = runs.finished(profile, runs.sft_run(profile))
@@ -215,9 +217,8 @@ def main() -> None:
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """Return pass@1 and pass@256 of each rung, policy and arm, means over problems and seeds."""
-    table = table.assign(**{"pass@1": table["p"], "pass@256": 1 - (1 - table["p"]) ** 256})
     by = ["rung", "policy", "arm", "on"]
-    return table.groupby(by, sort=False)[["pass@1", "pass@256"]].mean().round(3)
+    return rungs.with_steps(table).groupby(by, sort=False)[rungs.ENDS].mean().round(3)
 
 
 if __name__ == "__main__":

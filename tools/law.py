@@ -32,11 +32,11 @@ from sage_lib.experiment.blocks import load_grid
 from sage_lib.experiment.profile import BASE, Profile, load_profile
 from sage_lib.files import write_bytes, write_text
 from sage_lib.policy import loading
-from sage_lib.policy.enumeration import Enumeration, enumerate_completions
+from sage_lib.policy.enumeration import Enumeration
+from sage_lib.policy.exact import exact_pass_at_k, valid_mass
 from sage_lib.policy.scoring import valid_probabilities
 from sage_lib.report import inference, trained_guides
 from sage_lib.tasks.problem import Problem
-from sage_lib.tasks.table import task_of
 from sage_lib.theory.solutions import k3_fixed_point
 
 #: Of each KL form: the guided method and its baseline; what is expected of the slope.
@@ -60,14 +60,11 @@ def listed(
     asked = problems.evaluation_problems(profile, ood=False, limit=number)
     longest = profile.evaluation.max_new_tokens
     for problem in tqdm(asked, desc=profile.name):
+        sizes = optima.FLOOR, longest
+        enumeration, measures = optima.completions_with_measures(model, tokenizer, problem, *sizes)
         prompt = loading.encode(tokenizer, problem.question)
-        enumeration = enumerate_completions(
-            model, prompt, tokenizer.eos_token_id, optima.FLOOR, longest
-        )
-        texts, task = enumeration.texts(tokenizer), task_of(problem.task)
-        measures = [task.measures(problem, text, True) for text in texts]
         valid = np.array([row["valid"] for row in measures], bool)
-        p = float(np.exp(valid_probabilities(model, tokenizer, [problem])["logp"]).sum())
+        p = float(valid_mass(valid_probabilities(model, tokenizer, [problem])).sum())
         yield problem, enumeration, prompt, valid, p
 
 
@@ -198,8 +195,7 @@ def success(profile: Profile, method: str, seed: float) -> pd.DataFrame | None:
         return None
     support = pd.read_csv(evaluation.measured / "support.csv")
     support = support[support["dataset"].isin([data.label for data in profile.data_sets(False)])]
-    keys = [support["dataset"], support["problem"]]
-    return np.exp(support["logp"]).groupby(keys).sum().rename("p").reset_index()
+    return valid_mass(support).sort_index().rename("p").reset_index()
 
 
 def of_run(spec: str, profile: Profile, method: str, seed: int) -> dict[str, object] | None:
@@ -208,7 +204,8 @@ def of_run(spec: str, profile: Profile, method: str, seed: int) -> dict[str, obj
     if of_problems is None:
         return None
     p = of_problems["p"].to_numpy()
-    more = {"pass@1": p.mean(), "pass@256": (1 - (1 - p) ** 256).mean(), "logit": logit(p).mean()}
+    at_256 = exact_pass_at_k(p, [256]).mean()
+    more = {"pass@1": p.mean(), "pass@256": at_256, "logit": logit(p).mean()}
     return {"base": spec, "method": method, "seed": seed, "problems": len(p), **more}
 
 

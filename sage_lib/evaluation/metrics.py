@@ -30,7 +30,8 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
         k: samples of which at least one is to be correct.
 
     Returns:
-        pass@k, shape (problems,). SageError where k is not in 1..n, or c not in 0..n.
+        pass@k, shape (problems,). SageError where k is not a whole number in 1..n, or c not in
+        0..n.
     """
     return pass_at_k_curve(n, c, [k])[:, 0]
 
@@ -38,10 +39,11 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
 def pass_at_k_curve(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> Array:
     """Return :func:`pass_at_k`, whose arguments it has, for several k: (problems, len(ks))."""
     samples, correct = _checked_counts(n, c, ks)
+    sizes = np.asarray(ks, dtype=int)
     # Problems with the same counts have the same curve.
     counts, place = np.unique(np.stack([samples, correct]), axis=1, return_inverse=True)
-    all_wrong = np.cumprod(_wrong_draws(counts[0], counts[1], max(ks)), axis=-1)
-    curves: Array = np.asarray(1.0 - all_wrong[:, np.asarray(ks) - 1])
+    all_wrong = np.cumprod(_wrong_draws(counts[0], counts[1], int(sizes.max())), axis=-1)
+    curves: Array = np.asarray(1.0 - all_wrong[:, sizes - 1])
     return curves[place.ravel()]
 
 
@@ -53,9 +55,11 @@ def _checked_counts(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> tuple[Arra
     whole = (np.mod(samples, 1) == 0).all() and (np.mod(correct, 1) == 0).all()
     if not (whole and (correct >= 0).all() and (correct <= samples).all()):
         raise SageError("counts must be whole numbers with 0 <= c <= n")
+    if not len(ks):
+        raise SageError("pass@k needs at least one k")
     fewest = samples.min()
     for k in ks:
-        if k < 1:
+        if k < 1 or k % 1:
             raise SageError(f"pass@k needs a whole k of 1 or more, not {k}")
         if k > fewest:
             raise SageError(
@@ -110,9 +114,11 @@ def bootstrap_interval(
     if len(numbers) == 0:
         raise SageError("a bootstrap needs at least one problem")
     rows = _columns(numbers)
-    if (rows < 0).any() or (rows > 1).any():
-        span = f"{rows.min():g} to {rows.max():g}"
-        raise SageError(f"{span} lies outside the bounds 0 and 1")
+    outside = rows[~((rows >= 0) & (rows <= 1))]  # NaN is, too
+    if outside.size:
+        raise SageError(
+            f"a bootstrap needs a number from 0 to 1 of every problem, not {outside[0]:g}"
+        )
     rng = np.random.default_rng(seed)
     if repeats is None:
         weights = rng.standard_exponential((resamples, len(rows) + 1))
@@ -147,14 +153,32 @@ def paired_difference(
 
     Returns:
         (mean, low, high), each of shape (columns,). The bounds are NaN where all differences are
-        the same, or a data set has one problem. SageError for other problems, columns or seeds on
-        both sides.
+        the same, or a data set has one problem; all three are NaN in a column with a NaN. SageError
+        for other problems, columns or seeds on both sides.
     """
     difference = differences(a, b)
     error, degrees = _standard_error(difference, sets)
     mean = mean_over_sets(difference.mean(axis=0), sets)
     half = stdtrit(degrees, 0.5 + level / 2) * error
     return mean, mean - half, mean + half
+
+
+def interval_of_shares(values: ArrayLike, sets: Sets = None) -> tuple[Array, Array, Array]:
+    """Return the mean of shares, such as pass@k, with a 95 % interval over seeds and problems.
+
+    Args:
+        values: of each seed and problem, as ``a`` of :func:`paired_difference`.
+        sets: the data set of each problem.
+
+    Returns:
+        (mean, low, high), as of :func:`paired_difference`, the bounds clipped to 0 and 1. For two
+        seeds they are NaN: they would be wider than that.
+    """
+    shares = _with_seeds(values)
+    mean, low, high = paired_difference(shares, 0 * shares, sets)
+    if len(shares) == 2:
+        low, high = np.full((2, *low.shape), np.nan)
+    return mean, np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
 def minimum_detectable_effect(

@@ -3,13 +3,14 @@
 All numbers are of the base alone. Nothing is trained, and only the noise of guides is sampled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sage_lib.algorithm.guide_choices import reads_rewards
 from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs
@@ -19,6 +20,7 @@ from sage_lib.experiment.runs import Run
 from sage_lib.files import write_bytes
 from sage_lib.policy import loading
 from sage_lib.policy.enumeration import Enumeration, enumerate_completions
+from sage_lib.policy.exact import valid_mass
 from sage_lib.policy.scoring import valid_probabilities
 from sage_lib.tasks.problem import Problem
 from sage_lib.tasks.table import task_of
@@ -48,17 +50,40 @@ def measure_optimum(profile: Profile, run: Run) -> dict[str, Any]:
     guides = guides_of(profile)
     in_average = problems.evaluation_problems(profile, ood=False, limit=listed)
     rows: list[tuple[Any, ...]] = []
+    longest = profile.evaluation.max_new_tokens
     for problem in tqdm(in_average, desc="optimum"):
-        prompt = loading.encode(tokenizer, problem.question)
-        longest = profile.evaluation.max_new_tokens
-        enumeration = enumerate_completions(model, prompt, tokenizer.eos_token_id, FLOOR, longest)
-        texts = enumeration.texts(tokenizer)
-        p = float(np.exp(valid_probabilities(model, tokenizer, [problem])["logp"]).sum())
-        rows += problem_rows(problem, enumeration, texts, p, guides, profile.seeds[0])
+        listing = completions_with_measures(model, tokenizer, problem, FLOOR, longest)
+        p = float(valid_mass(valid_probabilities(model, tokenizer, [problem])).sum())
+        rows += problem_rows(problem, *listing, p, guides, profile.seeds[0])
     table = pd.DataFrame(rows, columns=COLUMNS)
     csv = table.to_csv(index=False, float_format="%.8g")
     write_bytes(run.measured / "optimum.csv", csv.encode())
     return run.finish(record, policy=policy.name, problems=len(in_average))
+
+
+def completions_with_measures(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problem: Problem,
+    floor: float,
+    longest: int,
+) -> tuple[Enumeration, list[dict[str, Any]]]:
+    """List a policy's completions of a problem, and measure the work of each.
+
+    Args:
+        model: the policy.
+        tokenizer: of the policy.
+        problem: of an exact task.
+        floor: as in :func:`enumerate_completions`.
+        longest: as in :func:`enumerate_completions`.
+
+    Returns:
+        The completions, and the ``measures`` of the problem's task for each.
+    """
+    prompt = loading.encode(tokenizer, problem.question)
+    enumeration = enumerate_completions(model, prompt, tokenizer.eos_token_id, floor, longest)
+    texts, task = enumeration.texts(tokenizer), task_of(problem.task)
+    return enumeration, [task.measures(problem, text, True) for text in texts]
 
 
 def guides_of(profile: Profile) -> dict[str, Guide]:
@@ -82,7 +107,7 @@ def guides_of(profile: Profile) -> dict[str, Guide]:
 def problem_rows(
     problem: Problem,
     enumeration: Enumeration,
-    texts: list[str],
+    measures: Sequence[Mapping[str, Any]],
     p: float,
     guides: Mapping[str, Guide],
     seed: int,
@@ -92,7 +117,7 @@ def problem_rows(
     Args:
         problem: whose completions are listed.
         enumeration: the completions.
-        texts: their texts.
+        measures: of each completion, as :func:`completions_with_measures` has them.
         p: the probability of all valid completions, listed or not.
         guides: by name.
         seed: of the guides that draw.
@@ -100,8 +125,6 @@ def problem_rows(
     Returns:
         Rows with the columns COLUMNS.
     """
-    task = task_of(problem.task)
-    measures = [task.measures(problem, text, True) for text in texts]
     valid, rare = (
         np.array([row.get(name) for row in measures], bool) for name in ("valid", "valid_rare")
     )
@@ -150,7 +173,7 @@ def log_rho_bounds(
         p: the probability of all valid completions, listed or not.
 
     Returns:
-        log rho, and its lower and upper bound.
+        log rho, and its lower and upper bound; all NaN where none or all of the listed are valid.
     """
     if not valid.any() or valid.all():
         return np.nan, np.nan, np.nan

@@ -119,10 +119,7 @@ def curve(side: PolicyCounts, ks: Sequence[int]) -> tuple[NDArray[np.float64], .
         alike, repeats = np.unique(values[0], axis=0, return_counts=True)
         low, high = metrics.bootstrap_interval(alike, 10_000, seed=0, repeats=repeats)
         return values[0].mean(axis=0), low, high
-    mean, low, high = metrics.paired_difference(values, 0 * values)
-    if len(side.seeds) == 2:
-        return mean, np.full_like(low, np.nan), np.full_like(high, np.nan)
-    return mean, np.clip(low, 0, 1), np.clip(high, 0, 1)
+    return metrics.interval_of_shares(values)
 
 
 def compare(ours: PolicyCounts, theirs: PolicyCounts, ks: Sequence[int]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import struct
 import sys
 import zipfile
@@ -85,8 +86,10 @@ def read_sample_file(
         Counts by seed and problem, and the lines that could not be read.
 
     SageError for a file that is not there, damaged or in no known format, for one without a
-    readable line, and where a choice is missing.
+    readable line, where a choice is missing, and for a threshold that is not finite.
     """
+    if threshold is not None and not math.isfinite(threshold):
+        raise SageError(f"the threshold must be a number, not {threshold}: give a score")
     data, name = _bytes(path), "the standard input" if str(path) == STDIN else path.name
     lines: list[tuple[int, Line]] = []
     unreadable: list[tuple[int, str]] = []

@@ -26,7 +26,8 @@ from sage_lib.policy import loading
 from sage_lib.policy.sampling import collect, with_end
 from sage_lib.policy.scoring import signals
 from sage_lib.tasks.verifier import Verifier
-from sage_lib.theory.optimum import guide_gain, success
+from sage_lib.theory.optimum import NO_OPTIMUM as NO_OPTIMUM  # pipeline.guide_gain has it from here
+from sage_lib.theory.optimum import check_beta, guide_gain, success
 
 #: Two more branch guides: quantiles of the entropies at which q exceeds 1, and reaches 1.4.
 QUANTILES = {"Branch, 90 % to 99.9 %": (0.9, 0.999), "Branch, 80 % to 90 %": (0.8, 0.9)}
@@ -36,7 +37,6 @@ COLUMNS += ["pass@1", "needed", "if shuffled"]
 Judge = Callable[[str, str], bool]
 #: Permutations of the q of each problem's samples, over which "if shuffled" is a mean.
 SHUFFLES = 1000
-NO_OPTIMUM = "beta must be positive, not {}: without a KL term there is no optimum"
 
 
 def scored_samples(profile: Profile, run: Run, judge: Judge | None = None) -> pd.DataFrame:
@@ -176,7 +176,8 @@ def gain_table(q_table: pd.DataFrame, beta: float, precision: float = 0.05) -> p
     - acted: the share of tokens with q other than 1.
     - of the reward: log rho over 1/beta, the reward's part of the log-odds.
     - pass@1: the guide's gain in pass@1 of the optimum, a mean over these problems.
-    - needed: the number of samples, equally many of each problem, for an interval of +- precision.
+    - needed: the number of samples in all for an interval of +- precision, from more problems, each
+      with as many samples as now.
     - if shuffled: log rho with q dealt at random among the samples of a problem.
 
     Args:
@@ -184,8 +185,7 @@ def gain_table(q_table: pd.DataFrame, beta: float, precision: float = 0.05) -> p
         beta: of the KL term.
         precision: of "needed".
     """
-    if not beta > 0:
-        raise SageError(NO_OPTIMUM.format(beta))
+    check_beta(beta)
     base = q_table.groupby("problem", sort=False)["right"].mean()
     rows = []
     for name in [column for column in q_table if f"{column} acted" in q_table]:

@@ -16,6 +16,20 @@ def exact_pass_at_k(p: ArrayLike, ks: Sequence[int]) -> np.ndarray:
     return curves
 
 
+def valid_mass(table: pd.DataFrame, column: str = "logp") -> pd.Series:
+    """Return the probability of a valid sample by data set and problem.
+
+    Args:
+        table: of ``scoring.valid_probabilities``, or a part of it.
+        column: "logp", or "logp_T" of a temperature T.
+
+    Returns:
+        The sum over valid completions, in the order of the problems. Rounding leaves it at most 1.
+    """
+    p = np.exp(table[column]).groupby([table["dataset"], table["problem"]], sort=False).sum()
+    return p.clip(upper=1.0)
+
+
 def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[str, Any]]:
     """Summarize ``scoring.valid_probabilities`` by data set: a row each.
 
@@ -28,8 +42,7 @@ def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[s
         row: dict[str, Any] = {"dataset": dataset, "problems": group["problem"].nunique()}
         by_way = group.groupby("way")["p"].sum() / row["problems"]
         for name in [column for column in table if column.startswith("logp")]:
-            p, at = np.exp(group[name]), name.removeprefix("logp")
-            valid = p.groupby(group["problem"], sort=False).sum().clip(upper=1.0)
+            valid, at = valid_mass(group, name), name.removeprefix("logp")
             row |= {f"pass@{k}{at}": float(exact_pass_at_k(valid, [k]).mean()) for k in ks}
         row |= {"common": float(by_way.get("L", 0.0)), "rare": float(by_way.get("R", 0.0))}
         rows.append(row)

@@ -148,7 +148,9 @@ def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFram
         A row for each column of values, with the columns DIFFERENCES. low and high bound the
         difference over seeds and problems, low_seeds and high_seeds over seeds alone. detectable is
         the true difference that as many seeds and problems find in 80 % of cases. ours and theirs
-        are the two means. SageError without a common seed.
+        are the two means. NaN are low and high where all differences are the same or a data set
+        has one problem, low_seeds and high_seeds for one seed, and detectable in any of these
+        cases. SageError without a common seed.
     """
     (a, b), _ = at_common_seeds(ours, theirs)
     apart = a - b
@@ -183,6 +185,14 @@ def differences(
     theirs = values[against]
     rows = [difference(values[m], theirs) for m in evaluated if m not in (against, BASE)]
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=DIFFERENCES)
+
+
+def require_base(methods: Iterable[str]) -> None:
+    """Raise SageError unless the base, with which all are compared, is among evaluated methods."""
+    if BASE not in set(methods):
+        raise SageError(
+            "the base was not evaluated: call sage-companion stage evaluation, which begins with it"
+        )
 
 
 def over_seeds(means: Sequence[float], level: float = 0.95) -> tuple[float, float]:
@@ -296,21 +306,22 @@ def holm(rates: Sequence[float]) -> list[float]:
     return allowed
 
 
-def stable_seeds(ours: Values, theirs: Values, column: str, expects: str, margin: float) -> int:
+def stable_seeds(
+    at: Callable[[Values, Values], Any], ours: Values, theirs: Values, expects: str, margin: float
+) -> int:
     """Count the seeds without which a comparison has the same outcome, leaving out one at a time.
 
     Args:
+        at: returns the row of differences of two methods' values at some seeds.
         ours: the values of a method.
         theirs: the values of the method that is subtracted.
-        column: of the values.
         expects: as in :func:`outcome`.
         margin: as in :func:`outcome`.
     """
     _, seeds = at_common_seeds(ours, theirs)
 
     def outcome_at(some: Iterable[int]) -> str:
-        rows = difference(ours.at_seeds(some), theirs.at_seeds(some)).set_index("metric")
-        return row_outcome(expects, rows.loc[column], margin)
+        return row_outcome(expects, at(ours.at_seeds(some), theirs.at_seeds(some)), margin)
 
     whole = outcome_at(seeds)
     return sum(outcome_at(set(seeds) - {left}) == whole for left in seeds)

@@ -5,6 +5,7 @@ some of them are wrong by chance. A paper's claim that disagrees is "not seen he
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -215,7 +216,9 @@ def values(results: Results, metric: str, ood: str = "") -> dict[str, Values]:
         return Values.by_method(frame.assign(dataset="", problem=""), [metric])
     right, k = metric.startswith(passk.RIGHT), int(metric.rpartition("@")[2])
     if not results.profile.exact:
-        return passk.sampled(results, [k], ood=bool(ood))
+        # Samples count right answers in any case, so the metric has the name that was asked for.
+        by_method = passk.sampled(results, [k], ood=bool(ood))
+        return {method: replace(of, columns=[metric]) for method, of in by_method.items()}
     ks = sorted({*passk.AXES, k})
     if right:
         return passk.right(results, ks, ood=bool(ood))
@@ -247,7 +250,8 @@ def _compared(
     row: dict[str, Any] = dict(difference.drop(["method", "against"]))
     row |= _outcome(ours, theirs, {**comparison._asdict(), "margin": margin})
     if difference["seeds"] > inference.FEWEST_SEEDS:
-        row["kept"] = inference.stable_seeds(ours, theirs, metric, expects, margin)
+        at = partial(_row, metric=metric)
+        row["kept"] = inference.stable_seeds(at, ours, theirs, expects, margin)
     return row
 
 
@@ -292,8 +296,10 @@ def unsound(results: Results) -> dict[str, Values]:
 
 
 def tail(results: Results) -> dict[str, Values]:
-    """Return the share of each problem's samples above the base's 95 % quantile of perplexity."""
+    """Return the share of each problem's samples above the base's 95 % quantile of perplexity.
+    SageError without the base's evaluation."""
     scores = passk.of_sets(results.scores, results.profile, ood=False)
+    inference.require_base(scores["method"])
     bound = scores.loc[scores["method"] == BASE, "perplexity"].quantile(0.95)
     return Values.by_method(scores.assign(**{TAIL: scores["perplexity"] > bound}), [TAIL])
 

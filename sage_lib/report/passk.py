@@ -134,18 +134,14 @@ def exact_or_sampled(
 def levels(values: dict[str, Values]) -> pd.DataFrame:
     """Return mean and 95 % interval over seeds and problems of each method and metric: a row each.
 
-    Means are over data sets; bounds are clipped to 0 and 1. For two seeds they are NaN: they
-    would be wider than that.
+    Means are over data sets, and bounds those of :func:`metrics.interval_of_shares`.
     """
     rows = []
     for method, of in values.items():
-        mean, low, high = metrics.paired_difference(of.values, 0 * of.values, of.sets)
-        if len(of.seeds) == 2:
-            low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
+        numbers = np.stack(metrics.interval_of_shares(of.values, of.sets), axis=1)
         size = (len(of.seeds), of.values.shape[1])
-        for place, column in enumerate(of.columns):
-            bounds = np.clip([low[place], high[place]], 0.0, 1.0)
-            rows.append((method, column, mean[place], *bounds, *size))
+        by_column = zip(of.columns, numbers, strict=True)
+        rows += [(method, column, *of_column, *size) for column, of_column in by_column]
     names = ["method", "metric", "mean", "low", "high", "seeds", "problems"]
     return pd.DataFrame(rows, columns=names)
 

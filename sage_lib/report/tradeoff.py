@@ -120,7 +120,10 @@ def positions_of(
         values: by method, with those of the base; their first two columns are pass@1 and pass@256.
         methods: None for all.
         kl_form: of the methods on the curve.
+
+    SageError where the values lack the base's.
     """
+    inference.require_base(values)
     curve = curve_methods(profile, values, kl_form)
     if len(curve) < 2:
         raise SageError(

@@ -14,6 +14,7 @@ from scipy.special import logit
 
 from sage_lib import paths
 from sage_lib.experiment.profile import load_profile
+from sage_lib.policy.exact import exact_pass_at_k
 from sage_lib.report import inference, tradeoff
 from sage_lib.report.inference import Values
 
@@ -28,7 +29,7 @@ def load(profile: str) -> dict[str, Values]:
     table = pd.read_parquet(RUNS)
     table = table[table["profile"] == profile].reset_index(drop=True)
     p = table["p"].astype(float)
-    columns = {"pass@1": p, "pass@256": 1 - (1 - p) ** 256, "logit": logit(p)}
+    columns = {"pass@1": p, "pass@256": exact_pass_at_k(p, [256])[:, 0], "logit": logit(p)}
     return Values.by_method(table.assign(**columns), list(columns))
 
 

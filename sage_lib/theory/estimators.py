@@ -16,6 +16,7 @@ from torch import Tensor
 from sage_lib.algorithm import kl_forms
 from sage_lib.errors import SageError
 from sage_lib.theory.losses import PLAIN, Loss, weights
+from sage_lib.theory.optimum import check_beta
 from sage_lib.theory.tree import Tree
 
 Term = Callable[[Tensor, Tensor], Tensor]
@@ -37,6 +38,15 @@ TERMS: dict[str, Term] = {
     kl_forms.K3.name: lambda d, lp: d.exp() - d - 1,
     kl_forms.K3Corrected.name: lambda d, lp: (lp - lp.detach()).exp() * (d.exp() - d - 1),
 }
+
+
+def _check_finite(log_p: Tensor, log_other: Tensor, name: str, other: str) -> None:
+    """Raise SageError where KL(p ‖ other) is infinite, from the log-probabilities of edges."""
+    if ((log_other == -torch.inf) & (log_p > -torch.inf)).any():
+        raise SageError(
+            f"the {name} has a token that the {other} gives probability 0: the divergence is "
+            f"infinite there; give the {name} the logit -inf for it, too"
+        )
 
 
 def mean_over_draws(values: Tensor) -> Tensor:
@@ -71,11 +81,7 @@ def kl_gradient(
     log_q = torch.zeros_like(log_pi) if log_q is None else log_q
     tree.check_edges(log_q, "log_q")
     never = log_pi.detach() == -torch.inf
-    if ((log_reference == -torch.inf) & ~never).any():
-        raise SageError(
-            "the policy has a token that the reference gives probability 0: the divergence is "
-            "infinite there; give the policy the logit -inf for it, too"
-        )
+    _check_finite(log_pi, log_reference, "policy", "reference")
     # A token that is never drawn adds nothing; its log-probability is no number to reckon with.
     d = (log_reference + log_q - log_pi).masked_fill(never, 0)
     if estimator != kl_forms.Sequence.name:
@@ -102,10 +108,11 @@ def reverse_kl_gradient(
 ) -> Tensor:
     """Return the gradient of sum_s visits(s) KL(pi_s ‖ q_s pi_ref,s), eq. 5, shape (E,).
 
-    The visits are constants. The arguments are as in :func:`kl_gradient`.
+    The visits are constants. The arguments and the error are as in :func:`kl_gradient`.
     """
 
     def term(log_pi: Tensor, log_anchor: Tensor) -> Tensor:
+        _check_finite(log_pi, log_anchor, "policy", "reference")
         never = log_pi.detach() == -torch.inf  # 0 log 0 is 0
         return log_pi.exp() * (log_pi - log_anchor).masked_fill(never, 0)
 
@@ -117,11 +124,12 @@ def forward_kl_gradient(
 ) -> Tensor:
     """Return the gradient of sum_s visits(s) KL(q_s pi_ref,s ‖ pi_s), shape (E,).
 
-    The visits are constants. The arguments are as in :func:`kl_gradient`. With a trainer's loss and
-    q = 1 this is the expected gradient of the KL form forward_kl.
+    The visits are constants. The arguments and the error are as in :func:`kl_gradient`. With a
+    trainer's loss and q = 1 this is the expected gradient of the KL form forward_kl.
     """
 
     def term(log_pi: Tensor, log_anchor: Tensor) -> Tensor:
+        _check_finite(log_anchor, log_pi, "reference", "policy")
         weight = log_anchor.exp()
         return weight * (weight.log() - log_pi)
 
@@ -195,8 +203,9 @@ def fixed_point(
         loss: weighs completions.
 
     Returns:
-        log pi of each edge, shape (E,). SageError where no zero is found.
+        log pi of each edge, shape (E,). SageError unless beta > 0, and where no zero is found.
     """
+    check_beta(beta)
 
     def field(log_pi: Tensor) -> Tensor:
         pull = kl_gradient(tree, estimator, log_pi, log_reference, log_q, loss)

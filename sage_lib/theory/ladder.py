@@ -11,8 +11,8 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from sage_lib.theory.losses import EPSILON, kappa
-from sage_lib.theory.optimum import success
+from sage_lib.theory.losses import EPSILON, check_group, kappa
+from sage_lib.theory.optimum import check_beta, success
 from sage_lib.theory.solutions import k3_fixed_point
 from sage_lib.theory.tree import Tree
 
@@ -28,7 +28,12 @@ def optimum_success(reference: float, beta: float, group: int, log_rho: float = 
         beta: coefficient of the KL.
         group: completions of a prompt, whose rewards are normalised together.
         log_rho: of the guide.
+
+    Returns:
+        The success. SageError unless beta > 0 and the group has two or more.
     """
+    check_beta(beta)
+    check_group(group)
     if not 0 < reference < 1:
         return reference
     return _largest(lambda p: float(success(reference, beta / kappa(p, group), log_rho)))
@@ -51,7 +56,10 @@ def k3_rest(
         beta: coefficient of the KL.
         group: completions of a prompt, whose rewards are normalised together.
         log_q: log q of each edge, shape (E,); None: no guide.
+
+    SageError unless beta > 0 and the group has two or more.
     """
+    check_beta(beta)
 
     def at(p: float) -> tuple[Tensor, Tensor]:
         return k3_fixed_point(tree, reward, log_reference, beta / kappa(p, group), log_q)
@@ -85,8 +93,10 @@ def trained_table(
         log_q: log q of each edge, shape (E,), of a guide of the state; None: no guide.
 
     Returns:
-        log pi of each edge, shape (E,), after each number of updates.
+        log pi of each edge, shape (E,), after each number of updates. SageError for a group of
+        fewer than two.
     """
+    check_group(group)
     rng, logits, policies = np.random.default_rng(seed), log_reference.clone(), []
     pull = beta * (torch.ones_like(log_reference) if log_q is None else log_q.exp())
     for update in range(updates[-1] + 1):
@@ -108,7 +118,7 @@ def trained_table(
 
 
 def _largest(following: Callable[[float], float], points: int = POINTS) -> float:
-    """Return the largest p with p = following(p), by a scan from 1 down and bisection."""
+    """Return the largest p with p = following(p), by a scan from 1 down and Brent's method."""
     grid = 1 - np.geomspace(EDGE, 1 - EDGE, points)
     high = grid[0]
     if following(high) >= high:

@@ -55,13 +55,20 @@ class Loss:
 PLAIN = Loss()
 
 
+def check_group(group: int) -> None:
+    """Raise SageError for a group of fewer than two completions, whose rewards have no spread."""
+    if not group >= 2:
+        raise SageError(f"a group needs at least 2 completions, not {group}: they are compared")
+
+
 def kappa(success: float, group: int) -> float:
     """Return the factor of group advantages in the gradient of E[R], for rewards of 0 and 1.
 
     It is E[A | R = 1] - E[A | R = 0], for groups of so many completions, of which each is right
     with probability ``success``. The KL term has no such factor, so eq. 2 and 4 hold at beta
-    divided by it.
+    divided by it. SageError for a group of fewer than two.
     """
+    check_group(group)
     right, wrong = _mean_advantages(success, group, scaled=True)
     return right - wrong
 

@@ -33,8 +33,9 @@ def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7)
     Args:
         tree: its completions.
         kind: one of KINDS. "token": eq. 10 without its noise, 1 + 0.3 w, w the surprisal scaled to
-            [0, 1] over the tree. "state": eq. 11, 1 + 0.3 max(0, H - threshold). "noise": eq. 9 at
-            all tokens, 1 + 0.15 z, z at 64 equally likely quantiles of N(0, 1).
+            [0, 1] over the tree, 0 where it does not vary. "state": eq. 11, 1 + 0.3 max(0, H -
+            threshold). "noise": eq. 9 at all tokens, 1 + 0.15 z, z at 64 equally likely quantiles
+            of N(0, 1).
         log_policy: of each edge, shape (E,).
         threshold: of the kind "state", nats.
 
@@ -47,7 +48,8 @@ def log_guide(tree: Tree, kind: str, log_policy: Tensor, threshold: float = 0.7)
     if kind == "token":
         # The surprisal of a token of probability 0 is infinite: it counts as 0.
         surprisal = -log_policy.masked_fill(log_policy == -torch.inf, 0)
-        q = 1 + 0.3 * (surprisal - surprisal.min()) / (surprisal.max() - surprisal.min())
+        above = surprisal - surprisal.min()
+        q = 1 + 0.3 * above / above.max().clamp(min=torch.finfo(above.dtype).tiny)
     elif kind == "state":
         q = 1 + 0.3 * (tree.entropies(log_policy) - threshold).clamp(min=0)[tree.state_of]
     elif kind == "noise":

@@ -15,12 +15,19 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from scipy.special import logsumexp
+from scipy.special import expit, logsumexp
 from scipy.stats import t
 
 from sage_lib.errors import SageError
 
 GAIN = ["problem", "samples", "right", "log_rho", "low", "high"]
+NO_OPTIMUM = "beta must be positive, not {}: without a KL term there is no optimum"
+
+
+def check_beta(beta: float) -> None:
+    """Raise SageError unless beta is above 0; NaN is not."""
+    if not beta > 0:
+        raise SageError(NO_OPTIMUM.format(beta))
 
 
 def log_rho(reference: torch.Tensor, reward: torch.Tensor, guide: torch.Tensor) -> float:
@@ -30,6 +37,9 @@ def log_rho(reference: torch.Tensor, reward: torch.Tensor, guide: torch.Tensor) 
         reference: pi_ref of each completion, shape (L,).
         reward: 0 or 1 of each completion, shape (L,).
         guide: q of each completion, shape (L,).
+
+    Returns:
+        log rho. SageError where no completion is right, or none wrong.
     """
     right = reward == 1
     if right.all() or not right.any():
@@ -45,13 +55,15 @@ def success(reference_success: ArrayLike, beta: float, log_rho: ArrayLike = 0.0)
         reference_success: the same probability under the reference.
         beta: coefficient of the KL, positive.
         log_rho: of :func:`log_rho`; 0 gives eq. 2, other values eq. 4.
+
+    Returns:
+        The probability, of the shape to which the arguments broadcast. SageError unless beta > 0.
     """
-    if not beta > 0:
-        raise SageError(f"beta must be positive, not {beta}: without a KL term there is no optimum")
+    check_beta(beta)
     p = np.asarray(reference_success, dtype=np.float64)
     with np.errstate(divide="ignore"):
         shift = np.log(p) - np.log1p(-p) + 1 / beta + np.asarray(log_rho)
-    probability: np.ndarray = 1 / (1 + np.exp(-shift))
+    probability: np.ndarray = expit(shift)
     return probability
 
 

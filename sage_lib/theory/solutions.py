@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from sage_lib.errors import SageError
+from sage_lib.theory.optimum import check_beta
 from sage_lib.theory.tree import Tree
 
 
@@ -24,10 +25,7 @@ def tilted(reference: Tensor, reward: Tensor, beta: float, guide: Tensor | None 
     Returns:
         The policy, shape (L,). SageError unless beta > 0.
     """
-    if not beta > 0:
-        raise SageError(
-            f"beta must be positive, not {beta}: without a KL term there is no closed form"
-        )
+    check_beta(beta)
     log_q = 0 if guide is None else guide.log()
     return torch.softmax(reference.log() + reward / beta + log_q, dim=-1)
 
@@ -42,16 +40,25 @@ def entropy_bonus(reference: Tensor, reward: Tensor, beta: float, strength: floa
         reward: of each completion, shape (L,).
         beta: coefficient of the KL.
         strength: lambda, coefficient of the entropy.
+
+    Returns:
+        The policy, shape (L,). SageError unless beta + lambda > 0.
     """
+    if not beta + strength > 0:
+        raise SageError(
+            f"beta + lambda must be positive, not {beta + strength}: without a KL term or an "
+            "entropy there is no optimum"
+        )
     return torch.softmax((beta * reference.log() + reward) / (beta + strength), dim=-1)
 
 
 def forward_kl(reference: Tensor, reward: Tensor, beta: float) -> tuple[Tensor, float]:
     """Return eq. 27: pi(y) = beta pi_ref(y)/(Lambda - R(y)), shape (L,), and Lambda.
 
-    The multiplier Lambda > max R is the root that makes pi sum to 1. The arguments are as in
-    :func:`tilted`.
+    The multiplier Lambda > max R is the root that makes pi sum to 1. The arguments and the error
+    are as in :func:`tilted`.
     """
+    check_beta(beta)
     ref, r = reference.numpy(), reward.numpy()
     top = r[ref > 0].max()
     below = np.where(ref > 0, top - r, 0)  # pi is 0 where pi_ref is 0
@@ -86,7 +93,9 @@ def k3_fixed_point(
 
     Returns:
         log pi of each edge, shape (E,), and V, the expected reward from each state on, shape (S,).
+        SageError unless beta > 0.
     """
+    check_beta(beta)
     tree.check_edges(log_reference, "log_reference")
     anchor = log_reference.exp() if log_q is None else (log_reference + log_q).exp()
     values = dict(zip(tree.completions, reward.tolist(), strict=True))
