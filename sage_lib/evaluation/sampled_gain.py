@@ -26,7 +26,6 @@ from sage_lib.policy import loading
 from sage_lib.policy.sampling import collect, with_end
 from sage_lib.policy.scoring import signals
 from sage_lib.tasks.verifier import Verifier
-from sage_lib.theory.optimum import NO_OPTIMUM as NO_OPTIMUM  # pipeline.guide_gain has it from here
 from sage_lib.theory.optimum import check_beta, guide_gain, success
 
 #: Two more branch guides: quantiles of the entropies at which q exceeds 1, and reaches 1.4.

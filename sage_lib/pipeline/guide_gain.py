@@ -25,6 +25,7 @@ from sage_lib.policy import loading
 from sage_lib.tasks.local_file import LocalFile
 from sage_lib.tasks.problem import Problem
 from sage_lib.text import count, visible
+from sage_lib.theory.optimum import check_beta
 
 #: Tokens of a prompt for which a profile of ``--model`` has room.
 PROMPT = 2048
@@ -116,8 +117,8 @@ def template(file: str | None) -> str | None:
 
 def run_guide_gain(options: argparse.Namespace) -> None:
     """Draw what is not drawn, or read it, then print and write the table."""
-    if options.beta is not None and not options.beta > 0:
-        raise SageError(sampled_gain.NO_OPTIMUM.format(options.beta))
+    if options.beta is not None:
+        check_beta(options.beta)
     if not options.precision > 0:
         raise SageError(f"--precision must be positive, not {options.precision}")
     if options.data and not options.model:
@@ -148,8 +149,8 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     else:
         profile = profile_of(options, number)
         beta = profile.rl.get("beta") if beta is None else beta
-        if beta == 0:
-            raise SageError(sampled_gain.NO_OPTIMUM.format(beta))
+        if beta is not None:
+            check_beta(beta)
         scored = draw_samples(profile, judge)
     beta = 0.05 if beta is None else beta
     guides = {**sampled_gain.candidate_guides(scored), **guides}
