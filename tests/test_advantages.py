@@ -309,7 +309,6 @@ USABLE = {
     "accelerator": SimpleNamespace(num_processes=1),
 }
 ARGS = {
-    "use_liger_kernel": False,
     "per_device_train_batch_size": 4,
     "steps_per_generation": 2,
     "gradient_accumulation_steps": 1,
@@ -329,7 +328,6 @@ OF_TOKENS = ("position", "clip_cov", "kl_cov", "entropy", "repo_r")
         (("pass_at_k",), {"num_generations": 4}, "pass@4 needs num_generations above 4, not 4"),
         (("beta_normalised",), {"resampling": 2}, "no dynamic_sampling"),
         (("beta_normalised",), {"accelerator": SimpleNamespace(num_processes=2)}, "one process"),
-        (OF_TOKENS, {"use_liger_kernel": True}, "Liger"),
         (OF_TOKENS, {"shaped_at_scoring": True}, "use plain TRL"),
         (OF_TOKENS, {"importance_sampling_level": "sequence"}, "level token"),
         (OF_TOKENS, {"loss_type": "luspo"}, "loss_type grpo"),

@@ -19,7 +19,6 @@ from sage_lib.theory.tree import Tree
 
 #: The attributes that forms of the KL read of a trainer, with values for which all forms work.
 USABLE = {
-    "args": SimpleNamespace(use_liger_kernel=False),
     "beta": 0.05,
     "loss_type": "grpo",
     "importance_sampling_level": "token",
@@ -44,7 +43,6 @@ def test_every_form_has_its_name_in_the_table_and_works_in_a_plain_setting():
 @pytest.mark.parametrize(
     ("change", "refused", "reason"),
     [
-        ({"args": SimpleNamespace(use_liger_kernel=True)}, set(SHIPPED), "Liger"),
         ({"shaped_at_scoring": True}, {"sequence", "forward_kl"}, "use plain TRL"),
         ({"beta": 0.0}, {"sequence", "forward_kl"}, "needs beta > 0"),
         ({"loss_type": "cispo"}, {"sequence", "forward_kl"}, "loss_type grpo, bnpo, dr_grpo, dapo"),

@@ -98,6 +98,7 @@ def test_trls_loss_reads_the_reference_once_and_after_its_forward_pass():
     passes = [n for n in members if n.attr == "_get_per_token_logps_and_entropies"]
     assert len(passes) == 1 and passes[0].lineno < reads[0].lineno
     assert "self._metrics[mode]['kl'].append(" in ast.unparse(body), "the canary reads it there"
+    assert not any("liger" in name for name in methods_of(GRPO)), "no second loss passes by it"
     scoring = methods_of(GRPO)["_get_per_token_logps_and_entropies"]
     (returned,) = (n for n in ast.walk(scoring) if isinstance(n, ast.Return))
     assert ast.unparse(returned).startswith("return (logps, entropies, ")

@@ -96,10 +96,10 @@ class TokenShaper(AdvantageShaper):
             yield "Unsloth's GPU trainer takes no advantages of tokens: use plain TRL for them"
         masked = trainer.off_policy_mask_threshold is not None  # by the sign of whole completions
         by_token = trainer.importance_sampling_level == "token" and trainer.loss_type in REDUCTIONS
-        if trainer.args.use_liger_kernel or masked or not by_token:
+        if masked or not by_token:
             yield (
                 f"advantages of tokens need loss_type {', '.join(REDUCTIONS)}, "
-                "importance_sampling_level token, no off_policy_mask_threshold and no Liger kernel"
+                "importance_sampling_level token and no off_policy_mask_threshold"
             )
 
     @abstractmethod

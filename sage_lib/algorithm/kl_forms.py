@@ -79,8 +79,6 @@ class KlForm:
 
     def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
         """Yield a sentence for each reason why this form cannot work in a trainer."""
-        if trainer.args.use_liger_kernel:
-            yield "the anchor cannot be shaped inside Liger's kernel: set use_liger_kernel to False"
         if trainer.shaped_at_scoring and not self.works_at_scoring:
             yield f"Unsloth's GPU trainer has no KL form {self.name!r}: use plain TRL for it"
 
