@@ -332,7 +332,7 @@ def test_without_exact_probabilities_pass_at_k_is_that_of_the_samples():
         ("claims", "study", 6, 14),
         ("exploration_claims", "study", 0, 25),
         ("operating_point_claims", "operating_point", 4, 5),
-        ("smollm_claims", "smollm_paper", 4, 1),
+        ("smollm_paper_claims", "smollm_paper", 4, 1),
         ("smollm_aimless_claims", "smollm_aimless", 4, 2),
     ],
 )

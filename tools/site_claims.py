@@ -38,7 +38,7 @@ CLAIMS = {
             "losses": "losses_sizes_thresholds",
         },
     ),
-    "smollm_claims": ("smollm_paper", "SAGE", {"": "a_model_that_reads"}),
+    "smollm_paper_claims": ("smollm_paper", "SAGE", {"": "a_model_that_reads"}),
 }
 CLAIMS_PAGE = """\
 # Claims map
