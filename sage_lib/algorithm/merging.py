@@ -48,8 +48,8 @@ def merged_adapters(model: nn.Module, rounded: bool = False) -> Iterator[int]:
 def may_merge(trainer: GuidedTrainer) -> bool:
     """Return whether the adapter of a trainer's policy is to be merged, and can be."""
     t = trainer
-    elsewhere = t.use_vllm or t.use_transformers_continuous_batching or t.shaped_at_scoring
-    return t.merge_adapter and isinstance(t.model, PeftModel) and not (elsewhere or is_sharded(t))
+    unsupported = t.use_vllm or t.use_transformers_continuous_batching or t.shaped_at_scoring
+    return t.merge_adapter and isinstance(t.model, PeftModel) and not (unsupported or is_sharded(t))
 
 
 def merged_to_score(trainer: GuidedTrainer, model: nn.Module) -> AbstractContextManager[Any]:
@@ -58,9 +58,14 @@ def merged_to_score(trainer: GuidedTrainer, model: nn.Module) -> AbstractContext
     Nothing is merged for the reference, where layers run again in the backward pass, or where their
     products are rounded to half precision.
     """
-    again = torch.is_grad_enabled() and trainer.model.is_gradient_checkpointing
-    half = trainer.accelerator.mixed_precision != "no"
-    merges = may_merge(trainer) and model is not trainer.ref_model and not again and not half
+    recomputes_layers = torch.is_grad_enabled() and trainer.model.is_gradient_checkpointing
+    is_mixed_precision = trainer.accelerator.mixed_precision != "no"
+    merges = (
+        may_merge(trainer)
+        and model is not trainer.ref_model
+        and not recomputes_layers
+        and not is_mixed_precision
+    )
     return merged_adapters(trainer.model) if merges else nullcontext()
 
 
@@ -94,8 +99,8 @@ def _merged_layer(layer: LoraLinear, rounded: bool) -> nn.Module | None:
         return None
     if torch.is_grad_enabled() and base.weight.numel() > SMALL:
         return None
-    half = rounded and base.weight.dtype in (torch.bfloat16, torch.float16)
-    weight: torch.Tensor = base.weight.float() if half else base.weight
+    is_16_bit = rounded and base.weight.dtype in (torch.bfloat16, torch.float16)
+    weight: torch.Tensor = base.weight.float() if is_16_bit else base.weight
     for adapter in active:
         if not _is_product(layer, adapter, weight):
             return None
@@ -106,14 +111,14 @@ def _merged_layer(layer: LoraLinear, rounded: bool) -> nn.Module | None:
 def _is_product(layer: LoraLinear, adapter: str, weight: torch.Tensor) -> bool:
     """Return whether the adapter adds s·B·A to ``weight`` and nothing else, in its precision."""
     dropout = layer.lora_dropout[adapter]
-    halves = (layer.lora_A[adapter], layer.lora_B[adapter])
+    matrices = (layer.lora_A[adapter], layer.lora_B[adapter])
     return (
         adapter not in layer.lora_variant
         and not layer.lora_bias[adapter]
         and (isinstance(dropout, nn.Identity) or not layer.training)
-        and all(type(half) is nn.Linear and not _is_hooked(half) for half in halves)
-        and all(half.weight.dtype == weight.dtype for half in halves)
-        and all(half.weight.device == weight.device for half in halves)
+        and all(type(matrix) is nn.Linear and not _is_hooked(matrix) for matrix in matrices)
+        and all(matrix.weight.dtype == weight.dtype for matrix in matrices)
+        and all(matrix.weight.device == weight.device for matrix in matrices)
         and weight.dtype in (torch.float32, torch.float64)
     )
 

@@ -40,8 +40,8 @@ def by_length(
     Returns:
         The result of ``score`` up to rounding, shape (batch, ``keep``), 0 for padding.
     """
-    more = [value for name, value in options.items() if name not in OF_ALL_ROWS]
-    if any(value is not None and value is not False for value in more):
+    row_options = [value for name, value in options.items() if name not in OF_ALL_ROWS]
+    if any(value is not None and value is not False for value in row_options):
         return score(model, ids, attention_mask, keep, **options)
     ends = attention_mask[:, -keep:].flip(1).argmax(1)  # padding after each row
     lengths = torch.where(attention_mask[:, -keep:].any(1), keep - ends, 0)

@@ -90,9 +90,11 @@ def _shared_columns(inputs: dict[str, Any], prompt: int | None) -> int:
     """Return the columns of a pass that rows may share; 0 unless the pass is over whole rows."""
     ids, mask, past = (inputs.get(name) for name in (*ROWS[:2], "past_key_values"))
     begun = past is not None and (type(past) is not DynamicCache or past.get_seq_length() > 0)
-    more = [name for name, value in inputs.items() if name not in ROWS and torch.is_tensor(value)]
+    other_tensors = [
+        name for name, value in inputs.items() if name not in ROWS and torch.is_tensor(value)
+    ]
     inner = [name for name, value in inputs.items() if name.startswith("output_") and value]
-    if ids is None or mask is None or ids.shape != mask.shape or begun or more or inner:
+    if ids is None or mask is None or ids.shape != mask.shape or begun or other_tensors or inner:
         return 0
     return (ids.shape[1] if prompt is None else prompt) - 1
 
@@ -101,8 +103,8 @@ def _read(model: Any, inputs: dict[str, Any], columns: int) -> DynamicCache | No
     """Return keys and values of the first columns of each row; each distinct prompt is read once.
     None where the model cannot do without a whole pass."""
     # Layers that run again take no keys and values; some positions follow the widest row.
-    again = model.training and model.is_gradient_checkpointing
-    if again or depends_on_width(model.config):
+    recomputes_layers = model.training and model.is_gradient_checkpointing
+    if recomputes_layers or depends_on_width(model.config):
         return None
     both = torch.cat([inputs[name][:, :columns] for name in ROWS[:2]], 1).tolist()
     numbers: dict[tuple[int, ...], int] = {}

@@ -60,26 +60,26 @@ def enumerate_completions(
     none = torch.zeros(1, 0, device=device)
     waiting = [(start, DynamicCache(), none.long(), none, none)]
     while waiting:
-        read, cache, ids, logps, entropies = waiting.pop()
-        output = model(input_ids=read, past_key_values=cache, use_cache=True)
+        next_ids, cache, ids, logps, entropies = waiting.pop()
+        output = model(input_ids=next_ids, past_key_values=cache, use_cache=True)
         log_pi = log_probabilities(output.logits[:, -1])
         entropy = entropies_of(log_pi)
         likely = log_pi + logps.sum(dim=1, keepdim=True) >= bound
         parents, tokens = likely.nonzero(as_tuple=True)
-        grown = (
+        extended = (
             torch.cat([ids[parents], tokens[:, None]], dim=1),
             torch.cat([logps[parents], log_pi[parents, tokens, None]], dim=1),
             torch.cat([entropies[parents], entropy[parents, None]], dim=1),
         )
         ended = tokens == end
-        complete.append(tuple(x[ended].cpu() for x in grown))
+        complete.append(tuple(x[ended].cpu() for x in extended))
         goes_on = (~ended).nonzero()[:, 0]
         if len(goes_on) == 0 or ids.shape[1] + 1 == longest:
             continue
         for part in goes_on.split(AT_A_TIME):
             part_cache = copy.deepcopy(cache) if len(goes_on) > AT_A_TIME else cache
             part_cache.batch_select_indices(parents[part])
-            waiting.append((tokens[part, None], part_cache, *(x[part] for x in grown)))
+            waiting.append((tokens[part, None], part_cache, *(x[part] for x in extended)))
     return _by_probability(complete)
 
 

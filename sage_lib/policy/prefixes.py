@@ -43,7 +43,7 @@ def prefix_engine(
         ids, mask = loading.padded(rows, loading.pad_id(tokenizer), "left")
         ids, mask = ids.to(model.device), mask.to(model.device)
         drawn = is_end.reshape(-1)[0].repeat(len(batch), sampling.max_new_tokens)
-        going = torch.arange(len(batch), device=model.device)  # samples that have not ended
+        samples = torch.arange(len(batch), device=model.device)  # that have not ended
         row = torch.tensor([places.index(place) for place, _ in batch], device=model.device)
         positions, cache = (mask.cumsum(-1) - 1).clamp(min=0), None
         for step in range(sampling.max_new_tokens):
@@ -54,18 +54,18 @@ def prefix_engine(
                 scores = warper(ids, scores)
             cdf = scores.double().softmax(-1).cumsum(-1)
             require_finite(cdf[:, -1:])
-            point = uniform[going, step, None] * cdf[row, -1:]
+            point = uniform[samples, step, None] * cdf[row, -1:]
             token = torch.searchsorted(cdf[row], point, right=True)
             token = token.clamp(max=cdf.shape[1] - 1)[:, 0]
-            drawn[going, step] = token
-            on = ~torch.isin(token, is_end)
-            going, row, token = going[on], row[on], token[on]
-            if not len(going):
+            drawn[samples, step] = token
+            goes_on = ~torch.isin(token, is_end)
+            samples, row, token = samples[goes_on], row[goes_on], token[goes_on]
+            if not len(samples):
                 break
             # Samples with the same row and token so far have the same prefix.
-            (before, last), row = torch.stack([row, token]).unique(dim=1, return_inverse=True)
-            cache.batch_select_indices(before)
-            ids, mask = last[:, None], torch.nn.functional.pad(mask[before], (0, 1), value=1)
+            (parent, last_token), row = torch.stack([row, token]).unique(dim=1, return_inverse=True)
+            cache.batch_select_indices(parent)
+            ids, mask = last_token[:, None], torch.nn.functional.pad(mask[parent], (0, 1), value=1)
             positions = mask.sum(-1, keepdim=True) - 1
         return until_end(drawn, ends)
 

@@ -125,27 +125,27 @@ def valid_probabilities(
         problem), logp (nats, temperature 1), and logp_T for each temperature T.
     """
     rows: list[tuple[str, str, str, int]] = []
-    turns: list[tuple[int, list[int]]] = []  # length of the prompt, and all token ids
+    conversations: list[tuple[int, list[int]]] = []  # length of the prompt, and all token ids
     for problem in problems:
         prompt = len(loading.encode(tokenizer, problem.question))
         valid = task_of(problem.task).completions(problem)
         for number, (way, *worked) in enumerate(valid):
             rows.append((problem.dataset, problem.id, way, number))
-            turns.append((prompt, conversation_ids(tokenizer, problem.question, *worked)))
-    by_length = sorted(range(len(turns)), key=lambda place: -len(turns[place][1]))
-    longest = len(turns[by_length[0]][1]) if turns else 1
+            conversations.append((prompt, conversation_ids(tokenizer, problem.question, *worked)))
+    by_length = sorted(range(len(conversations)), key=lambda place: -len(conversations[place][1]))
+    longest = len(conversations[by_length[0]][1]) if conversations else 1
     at_a_time = min(64, max(1, LOGITS // (longest * model.config.vocab_size)))
     logps: dict[int, list[float]] = {}
-    for start in range(0, len(turns), at_a_time):
+    for start in range(0, len(conversations), at_a_time):
         places = by_length[start : start + at_a_time]  # of about one length: few are padded
-        of_batch = [turns[place][1] for place in places]
+        of_batch = [conversations[place][1] for place in places]
         batch = loading.padded(of_batch, loading.pad_id(tokenizer), "right")
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, 1, mask)
         log_pis = [log_pi, *(probs.log_probabilities(log_pi, t) for t in tempered)]
         drawn = [probs.drawn_log_probabilities(x, ids[:, 1:]) for x in log_pis]
         for place, *of_tokens in zip(places, *drawn, strict=True):
-            prompt, whole = turns[place]
+            prompt, whole = conversations[place]
             logps[place] = [x[prompt - 1 : len(whole) - 1].sum().item() for x in of_tokens]
     table = [(*row, *logps[place]) for place, row in enumerate(rows)]
     named = ["dataset", "problem", "way", "completion", "logp"]

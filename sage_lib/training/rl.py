@@ -111,8 +111,8 @@ def make_trainer(
     """
     method, rl, lora = training.method, training.rl, training.lora
     checkpointing, base = rl["gradient_checkpointing"], runs.start_run(profile, method).model
-    of_guide = method.guide_policy
-    read = None if of_guide is None else runs.first_run(profile, of_guide).model
+    guide_method = method.guide_policy
+    guide_folder = None if guide_method is None else runs.first_run(profile, guide_method).model
     fast = profile.compute.backend == "unsloth"
     if REPLACED and not fast:
         raise SageError(
@@ -131,7 +131,7 @@ def make_trainer(
         processing_class=tokenizer,
         reward_funcs=reward(rl_problems, verifier, method.reward, profile.model.boxed),
         guide=None if method.guide is None else runs.guide_of(profile, method.guide),
-        guide_model=None if read is None else str(read),
+        guide_model=None if guide_folder is None else str(guide_folder),
         kl_form=method.kl_form if rl["beta"] else None,
         advantage=method.advantage,
         dynamic_sampling=method.dynamic_sampling,
@@ -172,9 +172,9 @@ def between_draws(rl: dict[str, Any]) -> dict[str, Any]:
     """Return the section ``rl`` with ``save_steps`` raised to the next step before completions are
     drawn: no checkpoint holds completions that are still to be learned from."""
     batches = rl.get("gradient_accumulation_steps") or 1
-    of_draw = rl.get("steps_per_generation") or batches
-    of_draw *= rl.get("num_iterations") or 1
-    updates, save_steps = of_draw // math.gcd(of_draw, batches), rl.get("save_steps")
+    draw_size = rl.get("steps_per_generation") or batches
+    draw_size *= rl.get("num_iterations") or 1
+    updates, save_steps = draw_size // math.gcd(draw_size, batches), rl.get("save_steps")
     if save_steps is None:
         save_steps = 500  # TRL's default
     elif 0 < save_steps < 1:  # a share of all steps
