@@ -115,7 +115,7 @@ def test_the_run_browser_has_every_published_run():
     assert len(text) < 2_000_000
     found = json.loads(text.removeprefix("const RUNS = ").removesuffix(";\n"))
     own = {(one["key"], run["seed"]) for one in found["methods"] for run in one["runs"]}
-    assert {"smoke", "smollm_paper"} <= {*site_results.BESIDE}
+    assert {"smoke", "smollm_paper", "smollm_aimless"} <= {*site_results.BESIDE}
     published = set()
     for profile in ("study", *site_results.BESIDE):
         runs = load_results(profile).runs.query("stage == 'rl'")

@@ -38,6 +38,7 @@ CLAIMS = {
             "losses": "losses_sizes_thresholds",
         },
     ),
+    "smollm_aimless_claims": ("smollm_aimless", "SAGE", {"": "a_model_that_reads"}),
     "smollm_paper_claims": ("smollm_paper", "SAGE", {"": "a_model_that_reads"}),
 }
 CLAIMS_PAGE = """\
@@ -100,8 +101,8 @@ def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
     name, paper, notebooks = CLAIMS[file]
     results, claims = load_results(name), outcomes.load_claims(file)
     stored = paths.PUBLISHED / name / "comparisons.csv"
-    own = file not in ("exploration_claims", "study_short_claims")
-    compared = pd.read_csv(stored) if own else outcomes.comparisons(claims, results)
+    is_stored = stored.is_file() and file != "exploration_claims"  # study's are of claims.yaml
+    compared = pd.read_csv(stored) if is_stored else outcomes.comparisons(claims, results)
     by_claim = outcomes.claim_outcomes(claims, compared).set_index("claim")["outcome"]
     numbers = outcomes.readable(compared, results)["difference"]
     for claim in claims.claims:

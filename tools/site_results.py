@@ -66,7 +66,8 @@ FAMILIES = {
 #: Profiles beside the study in the run browser: the family, the word before a label, the notebook.
 BESIDE = {
     "operating_point": ("At the paper's settings", "paper's settings", "at_the_papers_settings"),
-    "smollm_paper": ("SmolLM2 on word problems", "SmolLM2", "a_model_that_reads"),
+    "smollm_aimless": ("SmolLM2 on word problems", "SmolLM2", "a_model_that_reads"),
+    "smollm_paper": ("SmolLM2, from true demonstrations", "SmolLM2 (true)", "a_model_that_reads"),
     "smoke": ("Smoke: make reproduce, in minutes", "smoke", "grpo_and_sage"),
 }
 DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "10 3 2 3"}

@@ -326,7 +326,8 @@ def readable(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
     """Return comparisons with labels and deciding intervals, as readers see them: a row each."""
     numbers = compared[["difference", "judged_low", "judged_high"]].itertuples(index=False)
     bounds = [
-        "" if np.isnan(d) else f"{d:+.4f} [{low:+.4f}, {high:+.4f}]" for d, low, high in numbers
+        "" if np.isnan(d) else f"{d:+.4f}{'' if np.isnan(low) else f' [{low:+.4f}, {high:+.4f}]'}"
+        for d, low, high in numbers
     ]
     labels = [compared[side].map(results.label) for side in ("method", "against")]
     columns = {
