@@ -266,14 +266,13 @@ def test_a_seed_that_decides_a_logged_metric_is_not_kept(planted):
 def test_a_reader_is_shown_labels_and_each_difference_with_its_interval(planted):
     results = planted({"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.78)})
     chosen = asking(*BOTH.claims[0].comparisons, ("rft", BASE, "pass@1", "above"))
-    compared = outcomes.comparisons(chosen, results)
-    shown = outcomes.readable(compared, results)
+    shown = outcomes.readable(compared := outcomes.comparisons(chosen, results), results)
     assert list(shown["comparison"]) == [*["GRPO + Branch - GRPO"] * 2, "RFT - Base Model"]
     first, second, missing = shown["difference"]
     assert re.fullmatch(r"\+0\.0100 \[\+0\.009\d, \+0\.010\d\]", first)
     assert second.startswith("-0.0200 [-0.02") and missing == "" and [*shown["seeds"]] == [4, 4, 0]
-    one_seed = outcomes.readable(compared.assign(judged_low=np.nan), results)
-    assert one_seed["difference"][0] == "+0.0100"
+    compared["judged_low"] = np.nan  # as with one seed
+    assert outcomes.readable(compared, results)["difference"][0] == "+0.0100"
 
 
 def test_any_k_can_be_asked_beside_the_two_of_every_table(monkeypatch):
