@@ -178,16 +178,14 @@ def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]
     methods: dict[str, Method] = {}
     for key, section in _sections(raw, where).items():
         plain = {name: value for name, value in section.items() if name != "vary"}
-        lists = section.get("vary", {})
-        if not isinstance(lists, dict) or not all(
-            isinstance(v, list) and v for v in lists.values()
-        ):
-            raise SageError(f"{below(where, key)}: vary is as {{rl.beta: [0, 0.2]}}, not {lists!r}")
-        if (number := math.prod(map(len, lists.values()))) > MOST_VARIED:
+        axes = section.get("vary", {})
+        if not (isinstance(axes, dict) and all(v and isinstance(v, list) for v in axes.values())):
+            raise SageError(f"{below(where, key)}: vary is as {{rl.beta: [0, 0.2]}}, not {axes!r}")
+        if (number := math.prod(map(len, axes.values()))) > MOST_VARIED:
             raise SageError(f"{below(where, key)}: vary makes {number:,} methods: make it shorter")
-        for values in itertools.product(*lists.values()):
+        for values in itertools.product(*axes.values()):
             name, method = key, copy.deepcopy(plain)
-            for setting, value in zip(lists, values, strict=True):
+            for setting, value in zip(axes, values, strict=True):
                 place, (*sections, last) = method, setting.split(".")
                 for part in sections:
                     place = place.setdefault(part, {})
