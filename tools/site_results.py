@@ -30,7 +30,7 @@ FIGURES = {
     "guide_gain/law": "What strong Branch gains in training over log rho, on ten bases, under two "
     "forms of the KL.",
     "coloring/both_tasks": "The same comparison on two tasks: countdown and graph coloring.",
-    "smollm_paper/pass_at_k": "pass@k of SmolLM2 on word problems: differences of policies.",
+    "smollm_aimless/pass_at_k": "pass@k of SmolLM2 on word problems: differences of policies.",
     "study/exploration": "The exploration report's metrics of our policies, minus the base: "
     "distinct answers, entropy, branching factor and unsolved problems.",
 }
