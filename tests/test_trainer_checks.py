@@ -141,6 +141,21 @@ def test_a_reference_of_its_own_moves_where_trl_moves_its_own(make, tiny_model):
         trainer._set_reference(trainer.model)
 
 
+def test_the_canary_sees_a_lost_credit_of_returns_with_two_updates_of_a_batch(make, monkeypatch):
+    guide = BranchGuide(threshold=0.5, ratio=0.4)
+    trainer = make(guide, kl_form="sequence", num_iterations=2)
+    original = type(trainer)._shape
+
+    def lost(self, passing, logps, entropies):
+        advantages = passing.batch["advantages"]
+        original(self, passing, logps, entropies)
+        passing.batch["advantages"] = advantages
+
+    monkeypatch.setattr(type(trainer), "_shape", lost)
+    with pytest.raises(SageError, match="did not reach the loss"):
+        trainer.train()
+
+
 def test_dropout_between_two_updates_of_a_batch_is_no_lost_guide(make):
     noisy = {"init_lora_weights": False, "lora_dropout": 0.5}
     trainer = make(None, kl_form="sequence", lora=noisy, change=larger, num_iterations=2)

@@ -107,7 +107,12 @@ def warn_if_idle(guide: Guide, q: torch.Tensor, seen: GuideInputs) -> None:
 
 
 def compare_loss(
-    trainer: GuidedTrainer, form: KlForm, shaped: Shaped, batch: Batch, loss: torch.Tensor
+    trainer: GuidedTrainer,
+    form: KlForm,
+    shaped: Shaped,
+    batch: Batch,
+    loss: torch.Tensor,
+    on_policy: bool,
 ) -> None:
     """Log the form's KL, and compare TRL's KL and loss of the first batch with the form's.
 
@@ -120,6 +125,8 @@ def compare_loss(
         shaped: the form's result for the batch.
         batch: as TRL's loss read it.
         loss: TRL's, with the form's addition.
+        on_policy: whether the importance ratios are 1, up to rounding. Dropout parts the policy
+            from itself where another pass scored the old policy.
 
     Raises:
         SageError: where the two differ.
@@ -137,14 +144,13 @@ def compare_loss(
     if form.kl_is_trls:
         require_equal("KL", trl_kl, expected)
     first_loss = form.first_loss(shaped)
-    # Where TRL's loss of a first batch has no other terms, clips or weights of tokens. Dropout
-    # parts the policy from itself where another pass scored the old policy.
+    # Where TRL's loss of a first batch has no other terms, clips or weights of tokens.
     has_other_terms = (
         trainer._entropy_bonus_enabled
         or trainer.aux_loss_enabled
         or masks_tokens(trainer)
         or trainer.use_vllm
-        or "old_per_token_logps" in batch
+        or not on_policy
     )
     if first_loss is not None and not has_other_terms and trainer.args.delta is None:
         require_equal("loss", loss.item(), trainer._reduced(first_loss, batch).item())

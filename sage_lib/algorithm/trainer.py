@@ -91,6 +91,7 @@ class _Pass:
     batch: Batch  # the shallow copy that TRL reads
     shaped: Shaped | None = None  # the result of the KL form after the forward pass
     extra_loss: torch.Tensor | None = None  # of the advantage, per token
+    on_policy: bool = True  # every importance ratio is 1, up to rounding
 
 
 class SageTrainer(ShapedAtScoring, Checkpoints):
@@ -239,7 +240,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             if self.states is not None:
                 self.states.last = None  # or the next generation would fill it
         if self.kl_form is not None and passing.shaped is not None:
-            checks.compare_loss(self, self.kl_form, passing.shaped, passing.batch, loss)
+            seen = passing.shaped, passing.batch, loss, passing.on_policy
+            checks.compare_loss(self, self.kl_form, *seen)
         if passing.extra_loss is not None:
             loss = loss + self._reduced(passing.extra_loss, passing.batch)
         return loss
@@ -291,6 +293,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         batch, logps = passing.batch, live_logps.detach()
         mask, ref_logps = counted_tokens(batch), batch["ref_per_token_logps"]
         kl_ref = self._mean(kl_forms.k3(ref_logps, logps), mask)
+        if (old_logps := batch.get("old_per_token_logps")) is not None:
+            passing.on_policy = torch.allclose(old_logps * mask, logps * mask, rtol=0, atol=1e-4)
         self._record("kl_ref", kl_ref)
         checks.require_start(self, batch, kl_ref)
         if self.kl_form is None:
