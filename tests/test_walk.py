@@ -53,7 +53,7 @@ def walked(tmp_path_factory):
         patch.setenv("SAGE_RESULTS", str(folder / "results"))
         run_cells("04", SFT)
         run_cells("06", RL)
-        run_cells("07", {"asked": 2, "samples": 64})
+        run_cells("07", {"number_of_problems": 2, "samples": 64})
         yield paths.build("walk") / "tiny_qwen"
 
 
@@ -121,7 +121,7 @@ def test_the_same_cells_train_a_model_that_reads(tmp_path, monkeypatch):
     model = {"model_name": str(smollm.convert())}
     run_cells("04", model | {"lora_rank": 8, "steps": 2, "batch": 2, "longest": 256})
     run_cells("06", model | {"steps": 2, "rollouts": 8, "completion_tokens": 24})
-    run_cells("07", model | {"asked": 1, "samples": 64, "completion_tokens": 24})
+    run_cells("07", model | {"number_of_problems": 1, "samples": 64, "completion_tokens": 24})
 
 
 def test_a_live_curve_keeps_what_was_logged_and_draws_a_panel_a_column(tmp_path):

@@ -2,9 +2,10 @@
 
 import ast
 
+import nbformat
 import pytest
 
-from sage_lib.paths import ROOT
+from sage_lib.paths import NOTEBOOKS, ROOT
 
 WORDS = {
     "found",
@@ -43,6 +44,15 @@ def names(source):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_no_name_is_a_participle_or_a_pronoun(path):
     assert WORDS & {*names(path.read_text())} <= PUBLIC.get(path.name, set())
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_no_name_of_a_notebook_is_a_participle_or_a_pronoun(path):
+    words = WORDS | {"apart", "moved", "of", "printed", "said", "shown", "theirs"}
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    tree = ast.parse("\n".join(cell.source for cell in cells))
+    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.arg))
+    assert words & {node.id if isinstance(node, ast.Name) else node.arg for node in stored} == set()
 
 
 def test_every_kind_of_name_is_read():
