@@ -131,8 +131,19 @@ def test_random_guide_acts_at_its_probability_with_its_scale():
     assert acting.numel() / q.numel() == pytest.approx(0.1, abs=0.003)
     assert acting.std().item() == pytest.approx(0.15, rel=0.02)
     assert acting.mean().item() == pytest.approx(1, abs=0.005)
+    halfway = guide(seen(nothing, nothing, torch.ones(200, 1000), progress=1 / 16, seed=3))
+    acting = halfway[halfway != 1]  # through the first period: 0.05 of the tokens, and 0.1·z
+    assert acting.numel() / q.numel() == pytest.approx(0.05, abs=0.002)
+    assert acting.std().item() == pytest.approx(0.1, rel=0.02)
     later = guide(seen(nothing[:9, :9], nothing[:9, :9], torch.ones(9, 9), progress=1.0))
     assert (later == 1).all(), "the probability ends at 0"
+
+
+def test_the_token_guide_follows_its_schedules():
+    """Halfway through the first period its amplitude is 0.2, and its scale 0.175."""
+    still = {"amplitude": CosineSchedule(0.2, 0.2), "scale": CosineSchedule(0.175, 0.175)}
+    expected = TokenGuide(**still)(again(batch()))
+    torch.testing.assert_close(TokenGuide()(again(batch(progress=1 / 16))), expected)
 
 
 def reference_weight(kind, surprisal):
@@ -155,13 +166,15 @@ def test_token_weights_equal_a_row_by_row_reference(kind):
     x = batch(rows=20)
     tied = torch.rand(x.logps.shape, generator=torch.Generator().manual_seed(5)) < 0.3
     logps = torch.where(tied, -1.0, x.logps)
+    logps[0, 1], logps[1, 1] = -torch.inf, torch.nan  # no numbers: the others are weighed alone
     constant, still = CosineSchedule(0.2, 0.2), CosineSchedule(0.0, 0.0)
     guide = TokenGuide(kind, amplitude=constant, scale=still, low=0.1, high=9.0)
     q = guide(seen(x.entropies, logps, x.mask))
     for row in range(20):
-        n = int(x.mask[row].sum())
-        expected = 1 + 0.2 * torch.as_tensor(reference_weight(kind, -logps[row, :n].numpy()))
-        torch.testing.assert_close(q[row, :n], expected)
+        there = logps[row].isfinite() & (x.mask[row] == 1)
+        expected = 1 + 0.2 * torch.as_tensor(reference_weight(kind, -logps[row, there].numpy()))
+        torch.testing.assert_close(q[row, there], expected)
+        assert (q[row, ~there] == 1).all()
 
 
 @pytest.mark.parametrize("kind", ["minmax", "rank", "zscore"])
@@ -234,7 +247,8 @@ def test_at_the_optimum_of_the_likeliest_guide_all_right_completions_are_equally
     tree, log_policy, right, x = of_tree(seed)
     reference, beta = tree.completion_probabilities(log_policy), 0.3
     best = reference[right].max().log()
-    x = dataclasses.replace(x, best_logps=best.expand(len(right)))
+    padded = x.ref_logps.where(x.mask == 1, -9.0)  # what a model reads there does not count
+    x = dataclasses.replace(x, best_logps=best.expand(len(right)), ref_logps=padded)
     q = LikeliestGuide(low=1e-9, high=1e9)(x).prod(1)
     policy = tilted(reference, right.double(), beta, q)
     torch.testing.assert_close(policy[right], policy[right].mean().expand(int(right.sum())))
