@@ -7,8 +7,9 @@ import torch
 from trainer_cases import both, larger, losses, make, one_batch, trained, weights
 
 from sage_lib.algorithm import token_probabilities as probs
-from sage_lib.algorithm.forward_kl import HiddenStates
+from sage_lib.algorithm.forward_kl import HiddenStates, require_same
 from sage_lib.algorithm.guides import TokenGuide
+from sage_lib.algorithm.kl_forms import Vocabulary
 from sage_lib.errors import SageError
 
 __all__ = ["make"]  # the fixture
@@ -109,6 +110,32 @@ def test_the_canary_sees_distributions_that_are_not_those_of_the_loss(
         monkeypatch.setattr(HiddenStates, "before", lambda s, time: before(s, time).roll(1, 1))
     with pytest.raises(SageError, match="are not the policy's in TRL's loss"):
         made.train()
+
+
+@pytest.mark.parametrize("side", ["policy", "reference"])
+def test_the_canary_compares_the_counted_tokens_of_the_longest_completion(side):
+    """The first row counts nothing, and what stands at its tokens, or at padding, is no matter."""
+    noise = torch.Generator().manual_seed(0)
+    states = {name: torch.randn(3, 5, 7, generator=noise) for name in ("policy", "reference")}
+    ids = torch.randint(7, (3, 5), generator=noise)
+    mask = torch.tensor([[0] * 5, [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
+    logps = {
+        name: torch.distributions.Categorical(logits=x / 0.7).log_prob(ids)
+        for name, x in states.items()
+    }
+
+    def compared():
+        batch = {"completion_ids": ids, "completion_mask": mask}
+        batch["ref_per_token_logps"] = logps["reference"]
+        heads = (lambda h: h, lambda h: h)
+        v = Vocabulary(states["policy"], states["reference"], *heads, temperature=0.7)
+        require_same(v, batch, logps["policy"], half=False)
+
+    logps[side][mask == 0] -= 1.0
+    compared()
+    logps[side][1, :3] -= torch.tensor([0.0, 0.0, 0.0033])  # 1.1e-3 in the mean of three tokens
+    with pytest.raises(SageError, match=f"not the {side}'s in TRL's loss"):
+        compared()
 
 
 def test_the_sequence_anchor_trains_a_mixture_of_experts(make, models):
