@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sage_lib.evaluation import exploration, groups
+from sage_lib.evaluation import exploration, groups, guide_traces
 from sage_lib.evaluation.exploration import (
     DrawnCompletion,
     impact,
@@ -90,7 +90,10 @@ def test_a_group_has_one_completion_of_a_problem_the_most_extreme():
     assert [one.name for one in perplexity_groups(every, 9)["high"]] == ["p4/3"]
 
 
-def test_before_is_what_the_base_reads_and_after_what_the_policy_reads(parts):
+@pytest.fixture
+def group_of_two(parts):
+    """What draws, and two completions of which the second ends after three tokens; at the sampling
+    temperature 0.7, and with a policy that is another model than the base of ``parts``."""
     base, tokenizer, prompt, completion = parts
     policy = AutoModelForCausalLM.from_pretrained(base.config.name_or_path).eval()
     with torch.no_grad():
@@ -100,12 +103,39 @@ def test_before_is_what_the_base_reads_and_after_what_the_policy_reads(parts):
     mask = torch.ones(2, len(completion), dtype=torch.bool)
     mask[1, 3:] = False
     drawn = groups.Group(out, len(prompt), mask, ["", ""], [True, False])
-    profile = SimpleNamespace(rl={"temperature": 1.0})
-    drawer = SimpleNamespace(profile=profile, model=policy, tokenizer=tokenizer)
+    profile = SimpleNamespace(rl={"temperature": 0.7, "min_p": 0.3})
+    return SimpleNamespace(profile=profile, model=policy, tokenizer=tokenizer), drawn
+
+
+def law(model, drawn):
+    """log pi before each token of the first completion, by one pass: (time, vocabulary)."""
+    return (model(drawn.out[:1]).logits[0, drawn.start - 1 : -1] / 0.7).log_softmax(-1)
+
+
+@torch.no_grad()
+def test_a_trace_has_both_policies_of_the_drawn_token_and_what_min_p_leaves(parts, group_of_two):
+    base, (drawer, drawn) = parts[0], group_of_two
+    logps, ref_logps, entropies, masses = guide_traces._signals(drawer, base, drawn)
+    pi = law(drawer.model, drawn).exp()
+    by_hand = zip((logps, ref_logps), (pi.log(), law(base, drawn)), strict=True)
+    for found, log_pi in by_hand:
+        expected = log_pi.gather(-1, drawn.drawn[0, :, None])[:, 0]
+        torch.testing.assert_close(found, expected.expand(2, -1), rtol=1e-4, atol=1e-5)
+    expected = torch.distributions.Categorical(probs=pi).entropy()
+    torch.testing.assert_close(entropies, expected.expand(2, -1), rtol=1e-4, atol=1e-5)
+    kept = [sum(p for p in row.tolist() if p >= 0.3 * max(row.tolist())) for row in pi]
+    assert max(kept) < 0.99, "min-p cuts"
+    assert masses.tolist() == pytest.approx(kept + kept[:3], rel=1e-4), "of counted tokens alone"
+
+
+def test_before_is_what_the_base_reads_and_after_what_the_policy_reads(parts, group_of_two):
+    base, _, prompt, completion = parts
+    drawer, drawn = group_of_two
+    out = drawn.out
     with torch.no_grad():
         table = exploration._tokens(drawer, base, drawn, 4)
-        for name, model in (("before", base), ("after", policy)):
-            log_pi = model(out[:1]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        for name, model in (("before", base), ("after", drawer.model)):
+            log_pi = law(model, drawn)
             entropies = -(log_pi.exp() * log_pi).sum(-1)
             of_first = table[table["completion"] == 4]
             assert of_first[name].tolist() == pytest.approx(entropies.tolist(), rel=1e-4)
