@@ -108,13 +108,19 @@ def test_seeds_alone_give_the_t_interval_of_their_means():
     assert (low[0], high[0]) == pytest.approx(expected, rel=1e-3)
 
 
-def test_two_sources_by_hand():
-    """A design of 3 seeds and 4 problems whose parts can be worked out with pencil and paper."""
+@pytest.mark.parametrize("noise", [0.0, 0.2, 0.5, 2.0])
+def test_two_sources_and_their_noise_by_hand(noise):
+    """A design of 3 seeds and 4 problems whose parts can be worked out with pencil and paper. The
+    rest, whose rows and columns add up to 0, gives the mean the variance ``noise``."""
     seeds, problems = np.array([-1.0, 0.0, 1.0]), np.array([-3.0, -1.0, 1.0, 3.0])
-    d = (10 + seeds[:, None] + problems)[..., None]  # no noise
-    of_seeds, of_problems = 1 / 3, (20 / 3) / 4
-    error = np.sqrt(of_seeds + of_problems)
-    degrees = error**4 / (of_seeds**2 / 2 + of_problems**2 / 3)
+    rest = np.outer([1.0, -2.0, 1.0], [1.0, -1.0, -1.0, 1.0])
+    freedom = 2 * 3
+    rest *= np.sqrt(noise * 12 * freedom / (rest**2).sum())
+    d = (10 + seeds[:, None] + problems + rest)[..., None]
+    of_seeds, of_problems = 1 / 3, max((20 / 3) / 4 - noise, 0)
+    doubt_of_seeds = of_seeds**2 / 2 if of_seeds > noise else noise**2 / freedom
+    error = np.sqrt(max(of_seeds, noise) + of_problems)
+    degrees = error**4 / (doubt_of_seeds + of_problems**2 / 3)
     mean, low, high = metrics.paired_difference(d, np.zeros_like(d))
     half = student.ppf(0.975, degrees) * error
     assert (mean[0], low[0], high[0]) == pytest.approx((10, 10 - half, 10 + half))
