@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sage_lib.algorithm.guides import BranchGuide, TokenGuide
+from sage_lib.algorithm.guides import BranchGuide, GuideInputs, TokenGuide
 from sage_lib.evaluation import optima
 from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import loading, tiny_qwen
@@ -91,12 +91,32 @@ def test_bounds_hold_the_truth_where_completions_are_missing():
         kept = ~np.isin(np.arange(12), [2, 4, 5])
         _, low, high = optima.log_rho_bounds(reference[kept], valid[kept], q[kept], p)
         assert low < truth < high
+        ends = []
+        for of_right, of_wrong in ((0.8, 1.6), (1.6, 0.8)):  # each end is that of some q
+            worst = np.where(kept, q, np.where(valid, of_right, of_wrong))
+            ends.append(optima.log_rho_bounds(reference, valid, worst, p)[0])
+        assert (low, high) == pytest.approx(tuple(ends))
 
 
 def test_noise_is_averaged_and_one_kind_of_answer_has_no_ratio(planted):
-    [row] = rows_of(planted, TokenGuide(), 0.3)
-    assert np.isfinite(row["log_rho"]) and row["acted"] > 0.3
-    problem, _, _, found, measures, _ = planted
+    """The mean of q(y) over draws of seeds 0, 1, ... One of the right completions is rare."""
+    problem, _, _, found, measures, right = planted
+    first = int(right.argmax())
+    rare = [{**of, "valid_rare": place == first} for place, of in enumerate(measures)]
+    weights, drawn, acted = found.probabilities.numpy(), [], []
+    [row] = rows_of((*planted[:4], rare, right), TokenGuide(), float(weights @ right))
+    for seed in range(optima.DRAWS):
+        noise, ids = torch.Generator().manual_seed(seed), torch.zeros_like(found.ids)
+        q = TokenGuide()(
+            GuideInputs(found.entropies, found.logps, found.mask, 0.0, noise, ids)
+        ).numpy()
+        drawn.append(q.prod(1))
+        acted.append((q[found.mask] != 1).mean())
+    q = np.mean(drawn, axis=0)
+    of_right, of_wrong = (np.average(q, weights=weights * (right == side)) for side in (1, 0))
+    assert row["log_rho"] == pytest.approx(np.log(of_right / of_wrong), abs=1e-9)
+    assert row["rare"] == pytest.approx(np.log(q[first] / of_right), abs=1e-9)
+    assert row["acted"] == pytest.approx(np.mean(acted)) and row["acted"] > 0.3
     none = [dict.fromkeys(of, False) for of in measures]
     [row] = optima.problem_rows(problem, found, none, 0.0, {"t": TokenGuide()}, 0)
     assert np.isnan(row[optima.COLUMNS.index("log_rho")])
