@@ -325,6 +325,8 @@ def test_the_variance_of_pass_at_k_is_unbiased():
     said = [policy_counts.counted("", {0: (c, n)}).sampling_variance([k, 5]) for c in range(n + 1)]
     assert chances @ np.array(said)[:, 0] == pytest.approx(true)
     assert np.isnan(said)[:, 1].all(), "no ten draws"
+    [both] = policy_counts.counted("", {0: (2, n), 1: (5, n)}).sampling_variance([k])
+    assert both == pytest.approx((said[2][0] + said[5][0]) / 4), "of a mean over two problems"
 
 
 def test_as_much_data_as_is_said_finds_the_difference():
