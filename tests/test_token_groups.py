@@ -63,6 +63,14 @@ def test_groups_hold_means_over_their_tokens(tokens):
     assert ("perplexity", "1", "positive") in table.index
     assert ("perplexity", "1", "negative") not in table.index
     assert table["gradient"].isna().all()
+    # -0.07 and 0.06 are the largest two of ten, whatever their sign
+    assert table.loc[("kind", "number", "negative"), "shifted"] == 1
+    # tenths of the entropy before: of equal ones the first token is in the lower one
+    ends = [table.loc[("entropy", *of), "after"] for of in (("1", "positive"), ("10", "negative"))]
+    assert ends == pytest.approx([0.1, 1.0])
+    longer = grouped(pd.concat([tokens[:5], tokens[:6]], ignore_index=True))  # ten sure, one not
+    fifths = longer[longer["by"] == "perplexity"].set_index("sign")["group"]
+    assert fifths.to_dict() == {"positive": "1", "negative": "2"}, "a mean over tokens"
 
 
 def test_merging_weighs_by_tokens(tokens):
@@ -71,4 +79,5 @@ def test_merging_weighs_by_tokens(tokens):
     both = merged(pd.concat([one, two, two.assign(before=0.0)]))
     row = both.set_index(["by", "group", "sign"]).loc[("all", "all", "negative")]
     assert row["tokens"] == 10 and row["before"] == pytest.approx(0.5)
+    assert both["gradient"].isna().all(), "not 0"
     assert merged(grouped(doubled)).shape == grouped(doubled).shape
