@@ -80,9 +80,16 @@ def test_planted_runs_give_back_what_was_put_in(results):
     # The mean of exp(H) over a block is not exp of the mean: a little off, and no more.
     assert grpo["a"] == pytest.approx(2, rel=0.05) and grpo["b"] == pytest.approx(3, rel=0.05)
     assert grpo["low"] < grpo["a"] < grpo["high"] and grpo["seeds"] == 3
-    assert grpo["r2"] > 0.99
+    fit = stats.linregress(np.exp(table["H"]), table["R"])
+    assert grpo["r2"] == pytest.approx(fit.rvalue**2) and grpo["r2"] > 0.99
     alone = entropy.fits(table)
     assert len(alone) == 3 and (alone["law_error"] < alone["mean_error"] / 5).all()
+    run = table[table["seed"] == 1]
+    x, y = np.exp(run["H"].to_numpy()), run["R"].to_numpy()
+    early = stats.linregress(x[:5], y[:5])  # which predicts the five points of the second half
+    missed = y[5:] - early.intercept - early.slope * x[5:], y[5:] - y[:5].mean()
+    expected = [np.sqrt(np.mean(gap**2)) for gap in missed]
+    assert alone.loc[0, ["law_error", "mean_error"]].tolist() == pytest.approx(expected)
 
 
 def test_exact_points_have_the_entropy_of_the_steps_before_them(results):
