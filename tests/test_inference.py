@@ -37,7 +37,8 @@ def test_values_of_a_frame_stand_by_seed_and_problem_whatever_its_order():
         for seed in (2, 1)
         for number, problem in enumerate("pq")
     ]
-    frame = pd.DataFrame([*rows, {**rows[0], "x": 30}]).astype({"seed": "Int64"})
+    again = [{**rows[0], "x": x} for x in (30, np.nan)]  # the mean of the numbers there are
+    frame = pd.DataFrame([*rows, *again]).astype({"seed": "Int64"})
     found = Values.by_method(frame, ["x"])["m"]
     assert found.seeds == [1, 2] and found.values[..., 0].tolist() == [[10, 11], [25, 21]]
     lacking = frame.iloc[:3].assign(method="n", seed=[1, 1, 2])
@@ -106,6 +107,7 @@ def test_differences_leave_out_the_reference_the_base_and_what_was_not_evaluated
         ("equal", -0.004, 0.004, AGREES),
         ("equal", 0.001, 0.004, AGREES),  # real and smaller than the margin: what it claims
         ("equal", 0.006, 0.02, DISAGREES),
+        ("equal", -0.02, -0.006, DISAGREES),
         ("equal", 0.001, 0.02, CANNOT_TELL),
         ("not above", -0.02, 0.004, AGREES),
         ("not above", 0.001, 0.004, AGREES),
@@ -179,6 +181,7 @@ CLEAR = {"low": 0.1, "high": 0.2, "low_seeds": 0.1, "high_seeds": 0.2, "seeds": 
         (0.999, 0.998, CANNOT_TELL),
         (0.5, 0.0, AGREES),
         (1.0, 0.5, AGREES),
+        (3.0, 2.0, AGREES),  # no shares, which have no ceiling
     ],
 )
 def test_a_floor_or_ceiling_of_both_methods_decides_nothing_and_of_one_it_does(
