@@ -197,6 +197,11 @@ def test_crossing_of_two_curves_and_its_certainty():
     flat, rising = np.tile([0.5, 0.5, 0.5], (2, 1)), np.tile([0.4, 0.4, 0.6], (2, 1))
     halfway = bands.crossing_interval(flat, rising, ks)
     assert halfway["k"] == pytest.approx(8), "halfway between 4 and 16 on a log axis"
+    touching = np.tile([0.5, 0.5, 0.6], (2, 1))
+    assert bands.crossing_interval(flat, touching, ks)["k"] == 4, "equal until there"
+    twice = np.tile([0.7, 0.3, 0.7], (40, 1)) + noise  # above, below, and above again
+    found = bands.crossing_interval(np.tile(flat[:1], (40, 1)), twice - noise.mean(), ks)
+    assert 7 < found["low"] < found["k"] < found["high"] < 9
     with pytest.raises(SageError, match="same problems"):
         bands.crossing_interval(a, b[:3], ks)
     with pytest.raises(SageError, match="over 2 values of k, not over 3"):
