@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import optimize, stats
 
 import sage_lib
 from sage_lib.errors import SageError
@@ -97,6 +98,36 @@ def test_a_band_over_independent_columns_is_that_of_sidak():
     assert level == pytest.approx(0.95 ** (1 / 5), abs=0.001)
     _, _, same = bands.simultaneous_band(np.tile(apart[:, :1], 5), np.zeros((20_000, 5)))
     assert same == pytest.approx(0.95, abs=0.005)
+
+
+def test_columns_are_correlated_as_their_means_are():
+    """Problems move two columns together and seeds move them apart, by as much in the mean."""
+    rng = np.random.default_rng(0)
+    seeds, problems = rng.normal(size=3), rng.normal(size=100)
+    of_seeds, of_problems = ((x - x.mean()) / stats.sem(x) for x in (seeds, problems))
+    apart = of_seeds[:, None, None] * [1.0, -1.0] + of_problems[:, None]
+    level = bands._normal_level(apart, 40_000, np.random.default_rng(1))
+    assert level == pytest.approx(0.95**0.5, abs=0.001), "Sidak's"
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2, 0.5])
+def test_the_level_over_few_seeds_is_that_of_an_integral(noise):
+    """One column of 3 seeds and 4 problems: in the variance of the mean seeds have 1/3, problems
+    0.1 and ``noise``. What is estimated over seeds is chi squared of two degrees of freedom."""
+    of_seeds, of_problems = 1 / 3, 0.1
+    rest = np.outer([1.0, -2.0, 1.0], [1.0, -1.0, -1.0, 1.0]) * np.sqrt(noise * 3)
+    apart = np.array([-1.0, 0.0, 1.0])[:, None] + rest
+    apart = apart + np.array([-3.0, -1.0, 1.0, 3.0]) * np.sqrt((of_problems + noise) * 3 / 5)
+    between = of_seeds * stats.chi2.ppf((np.arange(2000) + 0.5) / 2000, 2) / 2
+    total = of_problems + np.maximum(between, noise)
+    doubt = np.where(between < noise, noise**2 / 6, between**2 / 2) + of_problems**2 / 3
+    scale = np.sqrt(total / (of_problems + of_seeds))
+
+    def missed(rate):
+        return np.mean(2 * stats.norm.sf(stats.t.isf(rate / 2, total**2 / doubt) * scale)) - 0.05
+
+    level = bands._bootstrap_level(apart[..., None], 100_000, np.random.default_rng(0))
+    assert level == pytest.approx(1 - optimize.brentq(missed, 1e-6, 0.9), abs=0.003)
 
 
 def test_a_column_without_any_variation_tells_nothing():
