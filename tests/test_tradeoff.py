@@ -128,7 +128,8 @@ def test_what_moves_along_the_line_adds_nothing_to_the_distance_from_it(placed):
     moved = ours.values + np.linspace(-0.5, 0.5, len(SEEDS))[:, None, None] * along
     still["grpo_branch"] = dataclasses.replace(ours, values=moved)
     row = tradeoff.positions(placed((0.5, 0.5), **still)).set_index("method").loc["grpo_branch"]
-    assert 0 < row["nearest"] < 0.2, "between two points"
+    # By hand: (0.02 + 0.02 t)/0.2 = (0.06 - 0.1 t)/0.22 at the place t between two points.
+    assert row["nearest"] == pytest.approx(0.3115 * 0.2, abs=0.003)
     for end in ("low_seeds", "high_seeds"):
         assert row[end] == pytest.approx(row["excess"], abs=1e-9)
     assert row["pass@256 low"] < row["pass@256 difference"] - 0.01, "the seeds do lie apart"
