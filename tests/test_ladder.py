@@ -171,6 +171,21 @@ def test_a_prediction_about_runs_that_are_missing_has_no_outcome():
     assert not without["measured"].str.contains("6 rung 4").any()
 
 
+def test_a_prediction_of_two_numbers_needs_both():
+    """A problem of the optimum that is below its base; tables that stay where they start, after one
+    update as predicted, and after 3,000."""
+    table = rungs.load()
+    below = table.copy()
+    optimum = (table["step"] == "1 optimum, kappa") & (table["arm"] == "grpo")
+    below.loc[optimum.idxmax(), "p"] = 0.0
+    assert [rungs.outcomes(t)["outcome"][2] for t in (table, below)] == ["agrees", "disagrees"]
+    slow = table.copy()
+    slow.loc[table["step"] == "3 table, one update", "pass@1"] = 0.0
+    still = slow.copy()
+    still.loc[table["step"] == "3 table, 3,000 updates", "pass@1"] = 0.0
+    assert [rungs.outcomes(t)["outcome"][3] for t in (slow, still)] == ["agrees", "disagrees"]
+
+
 def test_log_rho_of_listed_completions_is_that_of_the_optimum_in_closed_form(tmp_path):
     """The likeliest guide has log(n·best/p) over what is listed; pi_s = the base gives q = 1."""
     profile = load_profile("smoke")
