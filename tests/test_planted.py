@@ -1,11 +1,13 @@
 """Faults that were planted once and that no other test saw: each has its direct test here."""
 
 import hashlib
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sage_lib.algorithm.guides import BranchGuide
 from sage_lib.algorithm.rollouts import Rollouts
 from sage_lib.policy.sampling import sample_seed
 from sage_lib.tasks.problem import Problem
@@ -36,6 +38,29 @@ def test_a_reduction_equals_its_loops(loss_type):
         "dapo": total / (30 / processes * accumulation / updates),
     }
     assert found.item() == pytest.approx(expected[loss_type])
+
+
+def test_the_metrics_of_tokens_by_hand():
+    """Rows of three, two and one counted tokens; one process."""
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
+    process = SimpleNamespace(reduce=lambda x, reduction: x, gather=lambda x: x)
+    trainer = Rollouts.__new__(Rollouts)
+    logged = {"train": defaultdict(list)}
+    vars(trainer).update(accelerator=process, _metrics=logged, guide=BranchGuide())
+    trainer._log_guide(torch.tensor([[1, 1.2, 1.4, 9], [0.6, 1, 9, 9], [1.1, 9, 9, 9]]), mask)
+    trainer._log_advantages(
+        torch.tensor([[1.0], [-2.0], [4.0]]).expand(3, 4), mask.bool() & (mask.cumsum(1) == 1), mask
+    )
+    entropies = torch.tensor([[1.0, 2, 3, 9], [4, 6, 9, 9], [7, 9, 9, 9]])
+    # A thousandth of the largest advantage is rounding, and no sign.
+    batch = {"completion_mask": mask, "advantages": torch.tensor([1.0, -2.0, 0.0015])}
+    trainer._log_entropies(batch, entropies)
+    found = {name: value for name, [value] in logged["train"].items()}
+    expected = {"guide/mean": 6.3 / 6, "guide/acting": 4 / 6, "guide/clamped": 2 / 6}
+    expected |= {"guide/min": 0.6, "guide/max": 1.4}
+    expected |= {"advantage/touched": 3 / 6, "advantage/size": (3 + 4 + 4) / 6}
+    expected |= {"entropy/positive": 2.0, "entropy/negative": 5.0}
+    assert found == pytest.approx(expected)
 
 
 def test_an_answer_one_character_too_long_is_not_read():
