@@ -1,8 +1,10 @@
 """The impact of a token: rigged judges whose answer is known, and the exact expectation where one
 token is left to draw."""
 
+import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -126,6 +128,55 @@ def test_a_trace_has_both_policies_of_the_drawn_token_and_what_min_p_leaves(part
     kept = [sum(p for p in row.tolist() if p >= 0.3 * max(row.tolist())) for row in pi]
     assert max(kept) < 0.99, "min-p cuts"
     assert masses.tolist() == pytest.approx(kept + kept[:3], rel=1e-4), "of counted tokens alone"
+
+
+@torch.no_grad()
+def test_entropies_of_the_base_are_those_before_counted_tokens(group_of_two, tmp_path, monkeypatch):
+    drawer, drawn = group_of_two
+    settings = {"rl": {"temperature": 0.7, "seed": 3}, "evaluation": SimpleNamespace(traced=1)}
+    run = SimpleNamespace(policy=None, measured=tmp_path, finish=dict)
+    base = SimpleNamespace(model=None, name="sft")
+    asked = [Problem("p", "d", "q", "1", "countdown")] * 2
+    run.begin = lambda seed, sizes: {}
+    monkeypatch.setattr(guide_traces.runs, "finished", lambda *_: base)
+    monkeypatch.setattr(guide_traces.loading, "load", lambda *_: (drawer.model, None))
+    monkeypatch.setattr(guide_traces.problems, "rl_problems", lambda _: asked)
+    drawing = drawn.out, drawn.start, drawn.mask.long()
+    monkeypatch.setattr(guide_traces, "rollouts", lambda *_: drawing)
+    guide_traces.measure_entropies(SimpleNamespace(model=None, **settings), run)
+    found = json.loads((tmp_path / "entropy.json").read_text())
+    nats = torch.distributions.Categorical(logits=law(drawer.model, drawn)).entropy().tolist()
+    assert found["tokens"] == len(nats) + 3
+    assert found["mean"] == pytest.approx(np.mean(nats + nats[:3]), rel=1e-4)
+
+
+def test_a_replay_reads_a_batch_before_and_after_its_update(parts, group_of_two):
+    """The second completion's advantage is rounding; its three tokens are thirds of it."""
+    from sage_lib.training import replay
+
+    base, (drawer, drawn) = parts[0], group_of_two
+    trainer = replay.Watched.__new__(replay.Watched)
+    vars(trainer).update(model=base, temperature=0.7, _tokenizer=drawer.tokenizer)
+    prompts, ids = drawn.out[:, : drawn.start], drawn.drawn
+    batch = {"prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts)}
+    batch |= {"completion_ids": ids, "completion_mask": drawn.mask.long()}
+    batch |= {"advantages": torch.tensor([1.0, 5e-4])}
+    trainer._batches = [(batch, trainer._signals(batch))]
+    trainer.model = drawer.model
+    groups = trainer.moves()
+    table = groups.set_index(["by", "sign", "group"])
+    first = table.loc["all", "positive", "all"]
+    with torch.no_grad():
+        before, after = law(base, drawn), law(drawer.model, drawn)
+    nats = [-(x.exp() * x).sum(-1).mean().item() for x in (before, after)]
+    assert first[["before", "after"]].tolist() == pytest.approx(nats, rel=1e-4)
+    of_drawn = [x.gather(-1, ids[0, :, None]).exp() for x in (before, after)]
+    rise = (of_drawn[1] - of_drawn[0]).mean().item()
+    assert first["rise"] == pytest.approx(rise, rel=1e-3)
+    assert table.loc["position", "even"]["tokens"].to_dict() == {"1": 1, "4": 1, "7": 1}
+    updates = [{"step": n, "groups": groups.to_dict("records")} for n in (1, 10, 11, 12)]
+    blocks = replay.in_blocks(updates).query("by == 'all'").groupby("step")["tokens"].sum()
+    assert blocks.to_dict() == dict.fromkeys((10, 12), 2 * (len(ids[0]) + 3)), "to the last update"
 
 
 def test_before_is_what_the_base_reads_and_after_what_the_policy_reads(parts, group_of_two):
