@@ -54,7 +54,8 @@ def own(tmp_path, monkeypatch):
     sample = {"dataset": "both", "problem": "a", "completions": ["x", "y"], "ids": [[1], [2]]}
     sample |= {"tokens": [3, 4], "finished": [True, False], "correct": [False, True]}
     with gzip.open(root / "evaluation/grpo-s3407/samples.jsonl.gz", "wt") as file:
-        file.write(json.dumps(sample) + "\n")
+        for dataset in ("both", "forward"):  # problems of one name
+            file.write(json.dumps(sample | {"dataset": dataset}) + "\n")
     write_json(root / "entropies" / "entropy.json", {"tokens": 5})
     return load_results("smoke", own=True)
 
@@ -68,7 +69,7 @@ def test_own_results_are_those_of_the_profiles_finished_runs(own):
     assert set(named) == {"sft", "rl", "evaluation"} <= stages.STAGES.keys(), "argparse takes them"
     assert own.steps.groupby("run", sort=False).size().to_dict() == {"sft": 1, "grpo-s3407": STEPS}
     told = own.samples[["number", "completion", "tokens", "finished", "correct"]]
-    assert told.to_numpy().tolist() == [[0, "x", 3, True, False], [1, "y", 4, False, True]]
+    assert told.to_numpy().tolist() == [[0, "x", 3, True, False], [1, "y", 4, False, True]] * 2
     with pytest.raises(SageError, match="no own counts of smoke: sage-companion stage evaluation"):
         _ = own.counts
     place = own.folder / "rl/grpo-s3407"
