@@ -113,6 +113,12 @@ def test_outside_needs_the_interval_over_seeds_alone_to_say_so_too(placed, monke
     results = placed((0.50, 0.82))
     judged = tradeoff.positions(results).set_index("method")["verdict"]
     assert judged["grpo_branch"] == "outside"
+    values = passk.exact(results)
+    line = [values[key] for key in (*NAMES.values(), BASE)]
+    asked = values["grpo_branch"], line, list(NAMES)
+    row = tradeoff.position(*asked)
+    bound = (row["low"] + row["excess"]) / 2
+    assert tradeoff.position(*asked, bound)["verdict"] == "outside", "the excess reaches the bound"
     monkeypatch.setattr(inference, "over_seeds", lambda means: (-1.0, 1.0))
     row = tradeoff.positions(results).set_index("method").loc["grpo_branch"]
     assert row["verdict"] == tradeoff.NOT_SEPARATED and row["low"] > 0
