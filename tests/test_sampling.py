@@ -134,7 +134,11 @@ def test_a_models_own_generation_settings_do_not_reach_rollouts(model):
     network, tokenizer = model
     chosen = WHOLE | {"temperature": 0.02, "max_completion_length": 12}
     # cold, since an untrained model hardly prefers any token and a penalty would change none
-    plain, _, _ = sampling.rollouts(network, tokenizer, PROBLEMS[0], 8, chosen, seed=1)
+    plain, start, _ = sampling.rollouts(network, tokenizer, PROBLEMS[0], 8, chosen, seed=1)
+    coldest = chosen | {"temperature": 1e-5}
+    greedy, _, _ = sampling.rollouts(network, tokenizer, PROBLEMS[0], 8, coldest, seed=1)
+    likeliest = network(greedy[:1, :start]).logits[0, -1].argmax()
+    assert (greedy[:, start] == likeliest).all(), "at the temperature that is asked for"
     network.generation_config.repetition_penalty = 5.0
     try:
         assert sampling.rollouts(network, tokenizer, PROBLEMS[0], 8, chosen, seed=1)[0].equal(plain)
