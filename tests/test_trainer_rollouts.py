@@ -140,15 +140,20 @@ def test_dynamic_sampling_leaves_no_group_without_a_spread_and_keeps_rows_whole(
 def test_dynamic_sampling_takes_the_fresh_groups_that_have_a_spread_and_counts_their_tokens(make):
     """One fresh batch replaces the first group by its second one: in either batch the first has
     equal rewards. The number of tokens is what loss_type dapo divides by."""
-    asked = []
+    asked, posed = [], []
 
-    def second_group_alone(completion_ids, **_):
+    def second_group_alone(prompts, completion_ids, **_):
         asked.append(completion_ids)
+        posed.append(prompts[::4])
         return [float(i >= 4 and i % 2 == 0) for i in range(8)]
 
     trainer = make(None, dynamic_sampling=1, reward=second_group_alone, max_completion_length=32)
+    stream = torch.Generator()
+    stream.set_state(trainer.prompt_generator.get_state())
     batch = drawn(trainer)
     first, fresh = asked
+    places = torch.randint(8, (2,), generator=stream).tolist()
+    assert posed[1] == [trainer.train_dataset[i]["prompt"] for i in places], "of its own stream"
     rows = zip(batch["completion_ids"], batch["completion_mask"], strict=True)
     assert [ids[counted == 1].tolist() for ids, counted in rows] == fresh[4:] + first[4:]
     assert trainer._metrics["train"]["sampling/flat"] == [0.0]
