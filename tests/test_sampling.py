@@ -95,13 +95,6 @@ def test_a_sample_keeps_the_ids_that_were_drawn(model, tmp_path):
     assert sampling.until_end(new, [end, 1000]) == expected
 
 
-def test_every_sample_is_dealt_once():
-    parts = sampling.partition(problems=5, samples=3, batch_size=2, processes=3)
-    everything = [(place, number) for place in range(5) for number in range(3)]
-    assert sorted(pair for part in parts for pair in part) == everything
-    assert parts[0][:4] == [(0, 0), (0, 1), (2, 0), (2, 1)], "batches in turn"
-
-
 def test_samples_follow_the_models_distribution(model):
     chosen = settings(temperature=2.0, top_p=0.9, min_p=0.2)
     uniform = torch.rand(4000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

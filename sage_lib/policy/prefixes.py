@@ -9,11 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sage_lib.policy import loading
 from sage_lib.policy.sampling import (
     Engine,
+    SampleKey,
     Sampling,
-    Wanted,
     end_tokens,
     fingerprints,
-    require_finite,
+    tokens_at,
     uniforms,
     until_end,
     warpers,
@@ -36,15 +36,15 @@ def prefix_engine(
     model.eval()
 
     @torch.no_grad()
-    def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
+    def draw(batch: Sequence[SampleKey]) -> list[tuple[list[int], bool]]:
         uniform = uniforms(batch, problems, sampling).to(model.device)
-        places = list(dict.fromkeys(place for place, _ in batch))
-        rows = [prompts[place] for place in places]
+        indices = list(dict.fromkeys(index for index, _ in batch))
+        rows = [prompts[index] for index in indices]
         ids, mask = loading.padded(rows, loading.pad_id(tokenizer), "left")
         ids, mask = ids.to(model.device), mask.to(model.device)
         drawn = is_end.reshape(-1)[0].repeat(len(batch), sampling.max_new_tokens)
         samples = torch.arange(len(batch), device=model.device)  # that have not ended
-        row = torch.tensor([places.index(place) for place, _ in batch], device=model.device)
+        row = torch.tensor([indices.index(index) for index, _ in batch], device=model.device)
         positions, cache = (mask.cumsum(-1) - 1).clamp(min=0), None
         for step in range(sampling.max_new_tokens):
             options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
@@ -53,10 +53,7 @@ def prefix_engine(
             for warper in active:
                 scores = warper(ids, scores)
             cdf = scores.double().softmax(-1).cumsum(-1)
-            require_finite(cdf[:, -1:])
-            point = uniform[samples, step, None] * cdf[row, -1:]
-            token = torch.searchsorted(cdf[row], point, right=True)
-            token = token.clamp(max=cdf.shape[1] - 1)[:, 0]
+            token = tokens_at(uniform[samples, step], cdf[row])
             drawn[samples, step] = token
             goes_on = ~torch.isin(token, is_end)
             samples, row, token = samples[goes_on], row[goes_on], token[goes_on]

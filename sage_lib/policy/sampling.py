@@ -22,8 +22,8 @@ from sage_lib.files import append_line, read_lines
 from sage_lib.policy import loading
 from sage_lib.tasks.problem import Problem
 
-#: A sample to draw: (place of the problem in the list, number of the sample among the problem's).
-Wanted = tuple[int, int]
+#: A sample to draw: (index of the problem in the list, number of the sample among the problem's).
+SampleKey = tuple[int, int]
 #: How samples are drawn, such as a profile's section ``evaluation``: an object with temperature,
 #: top_p (1 is off), top_k (0), min_p (0 or None), max_new_tokens, samples (of a problem),
 #: batch_size, seed and, for vLLM, vllm.
@@ -35,7 +35,7 @@ class Engine:
     """A function that draws samples of a list of problems."""
 
     #: Returns of each sample the token ids without the end token, and whether there was one.
-    draw: Callable[[Sequence[Wanted]], list[tuple[list[int], bool]]]
+    draw: Callable[[Sequence[SampleKey]], list[tuple[list[int], bool]]]
     #: For each problem a fingerprint of all that decides its samples, but not how many there are.
     made_from: tuple[str, ...]
     at_once: int | None = None  # samples that ``draw`` takes at once; None is the batch size
@@ -50,16 +50,8 @@ def fingerprints(
     ends: int | list[int],
     **more: Any,
 ) -> tuple[str, ...]:
-    """Return for each prompt the hash of all that decides its samples.
-
-    Args:
-        name: of the engine.
-        weights: hash of the model's.
-        prompts: token ids.
-        sampling: how samples are drawn.
-        ends: ids of the end tokens.
-        more: what else decides.
-    """
+    """Return for each prompt, given as token ids, the hash of all that decides its samples: the
+    engine's ``name``, the hash of the model's ``weights``, the other arguments and ``more``."""
     named = ("temperature", "top_p", "top_k", "max_new_tokens", "seed")
     common = {key: getattr(sampling, key) for key in named} | {"min_p": sampling.min_p or 0.0}
     common |= {"engine": name, "weights": weights, "ends": ends, **more}
@@ -72,13 +64,13 @@ def sample_seed(seed: int, problem: Problem, number: int) -> int:
 
 
 def uniforms(
-    batch: Sequence[Wanted], problems: Sequence[Problem], sampling: Sampling
+    batch: Sequence[SampleKey], problems: Sequence[Problem], sampling: Sampling
 ) -> torch.Tensor:
     """Return the random numbers of each sample's own stream, shape (samples, max_new_tokens)."""
     rows = []
-    for place, number in batch:
+    for index, number in batch:
         generator = torch.Generator()
-        generator.manual_seed(sample_seed(sampling.seed, problems[place], number))
+        generator.manual_seed(sample_seed(sampling.seed, problems[index], number))
         rows.append(torch.rand(sampling.max_new_tokens, generator=generator, dtype=torch.float64))
     return torch.stack(rows)
 
@@ -86,14 +78,7 @@ def uniforms(
 def warpers(
     temperature: float, top_p: float, top_k: int, min_p: float | None
 ) -> list[transformers.LogitsProcessor]:
-    """Return temperature and truncations in the order of transformers.
-
-    Args:
-        temperature: 1 is off.
-        top_p: 1 is off.
-        top_k: 0 is off.
-        min_p: 0 or None is off.
-    """
+    """Return the temperature and the truncations that are on, in the order of transformers."""
     active: list[transformers.LogitsProcessor] = []
     if temperature != 1:
         active.append(transformers.TemperatureLogitsWarper(temperature))
@@ -106,13 +91,17 @@ def warpers(
     return active
 
 
-def require_finite(total: torch.Tensor) -> None:
-    """Raise SageError where the sums of next-token probabilities are not finite."""
+def tokens_at(uniform: torch.Tensor, cdf: torch.Tensor) -> torch.Tensor:
+    """Return the token of each row at which its distribution function, shape (rows, vocabulary),
+    passes a number in [0, 1), shape (rows,). SageError where the function is not finite."""
+    total = cdf[:, -1:]  # 1 up to rounding
     if not total.isfinite().all():
         raise SageError(
             "the model gives logits that are not finite: its weights are damaged, or its dtype is "
             "too small for it (model.dtype: float32)"
         )
+    point = uniform[:, None].to(cdf) * total
+    return torch.searchsorted(cdf, point, right=True).clamp(max=cdf.shape[1] - 1)[:, 0]
 
 
 class InverseTransform(transformers.LogitsProcessor):
@@ -124,13 +113,9 @@ class InverseTransform(transformers.LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores, shape (rows, vocabulary): 0 at the drawn token and -inf elsewhere."""
-        token = input_ids.shape[1] - self.start
-        cdf = scores.double().softmax(-1).cumsum(-1)
-        total = cdf[:, -1:]  # 1 up to rounding
-        point = self.uniform[:, token, None].to(cdf) * total
-        require_finite(total)
-        drawn = torch.searchsorted(cdf, point, right=True).clamp(max=scores.shape[1] - 1)
-        return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
+        uniform = self.uniform[:, input_ids.shape[1] - self.start]
+        tokens = tokens_at(uniform, scores.double().softmax(-1).cumsum(-1))
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
 
 
 def transformers_engine(
@@ -139,14 +124,7 @@ def transformers_engine(
     problems: Sequence[Problem],
     sampling: Sampling,
 ) -> Engine:
-    """Return an engine that draws with transformers.
-
-    Args:
-        model: the policy.
-        tokenizer: of the policy.
-        problems: of which samples are drawn.
-        sampling: how they are drawn.
-    """
+    """Return an engine that draws samples of the problems with transformers."""
     prompts = [loading.encode(tokenizer, problem.question) for problem in problems]
     # All options, so that the model's generation_config decides none of them.
     ends = end_tokens(model, tokenizer)
@@ -161,9 +139,9 @@ def transformers_engine(
     model.eval()
 
     @torch.no_grad()
-    def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
+    def draw(batch: Sequence[SampleKey]) -> list[tuple[list[int], bool]]:
         uniform = uniforms(batch, problems, sampling)
-        rows = [prompts[place] for place, _ in batch]
+        rows = [prompts[index] for index, _ in batch]
         ids, mask = loading.padded(rows, loading.pad_id(tokenizer), "left")
         ids, mask, start = ids.to(model.device), mask.to(model.device), ids.shape[1]
         with prompts_read_once(model):
@@ -206,25 +184,8 @@ def until_end(new: torch.Tensor, ends: int | list[int]) -> list[tuple[list[int],
     return [(row[:end] if done else row, done) for row, end, done in rows]
 
 
-def partition(problems: int, samples: int, batch_size: int, processes: int) -> list[list[Wanted]]:
-    """Deal batches to processes in turn.
-
-    Args:
-        problems: number of problems.
-        samples: of a problem.
-        batch_size: samples in a batch.
-        processes: number of processes.
-
-    Returns:
-        For each process the samples that it draws, in order.
-    """
-    wanted = [(place, number) for place in range(problems) for number in range(samples)]
-    batches = _batches(wanted, batch_size)
-    return [[pair for batch in batches[p::processes] for pair in batch] for p in range(processes)]
-
-
-def _batches(wanted: Sequence[Wanted], size: int) -> list[Sequence[Wanted]]:
-    return [wanted[start : start + size] for start in range(0, len(wanted), size)]
+def _batches(keys: Sequence[SampleKey], size: int) -> list[Sequence[SampleKey]]:
+    return [keys[start : start + size] for start in range(0, len(keys), size)]
 
 
 def sample(
@@ -238,40 +199,41 @@ def sample(
     processes: int = 1,
     other_paths: Sequence[Path] = (),
 ) -> None:
-    """Draw this process's part of the samples into a file.
+    """Draw this process's share of the samples into a file; batches are dealt to them in turn.
 
     Each is a row {"dataset", "problem", "number", "completion": text, "ids": token ids without the
     end token, "tokens": with it, "finished": not cut by the length limit, "made_from"}.
 
     Args:
-        engine: draws the samples.
+        engine: draws the samples of ``problems``.
         tokenizer: decodes them.
         problems: as the engine has them.
         sampling: how many samples, and how many in a batch.
         path: of the file. Its samples are not drawn again.
         progress: called after each batch with (samples done, samples in all, tokens per second).
-        process: number of this process.
-        processes: number of all.
+        process: number of this process, of ``processes``.
         other_paths: of further files, whose samples are not drawn again.
     """
     read_lines(path, repair=True)
-    known = read_samples([path, *other_paths], problems, sampling.samples, engine.made_from)
-    mine = partition(len(problems), sampling.samples, sampling.batch_size, processes)[process]
+    by_problem = read_samples([path, *other_paths], problems, sampling.samples, engine.made_from)
+    keys = [(index, number) for index in range(len(problems)) for number in range(sampling.samples)]
+    batches = _batches(keys, sampling.batch_size)[process::processes]
+    share = [key for batch in batches for key in batch]
     waiting = [
-        (place, number)
-        for place, number in mine
-        if number not in known[problems[place].dataset, problems[place].id]
+        (index, number)
+        for index, number in share
+        if number not in by_problem[problems[index].dataset, problems[index].id]
     ]
-    done, tokens, started = len(mine) - len(waiting), 0, time.perf_counter()
+    done, tokens, started = len(share) - len(waiting), 0, time.perf_counter()
     for batch in _batches(waiting, engine.at_once or sampling.batch_size):
-        for (place, number), (ids, finished) in zip(batch, engine.draw(batch), strict=True):
-            text, problem = tokenizer.decode(ids, skip_special_tokens=True), problems[place]
+        for (index, number), (ids, finished) in zip(batch, engine.draw(batch), strict=True):
+            text, problem = tokenizer.decode(ids, skip_special_tokens=True), problems[index]
             row = {"dataset": problem.dataset, "problem": problem.id, "number": number}
             row |= {"completion": text, "ids": ids, "tokens": len(ids) + finished}
-            append_line(path, {**row, "finished": finished, "made_from": engine.made_from[place]})
+            append_line(path, {**row, "finished": finished, "made_from": engine.made_from[index]})
             tokens += len(ids) + finished
         done += len(batch)
-        progress(done, len(mine), tokens / (time.perf_counter() - started))
+        progress(done, len(share), tokens / (time.perf_counter() - started))
 
 
 def read_samples(
@@ -280,21 +242,14 @@ def read_samples(
     samples: int,
     made_from: Sequence[str] | None = None,
 ) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
-    """Read the samples that were drawn.
+    """Read samples from files: (data set, problem) -> number of the sample -> its row, for all
+    problems in their order.
 
-    Args:
-        paths: of the files.
-        problems: of which the samples are.
-        samples: of a problem.
-        made_from: the fingerprints of an engine, which the samples must have. None: all samples of
-            a problem have the same.
-
-    Returns:
-        (data set, problem) -> number of the sample -> its row, for all problems in their order.
-        SageError for other samples.
+    ``samples`` is how many a problem has, and ``made_from`` the fingerprints of an engine. Without
+    them all samples of a problem have the same. SageError for other samples.
     """
     keys = [(problem.dataset, problem.id) for problem in problems]
-    known: dict[tuple[str, str], dict[int, dict[str, Any]]] = {key: {} for key in keys}
+    by_problem: dict[tuple[str, str], dict[int, dict[str, Any]]] = {key: {} for key in keys}
     expected = dict(zip(keys, made_from, strict=True)) if made_from is not None else {}
     fields = {"dataset", "problem", "number", "made_from"}
     fields |= {"completion", "ids", "tokens", "finished"}
@@ -303,14 +258,14 @@ def read_samples(
         for row in read_lines(path):
             key = (str(row.get("dataset")), str(row.get("problem")))
             number = row.get("number", -1)
-            fits = row.keys() >= fields and key in known and 0 <= number < samples
+            fits = row.keys() >= fields and key in by_problem and 0 <= number < samples
             if not fits or row["made_from"] != expected.setdefault(key, row["made_from"]):
                 raise SageError(
                     f"{file} holds sample {number} of {key[0]}/{key[1]}, drawn otherwise (another "
                     "problem, prompt, model, engine or setting): move it away"
                 )
-            known[key][number] = row
-    return known
+            by_problem[key][number] = row
+    return by_problem
 
 
 def collect(
@@ -323,13 +278,14 @@ def collect(
         finished, in the order of the samples' numbers. SageError where a sample is missing.
     """
     rows = []
-    for (dataset, problem), known in read_samples(paths, problems, samples).items():
-        if len(known) < samples:
-            raise SageError(f"{dataset}/{problem} has {len(known)} of {samples} samples: run again")
+    for (dataset, problem), by_number in read_samples(paths, problems, samples).items():
+        if len(by_number) < samples:
+            missing = f"{dataset}/{problem} has {len(by_number)} of {samples} samples"
+            raise SageError(f"{missing}: run again")
         row: dict[str, Any] = {"dataset": dataset, "problem": problem}
-        row["completions"] = [known[number]["completion"] for number in range(samples)]
+        row["completions"] = [by_number[number]["completion"] for number in range(samples)]
         for name in ("ids", "tokens", "finished"):
-            row[name] = [known[number][name] for number in range(samples)]
+            row[name] = [by_number[number][name] for number in range(samples)]
         rows.append(row)
     return rows
 
@@ -343,15 +299,9 @@ def rollouts(
     rl: Mapping[str, Any],
     seed: int,
 ) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """Draw completions of a problem as RL does, by torch's global stream.
+    """Draw ``count`` completions of a problem as RL does, by torch's global stream.
 
-    Args:
-        model: the policy.
-        tokenizer: of the policy.
-        problem: of which completions are drawn.
-        count: how many.
-        rl: keywords of GRPOConfig. Temperature, truncations and length are read.
-        seed: of the stream.
+    ``rl`` has keywords of GRPOConfig: temperature, truncations and length are read.
 
     Returns:
         Token ids of prompts and completions, shape (count, prompt and tokens); the length of the

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from sage_lib.errors import SageError
 from sage_lib.files import adapter_base, read_json
 from sage_lib.policy import loading
-from sage_lib.policy.sampling import Engine, Sampling, Wanted, fingerprints, sample_seed
+from sage_lib.policy.sampling import Engine, SampleKey, Sampling, fingerprints, sample_seed
 from sage_lib.tasks.problem import Problem
 
 
@@ -20,18 +20,10 @@ def vllm_engine(
     problems: Sequence[Problem],
     sampling: Sampling,
 ) -> Engine:
-    """Start vLLM. It holds a GPU's memory until its engine is closed.
+    """Start vLLM with the model or the adapter of a folder, and return an engine that holds a GPU's
+    memory until it is closed. ``sampling.vllm`` has keywords of vllm.LLM.
 
     Another version of vLLM, or another batch, may draw other samples.
-
-    Args:
-        folder: of a model, or of an adapter.
-        tokenizer: of the model.
-        problems: of which samples are drawn.
-        sampling: how they are drawn; its ``vllm`` holds keywords of vllm.LLM.
-
-    Returns:
-        The engine.
     """
     # By default vLLM forks its engine's process. This process has already asked CUDA for its GPUs,
     # and a fork of such a process cannot use them.
@@ -67,9 +59,9 @@ def vllm_engine(
         "detokenize": False,
     }
 
-    def draw(batch: Sequence[Wanted]) -> list[tuple[list[int], bool]]:
-        requests = [{"prompt_token_ids": prompts[place]} for place, _ in batch]
-        seeds = [sample_seed(sampling.seed, problems[place], number) for place, number in batch]
+    def draw(batch: Sequence[SampleKey]) -> list[tuple[list[int], bool]]:
+        requests = [{"prompt_token_ids": prompts[index]} for index, _ in batch]
+        seeds = [sample_seed(sampling.seed, problems[index], number) for index, number in batch]
         parameters = [SamplingParams(**options, seed=seed) for seed in seeds]
         samples = []
         for output in llm.generate(requests, parameters, use_tqdm=False, lora_request=adapter):
