@@ -40,8 +40,8 @@ def enumerate_completions(
 ) -> Enumeration:
     """List the completions of a prompt whose probability is not below a floor, at temperature 1.
 
-    No prefix is more likely than its continuations together, so a prefix below the floor is left
-    out with all that would follow it.
+    No continuation is more likely than its prefix, so a prefix below the floor is left out with all
+    that would follow it.
 
     Args:
         model: the policy.
@@ -49,9 +49,6 @@ def enumerate_completions(
         end: id of the end token.
         floor: the least probability, above 0.
         longest: completions with this many tokens and no end token are left out.
-
-    Returns:
-        All completions from the floor on.
     """
     device, bound = model.device, math.log(floor)
     start = torch.tensor([prompt], device=device)

@@ -17,14 +17,10 @@ def exact_pass_at_k(p: ArrayLike, ks: Sequence[int]) -> np.ndarray:
 
 
 def valid_mass(table: pd.DataFrame, column: str = "logp") -> pd.Series:
-    """Return the probability of a valid sample by data set and problem.
+    """Return the probability of a valid sample by data set and problem, in the order of the
+    problems: the sum over their valid completions in a table of ``scoring.valid_probabilities``.
 
-    Args:
-        table: of ``scoring.valid_probabilities``, or a part of it.
-        column: "logp", or "logp_T" of a temperature T.
-
-    Returns:
-        The sum over valid completions, in the order of the problems. Rounding leaves it at most 1.
+    ``column`` is "logp", or "logp_T" of a temperature T. A sum that rounding puts above 1 is 1.
     """
     p = np.exp(table[column]).groupby([table["dataset"], table["problem"]], sort=False).sum()
     return p.clip(upper=1.0)

@@ -27,13 +27,8 @@ SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 
 
 def starting_point(model: Model, folder: Path, words: Sequence[str] = ()) -> str | Path:
-    """Return the name or the folder of the model that fine-tuning starts from.
-
-    Args:
-        model: the section of the profile.
-        folder: where a tiny model is made.
-        words: of a task, which the tiny model's vocabulary lacks.
-    """
+    """Return the name or the folder of the model that fine-tuning starts from. A tiny model is made
+    in ``folder``; its vocabulary also has the ``words`` of a task."""
     if model.name == tiny_qwen.NAME:
         tiny_qwen.create(folder, model, words)
         return folder
@@ -48,13 +43,8 @@ def starting_point(model: Model, folder: Path, words: Sequence[str] = ()) -> str
 def load_tokenizer(
     model: Model, folder: str | Path, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder, with the prompt of SFT, RL and evaluation.
-
-    Args:
-        model: the section of the profile.
-        folder: or a hub name.
-        revision: of a hub name.
-    """
+    """Return the tokenizer in a folder, or of a hub name and its revision, with the prompt of SFT,
+    RL and evaluation."""
     if model.name == tiny_qwen.NAME:
         return with_prompt(tiny_qwen.load_tokenizer(folder), model.prompt)
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
@@ -62,23 +52,16 @@ def load_tokenizer(
 
 
 def save_adapter(model: Any, folder: Path, base: Path) -> None:
-    """Save a PEFT model's adapter, with the path of its base from there: both can be moved.
-
-    Args:
-        model: of PEFT.
-        folder: of the adapter.
-        base: folder of the base.
-    """
+    """Save a PEFT model's adapter, with the relative path to the folder of its base: both folders
+    can be moved together."""
     model.save_pretrained(folder, selected_adapters=["default"])
     config, path = folder / "adapter_config.json", os.path.relpath(base, folder)
     write_json(config, {**read_json(config), "base_model_name_or_path": path})
 
 
 def load(section: Model, folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model on this process's GPU, if any, and its tokenizer. An adapter is merged.
-
-    ``section``: of the profile, for dtype and prompts. ``folder``: of the model, or its hub name.
-    """
+    """Load a model from a folder or by its hub name on this process's GPU, if any, and its
+    tokenizer. An adapter is merged. The profile's section gives the dtype and the prompt."""
     dtype = "auto" if section.dtype is None else getattr(torch, section.dtype)
     base = adapter_base(Path(folder))
     model = transformers.AutoModelForCausalLM.from_pretrained(base or folder, dtype=dtype, **SAFE)
@@ -107,29 +90,18 @@ def grouped_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float,
-    **more: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend as transformers' plain attention, without a copy of keys for each query head.
 
     Where a model needs more than a mask, such as a cap or dropout, its plain attention is called.
-
-    Args:
-        module: the attention layer.
-        query: shape (rows, heads, columns, width).
-        key: shape (rows, fewer heads, columns, width).
-        value: shape of ``key``.
-        attention_mask: added to the scores, None for none.
-        scaling: factor of the scores.
-        more: further options of the model.
-
-    Returns:
-        The output, shape (rows, columns, heads, width), and no weights.
+    ``query`` has shape (rows, heads, columns, width); ``key`` and ``value`` have fewer heads. It
+    returns the output, shape (rows, columns, heads, width), and no weights.
     """
-    if any(more.get(name) for name in ("dropout", "softcap", "output_attentions")) or (
-        more.get("s_aux") is not None
-    ):
+    needed = [options.get(name) for name in ("dropout", "softcap", "output_attentions")]
+    if any(needed) or options.get("s_aux") is not None:
         plain = sys.modules[type(module).__module__].eager_attention_forward
-        return plain(module, query, key, value, attention_mask, scaling=scaling, **more)
+        return plain(module, query, key, value, attention_mask, scaling=scaling, **options)
     rows, heads, columns, _ = query.shape
     queries = query.unflatten(1, (key.shape[1], -1))  # by the head of keys that they share
     scores = queries.flatten(2, 3) @ key.transpose(2, 3) * scaling
@@ -155,11 +127,10 @@ def quick(model: PreTrainedModel) -> PreTrainedModel:
     head = model.get_output_embeddings()
     if head is not None and head.weight.numel() > 1e6:  # a small one is copied in no time
         head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
-    heads = [
-        getattr(model.config, f"num_{name}_heads", None) for name in ("attention", "key_value")
-    ]
-    longer = model.dtype.itemsize < 4 or (heads[1] and heads[0] != heads[1])
-    if longer and model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
+    key_heads = getattr(model.config, "num_key_value_heads", None)
+    shares_keys = key_heads and key_heads != model.config.num_attention_heads
+    slow = shares_keys or model.dtype.itemsize < 4
+    if slow and model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(GROUPED)
     return model
 
@@ -183,13 +154,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
 
 
 def padded(rows: Sequence[list[int]], pad: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and attention mask, both of shape (rows, the longest one's tokens).
-
-    Args:
-        rows: token ids.
-        pad: id of the padding token.
-        side: "left" or "right", where the padding is.
-    """
+    """Return token ids and attention mask, both of shape (rows, the longest one's tokens). ``side``
+    says where the padding is, "left" or "right"."""
     ids = [torch.tensor(row, dtype=torch.long) for row in rows]
     mask = [torch.ones_like(row) for row in ids]
     return pad_sequence(ids, True, pad, side), pad_sequence(mask, True, 0, side)
@@ -202,6 +168,6 @@ def weights_mark(model: torch.nn.Module) -> str:
         sha256.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
         flat = values.detach().flatten()
         if flat.numel() and not flat.is_meta:
-            some = flat[:: max(1, flat.numel() // 1024)].contiguous()
-            sha256.update(some.view(torch.uint8).cpu().numpy().tobytes())
+            spaced = flat[:: max(1, flat.numel() // 1024)].contiguous()
+            sha256.update(spaced.view(torch.uint8).cpu().numpy().tobytes())
     return sha256.hexdigest()[:12]

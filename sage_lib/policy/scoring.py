@@ -37,15 +37,8 @@ def score(
     rows: Sequence[Mapping[str, Any]],
     limit: int,
 ) -> pd.DataFrame:
-    """Score samples.
-
-    Args:
-        model: the policy.
-        base: its base.
-        tokenizer: of both.
-        problems: of which the samples are.
-        rows: of ``sampling.collect``, one for each problem, with a list "correct".
-        limit: of each problem the first samples up to this number.
+    """Score the first ``limit`` samples of each problem. ``rows`` are of ``sampling.collect``, one
+    for each problem, with a list "correct".
 
     Returns:
         A row for each sample, with columns :data:`COLUMNS`. ``perplexity`` (eq. 39) is under the
@@ -74,26 +67,16 @@ def signals(
     pad: int,
     branching: bool = True,
 ) -> Iterator[Signals]:
-    """Compute the signals of completions of a prompt.
+    """Compute the signals of each completion of a prompt, from the token ids of its ``bodies``.
 
-    Args:
-        model: the policy.
-        base: its base.
-        prompt: token ids.
-        bodies: token ids of each completion.
-        pad: id of the padding token.
-        branching: whether its factor is needed. It sorts the vocabulary, and so doubles the time
-            for a large one.
-
-    Returns:
-        The signals of each completion.
+    The factor of ``branching`` sorts the vocabulary, which doubles the time for a large one.
     """
     start = len(prompt)
     length = start + max(map(len, bodies), default=0)
     at_a_time = max(1, LOGITS // (length * model.config.vocab_size))
     for first in range(0, len(bodies), at_a_time):
-        part = bodies[first : first + at_a_time]
-        batch = loading.padded([prompt + body for body in part], pad, "right")
+        of_batch = bodies[first : first + at_a_time]
+        batch = loading.padded([prompt + body for body in of_batch], pad, "right")
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, start, mask)
         base_log_pi = log_pi if base is model else _log_pi(base, ids, start, mask)
@@ -101,7 +84,7 @@ def signals(
         by_token = [drawn, probs.entropies_of(log_pi)]
         by_token += [token_signals.branching_factor(log_pi.exp())] if branching else []
         by_row = [x.cpu().numpy() for x in by_token]
-        for row, body in enumerate(part):
+        for row, body in enumerate(of_batch):
             yield Signals(*(x[row, : len(body)] for x in by_row))
 
 
@@ -112,13 +95,9 @@ def valid_probabilities(
     problems: Sequence[Problem],
     tempered: Sequence[float] = (),
 ) -> pd.DataFrame:
-    """Compute log pi(y | x) of each valid completion y, end token included.
+    """Compute log pi(y | x) of each valid completion y of the problems, end token included.
 
-    Args:
-        model: the policy.
-        tokenizer: of the policy.
-        problems: of exact tasks.
-        tempered: further temperatures T, at which a token's distribution is pi^(1/T), normalised.
+    ``tempered`` are further temperatures T: a token's distribution is pi^(1/T), normalised.
 
     Returns:
         A row for each completion: dataset, problem, way, completion (its number within the
@@ -132,22 +111,23 @@ def valid_probabilities(
         for number, (way, *worked) in enumerate(valid):
             rows.append((problem.dataset, problem.id, way, number))
             conversations.append((prompt, conversation_ids(tokenizer, problem.question, *worked)))
-    by_length = sorted(range(len(conversations)), key=lambda place: -len(conversations[place][1]))
+    by_length = sorted(range(len(conversations)), key=lambda index: -len(conversations[index][1]))
     longest = len(conversations[by_length[0]][1]) if conversations else 1
     at_a_time = min(64, max(1, LOGITS // (longest * model.config.vocab_size)))
     logps: dict[int, list[float]] = {}
     for start in range(0, len(conversations), at_a_time):
-        places = by_length[start : start + at_a_time]  # of about one length: few are padded
-        of_batch = [conversations[place][1] for place in places]
+        indices = by_length[start : start + at_a_time]  # of about one length: few are padded
+        of_batch = [conversations[index][1] for index in indices]
         batch = loading.padded(of_batch, loading.pad_id(tokenizer), "right")
         ids, mask = (x.to(model.device) for x in batch)
         log_pi = _log_pi(model, ids, 1, mask)
         log_pis = [log_pi, *(probs.log_probabilities(log_pi, t) for t in tempered)]
         drawn = [probs.drawn_log_probabilities(x, ids[:, 1:]) for x in log_pis]
-        for place, *of_tokens in zip(places, *drawn, strict=True):
-            prompt, whole = conversations[place]
-            logps[place] = [x[prompt - 1 : len(whole) - 1].sum().item() for x in of_tokens]
-    table = [(*row, *logps[place]) for place, row in enumerate(rows)]
+        for index, *of_tokens in zip(indices, *drawn, strict=True):
+            prompt, conversation = conversations[index]
+            tokens = slice(prompt - 1, len(conversation) - 1)
+            logps[index] = [x[tokens].sum().item() for x in of_tokens]
+    table = [(*row, *logps[index]) for index, row in enumerate(rows)]
     named = ["dataset", "problem", "way", "completion", "logp"]
     return pd.DataFrame(table, columns=[*named, *(f"logp_{t}" for t in tempered)])
 
@@ -155,14 +135,8 @@ def valid_probabilities(
 def conversation_ids(
     tokenizer: PreTrainedTokenizerBase, question: str, working: str, answer: str
 ) -> list[int]:
-    """Return the token ids of a worked answer after its prompt, as SFT reads them.
-
-    Args:
-        tokenizer: of the policy.
-        question: of the problem.
-        working: the work.
-        answer: the answer; the end token follows it.
-    """
+    """Return the token ids of a question's prompt and a worked answer, as SFT reads them. The end
+    token follows the answer."""
     turn = {"role": "assistant", "content": prompts.answer_turn(working, answer)}
     turns = [*prompts.messages(question), turn]
     return list(tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"])

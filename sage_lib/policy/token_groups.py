@@ -45,11 +45,8 @@ def largest(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
     The share is rounded up. Of equal values the first counts as larger.
     """
-    numbers = np.asarray(values, dtype=np.float64)
-    is_large = np.zeros(len(numbers), dtype=bool)
-    order = np.argsort(-numbers, kind="stable")
-    is_large[order[: int(np.ceil(TOP * len(numbers) - 1e-9))]] = True
-    return is_large
+    rank = pd.Series(values).rank(method="first", ascending=False)
+    return (rank <= np.ceil(TOP * len(rank) - 1e-9)).to_numpy()
 
 
 def parts(values: Sequence[float] | np.ndarray, count: int = EQUAL_PARTS) -> np.ndarray:
