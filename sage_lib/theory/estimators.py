@@ -4,6 +4,9 @@ With d_t = log(q_t pi_ref(y_t)) - log pi(y_t) (eq. 38), an estimator is a term k
 sampled token. Its gradient is taken on-policy: completions come from pi, and only the terms are
 differentiated. A :class:`~sage_lib.theory.losses.Loss` says how completions are weighed; the
 default is a plain sum over tokens.
+
+``logits``, ``log_reference``, ``log_q`` (no guide is None) and gradients have shape (E,),
+``reward`` has shape (L,).
 """
 
 from collections.abc import Callable
@@ -62,19 +65,8 @@ def kl_gradient(
     log_q: Tensor | None = None,
     loss: Loss = PLAIN,
 ) -> Tensor:
-    """Compute the expected gradient of an estimator in the logits.
-
-    Args:
-        tree: its completions.
-        estimator: one of ESTIMATORS.
-        logits: of the policy, for each edge, shape (E,).
-        log_reference: log pi_ref of each edge, shape (E,).
-        log_q: of each edge, shape (E,), or (draws, E) of a random guide; None: no guide.
-        loss: weighs completions.
-
-    Returns:
-        The gradient, shape (E,). SageError where the divergence is infinite.
-    """
+    """Compute the expected gradient of one of ESTIMATORS in the logits of the policy. Of a random
+    guide ``log_q`` has shape (draws, E). SageError where the divergence is infinite."""
     tree.check_edges(log_reference, "log_reference")
     logits = logits.detach().clone().requires_grad_()
     log_pi = tree.log_policy(logits)
@@ -106,10 +98,8 @@ def kl_gradient(
 def reverse_kl_gradient(
     tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, loss: Loss = PLAIN
 ) -> Tensor:
-    """Return the gradient of sum_s visits(s) KL(pi_s ‖ q_s pi_ref,s), eq. 5, shape (E,).
-
-    The visits are constants. The arguments and the error are as in :func:`kl_gradient`.
-    """
+    """Return the gradient of sum_s visits(s) KL(pi_s ‖ q_s pi_ref,s), eq. 5; the visits are
+    constants. SageError where the divergence is infinite."""
 
     def term(log_pi: Tensor, log_anchor: Tensor) -> Tensor:
         _check_finite(log_pi, log_anchor, "policy", "reference")
@@ -122,10 +112,10 @@ def reverse_kl_gradient(
 def forward_kl_gradient(
     tree: Tree, logits: Tensor, log_reference: Tensor, log_q: Tensor, loss: Loss = PLAIN
 ) -> Tensor:
-    """Return the gradient of sum_s visits(s) KL(q_s pi_ref,s ‖ pi_s), shape (E,).
+    """Return the gradient of sum_s visits(s) KL(q_s pi_ref,s ‖ pi_s); the visits are constants.
 
-    The visits are constants. The arguments and the error are as in :func:`kl_gradient`. With a
-    trainer's loss and q = 1 this is the expected gradient of the KL form forward_kl.
+    With a trainer's loss and q = 1 this is the expected gradient of the KL form forward_kl.
+    SageError where the divergence is infinite.
     """
 
     def term(log_pi: Tensor, log_anchor: Tensor) -> Tensor:
@@ -151,18 +141,8 @@ def _divergence_gradient(
 
 
 def reward_gradient(tree: Tree, logits: Tensor, reward: Tensor, loss: Loss = PLAIN) -> Tensor:
-    """Compute the gradient of E_pi[R] in the logits.
-
-    Args:
-        tree: its completions.
-        logits: of the policy, shape (E,).
-        reward: of each completion, shape (L,).
-        loss: another than the plain one gives the expected policy gradient, each token's score
-            times the advantage.
-
-    Returns:
-        The gradient, shape (E,). SageError for a reward of another shape.
-    """
+    """Compute the gradient of E_pi[R] in the logits. Another loss than the plain one gives the
+    expected policy gradient, each token's score times the advantage."""
     if reward.shape != tree.lengths.shape:
         raise SageError(
             f"reward must be of each of the tree's {len(tree.lengths)} completions, "
@@ -188,22 +168,11 @@ def fixed_point(
     log_q: Tensor | None = None,
     loss: Loss = PLAIN,
 ) -> Tensor:
-    """Find the policy at which ascent of E_pi[R] - beta·(estimator) comes to rest.
+    """Return log pi, shape (E,), where ascent of E_pi[R] - beta·(estimator) comes to rest.
 
     The field need not be the gradient of a function, so its zero is sought: gradient steps from the
-    reference come near, then Powell's hybrid method finds it.
-
-    Args:
-        tree: its completions.
-        estimator: one of ESTIMATORS.
-        reward: of each completion, shape (L,).
-        log_reference: log pi_ref of each edge, shape (E,).
-        beta: coefficient of the KL.
-        log_q: of each edge; None: no guide.
-        loss: weighs completions.
-
-    Returns:
-        log pi of each edge, shape (E,). SageError unless beta > 0, and where no zero is found.
+    reference come near, then Powell's hybrid method finds it. SageError unless beta > 0, and where
+    no zero is found.
     """
     check_beta(beta)
 

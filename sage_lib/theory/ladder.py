@@ -2,6 +2,10 @@
 
 The first rungs of a ladder: the optimum, the fixed point of the loss that is trained, and the same
 table trained with groups of samples. Rewards are 0 or 1. Losses are summed over tokens.
+
+``group`` is the number of completions of a prompt whose rewards are normalised together. Of a tree,
+``reward`` has shape (L,), and ``log_reference`` and ``log_q`` have shape (E,); no ``log_q`` is no
+guide. SageError for a group of fewer than two, and unless beta > 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,19 +25,9 @@ EDGE, POINTS = 1e-9, 400
 
 
 def optimum_success(reference: float, beta: float, group: int, log_rho: float = 0.0) -> float:
-    """Return the largest success p of the optimum of eq. 2 at beta/kappa(p), or of eq. 4.
-
-    Args:
-        reference: success under pi_ref.
-        beta: coefficient of the KL.
-        group: completions of a prompt, whose rewards are normalised together.
-        log_rho: of the guide.
-
-    Returns:
-        The success. SageError unless beta > 0 and the group has two or more.
-    """
+    """Return the largest success p of the optimum of eq. 2 at beta/kappa(p), or with the log rho of
+    a guide of eq. 4, from the success under pi_ref."""
     check_beta(beta)
-    check_group(group)
     if not 0 < reference < 1:
         return reference
     return _largest(lambda p: float(success(reference, beta / kappa(p, group), log_rho)))
@@ -47,18 +41,7 @@ def k3_rest(
     group: int,
     log_q: Tensor | None = None,
 ) -> Tensor:
-    """Return log pi, shape (E,), at the fixed point of k3 at beta/kappa(p) with the largest p.
-
-    Args:
-        tree: its completions.
-        reward: 0 or 1 of each completion, shape (L,).
-        log_reference: log pi_ref of each edge, shape (E,).
-        beta: coefficient of the KL.
-        group: completions of a prompt, whose rewards are normalised together.
-        log_q: log q of each edge, shape (E,); None: no guide.
-
-    SageError unless beta > 0 and the group has two or more.
-    """
+    """Return log pi, shape (E,), at the fixed point of k3 at beta/kappa(p) with the largest p."""
     check_beta(beta)
 
     def at(p: float) -> tuple[Tensor, Tensor]:
@@ -79,22 +62,11 @@ def trained_table(
     seed: int,
     log_q: Tensor | None = None,
 ) -> list[Tensor]:
-    """Train a table with GRPO and per-token k3 by stochastic gradient ascent, from pi_ref on.
-
-    Args:
-        tree: its completions.
-        reward: 0 or 1 of each completion, shape (L,).
-        log_reference: log pi_ref of each edge, shape (E,).
-        beta: coefficient of the KL; 0: none.
-        group: completions that are drawn for an update.
-        updates: numbers of updates, rising, after which the policy is returned.
-        rate: learning rate of the logits.
-        seed: of the draws.
-        log_q: log q of each edge, shape (E,), of a guide of the state; None: no guide.
+    """Train a table with GRPO and per-token k3 by stochastic gradient ascent, from pi_ref on. Each
+    update draws a group by the ``seed``. beta may be 0, and ``log_q`` is of a guide of the state.
 
     Returns:
-        log pi of each edge, shape (E,), after each number of updates. SageError for a group of
-        fewer than two.
+        log pi, shape (E,), after each of the rising numbers of ``updates``.
     """
     check_group(group)
     rng, logits, policies = np.random.default_rng(seed), log_reference.clone(), []

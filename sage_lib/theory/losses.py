@@ -76,7 +76,7 @@ def kappa(success: float, group: int) -> float:
 def _mean_advantages(success: float, group: int, scaled: bool) -> tuple[float, float]:
     """Return the expected advantages of a right and of a wrong completion."""
     others = _repeated(np.array([1 - success, success]), group - 1)
-    right, wrong = (float(others @ side) for side in _advantages(group, scaled))
+    right, wrong = (float(others @ advantages) for advantages in _advantages(group, scaled))
     return right, wrong
 
 
@@ -107,11 +107,8 @@ def weights(
     """Compute the expected weights of completions, without gradients: the probability of being
     drawn times the weight in the loss.
 
-    Args:
-        tree: its completions.
-        log_policy: of each edge, shape (E,).
-        loss: weighs completions.
-        reward: shape (L,), 0 or 1 where the loss has groups; None: 0.
+    ``log_policy`` has shape (E,). ``reward`` has shape (L,), is 0 or 1 where the loss has groups,
+    and 0 by default.
 
     Returns:
         The weights of KL terms and of advantages, both of shape (L,). For the plain loss they

@@ -144,13 +144,7 @@ def full_tree_instance(
     seed: int, depth: int, branches: int, sharpness: float
 ) -> tuple[Tree, Tensor, Tensor]:
     """Return a full tree, log pi_ref of each edge, and a reward of 1 for half the completions.
-
-    Args:
-        seed: of reference and reward.
-        depth: tokens of a completion.
-        branches: tokens after a state.
-        sharpness: standard deviation of the reference's logits.
-    """
+    ``sharpness`` is the standard deviation of the reference's logits."""
     rng = np.random.default_rng(seed)
     tree = Tree.full(depth, branches)
     log_reference = tree.log_policy(torch.as_tensor(sharpness * rng.normal(size=len(tree.edges))))

@@ -21,43 +21,31 @@ from scipy.stats import t
 from sage_lib.errors import SageError
 
 GAIN = ["problem", "samples", "right", "log_rho", "low", "high"]
-NO_OPTIMUM = "beta must be positive, not {}: without a KL term there is no optimum"
 
 
 def check_beta(beta: float) -> None:
     """Raise SageError unless beta is above 0; NaN is not."""
     if not beta > 0:
-        raise SageError(NO_OPTIMUM.format(beta))
+        raise SageError(f"beta must be positive, not {beta}: without a KL term there is no optimum")
 
 
 def log_rho(reference: torch.Tensor, reward: torch.Tensor, guide: torch.Tensor) -> float:
-    """Return the log of E[q | right] / E[q | wrong] under the reference.
-
-    Args:
-        reference: pi_ref of each completion, shape (L,).
-        reward: 0 or 1 of each completion, shape (L,).
-        guide: q of each completion, shape (L,).
-
-    Returns:
-        log rho. SageError where no completion is right, or none wrong.
-    """
+    """Return the log of E[q | right] / E[q | wrong] under the reference, from pi_ref, the reward of
+    0 or 1, and q of each completion. SageError where no completion is right, or none wrong."""
     right = reward == 1
     if right.all() or not right.any():
         raise SageError("rho compares right with wrong completions: both must be there")
-    means = [(reference * guide)[side].sum() / reference[side].sum() for side in (right, ~right)]
-    return float((means[0] / means[1]).log())
+    q_right, q_wrong = (
+        (reference * guide)[outcome].sum() / reference[outcome].sum() for outcome in (right, ~right)
+    )
+    return float((q_right / q_wrong).log())
 
 
 def success(reference_success: ArrayLike, beta: float, log_rho: ArrayLike = 0.0) -> np.ndarray:
-    """Compute the probability of a right completion at the optimum; shapes broadcast.
+    """Return the probability of a right completion at the optimum, from that under the reference.
 
-    Args:
-        reference_success: the same probability under the reference.
-        beta: coefficient of the KL, positive.
-        log_rho: of :func:`log_rho`; 0 gives eq. 2, other values eq. 4.
-
-    Returns:
-        The probability, of the shape to which the arguments broadcast. SageError unless beta > 0.
+    A :func:`log_rho` of 0 gives eq. 2, another one eq. 4; shapes broadcast. SageError unless
+    beta > 0.
     """
     check_beta(beta)
     p = np.asarray(reference_success, dtype=np.float64)
@@ -93,10 +81,10 @@ def guide_gain(
     if not np.isin(right, (0, 1)).all():
         raise SageError("rho is defined for rewards of 0 and 1: give 1 for right, 0 for wrong")
     rows = []
-    for name, places in names.groupby(names, sort=False).groups.items():
-        at = np.asarray(places)
-        ours, theirs = (logs[at][right[at] == side] for side in (1, 0))
-        rows.append((name, len(at), len(ours), *_log_ratio(ours, theirs, level)))
+    for name, group in names.groupby(names, sort=False).groups.items():
+        index = np.asarray(group)
+        of_right, of_wrong = (logs[index][right[index] == reward] for reward in (1, 0))
+        rows.append((name, len(index), len(of_right), *_log_ratio(of_right, of_wrong, level)))
     return pd.DataFrame(rows, columns=GAIN)
 
 
@@ -105,16 +93,17 @@ def _log_ratio(right: np.ndarray, wrong: np.ndarray, level: float) -> tuple[floa
     if not len(right) or not len(wrong):
         return np.nan, np.nan, np.nan
     means, errors, degrees = [], [], []
-    for side in (right, wrong):
-        mean = float(logsumexp(side) - np.log(len(side)))
-        relative = np.exp(side - mean)  # q over its mean
+    for logs in (right, wrong):
+        mean = float(logsumexp(logs) - np.log(len(logs)))
+        relative = np.exp(logs - mean)  # q over its mean
         means.append(mean)
-        degrees.append(len(side) - 1)
-        errors.append(relative.var(ddof=1) / len(side) if len(side) > 1 else np.nan)
+        degrees.append(len(logs) - 1)
+        errors.append(relative.var(ddof=1) / len(logs) if len(logs) > 1 else np.nan)
     estimate, total = means[0] - means[1], sum(errors)
-    if np.isnan(total) or total == 0:
-        bound = 0.0 if total == 0 else np.nan
-        return estimate, estimate - bound, estimate + bound
+    if np.isnan(total):
+        return estimate, np.nan, np.nan
+    if total == 0:
+        return estimate, estimate, estimate
     freedom = total**2 / sum(e**2 / d for e, d in zip(errors, degrees, strict=True))
     half = float(t.ppf(0.5 + level / 2, freedom) * np.sqrt(total))
     return estimate, estimate - half, estimate + half

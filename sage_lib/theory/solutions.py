@@ -16,14 +16,8 @@ from sage_lib.theory.tree import Tree
 def tilted(reference: Tensor, reward: Tensor, beta: float, guide: Tensor | None = None) -> Tensor:
     """Return eq. 2, or with a guide eq. 4: pi(y) ∝ q(y) pi_ref(y) exp(R(y)/beta).
 
-    Args:
-        reference: pi_ref of each completion, shape (L,).
-        reward: of each completion, shape (L,).
-        beta: coefficient of the KL.
-        guide: q of each completion, shape (L,); None: no guide.
-
-    Returns:
-        The policy, shape (L,). SageError unless beta > 0.
+    The reference pi_ref, the reward, the guide q and the result have a number for each completion.
+    SageError unless beta > 0.
     """
     check_beta(beta)
     log_q = 0 if guide is None else guide.log()
@@ -33,16 +27,8 @@ def tilted(reference: Tensor, reward: Tensor, beta: float, guide: Tensor | None 
 def entropy_bonus(reference: Tensor, reward: Tensor, beta: float, strength: float) -> Tensor:
     """Return eq. 21: pi ∝ pi_ref^(beta/(beta+lambda)) exp(R/(beta+lambda)), shape (L,).
 
-    The bonus is a temperature: it has no direction.
-
-    Args:
-        reference: pi_ref of each completion, shape (L,).
-        reward: of each completion, shape (L,).
-        beta: coefficient of the KL.
-        strength: lambda, coefficient of the entropy.
-
-    Returns:
-        The policy, shape (L,). SageError unless beta + lambda > 0.
+    The ``strength`` lambda is the coefficient of the entropy. The bonus is a temperature: it has no
+    direction. SageError unless beta + lambda > 0.
     """
     if not beta + strength > 0:
         raise SageError(
@@ -84,16 +70,11 @@ def k3_fixed_point(
 
         pi(a) = beta q_a pi_ref(a) / (lambda - Q_a),    value V = sum_a pi(a) Q_a = lambda - beta S.
 
-    Args:
-        tree: its completions.
-        reward: of each completion, shape (L,).
-        log_reference: log pi_ref of each edge, shape (E,).
-        beta: the KL coefficient.
-        log_q: log q_t of each edge, shape (E,), a constant to the gradient; None: no guide.
+    The reward has shape (L,), log_reference and log_q have shape (E,). q is a constant to the
+    gradient. SageError unless beta > 0.
 
     Returns:
         log pi of each edge, shape (E,), and V, the expected reward from each state on, shape (S,).
-        SageError unless beta > 0.
     """
     check_beta(beta)
     tree.check_edges(log_reference, "log_reference")
@@ -114,15 +95,8 @@ def theorem_4_3(rlvr: Tensor, guide: Tensor, epsilon: float) -> Tensor:
     """Return whether Theorem 4.3's condition q(y)/E_RLVR[q] > epsilon/pi_RLVR(y) holds.
 
     The formula is lost in the paper's text. It is restored from the theorem's words and eq. 24. For
-    a correct y it is equivalent to pi_SAGE(y) > epsilon, the support of Definition 4.1.
-
-    Args:
-        rlvr: the policy of eq. 2, shape (L,).
-        guide: q of each completion, shape (L,).
-        epsilon: of Definition 4.1.
-
-    Returns:
-        bool of shape (L,).
+    a correct y it is equivalent to pi_SAGE(y) > epsilon, the support of Definition 4.1. The policy
+    of eq. 2, the guide's q and the result have shape (L,).
     """
     return guide / (rlvr * guide).sum() > epsilon / rlvr
 

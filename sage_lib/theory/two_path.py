@@ -60,14 +60,8 @@ class Example:
 def branch_q(
     entropy: Tensor, threshold: Tensor | float, ratio: Tensor | float, most: float = HIGH
 ) -> Tensor:
-    """Return eq. 11 with the authors' clamp; shapes broadcast.
-
-    Args:
-        entropy: of tokens, nats.
-        threshold: nats.
-        ratio: slope above the threshold.
-        most: upper end of the clamp.
-    """
+    """Return eq. 11 with the authors' clamp, whose upper end is ``most``. Entropy and threshold are
+    in nats; shapes broadcast."""
     return (1 + ratio * (entropy - threshold).clamp(min=0)).clamp(LOW, most)
 
 
@@ -116,14 +110,7 @@ def branch_tree(rare: float = 0.05, spread: int = 6) -> tuple[Tree, Tensor, Tens
 def tree_guide(
     tree: Tree, log_policy: Tensor, threshold: float, ratio: float, most: float = HIGH
 ) -> Tensor:
-    """Return q of each completion by eq. 7 and 11, shape (L,).
-
-    Args:
-        tree: its completions.
-        log_policy: log pi of each edge, shape (E,), whose entropies count.
-        threshold: nats.
-        ratio: slope above the threshold.
-        most: upper end of the clamp.
-    """
+    """Return q of each completion by eq. 7 and 11, shape (L,), from the entropies of a policy with
+    log pi of each edge, shape (E,). The other arguments are as in :func:`branch_q`."""
     q = branch_q(tree.entropies(log_policy), threshold, ratio, most)
     return solutions.product_guide(tree, q.log()[tree.state_of])
