@@ -64,7 +64,7 @@ def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mo
     model, tokenizer, tmp_path
 ):
     asked = SETTINGS.problems(3, 1)
-    log = ExactLog(tmp_path / "exact.jsonl", tokenizer, asked, interval=2)
+    log = ExactLog(tmp_path / "exact.jsonl", tokenizer, asked, 2, tmp_path / "start.json")
     model.train()
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -99,7 +99,7 @@ def test_what_is_measured_before_the_first_step_is_measured_once(
         log.on_step_end(None, SimpleNamespace(global_step=2), None, model=model)
         return (tmp_path / name).read_text()
 
-    alone = logged("alone", None)
+    alone = logged("alone", tmp_path / "start_alone.json")
     assert alone.count("\n") == 2 and len(counted) == 2
     assert logged("first", start) == alone and len(counted) == 4
     assert logged("second", start) == alone and len(counted) == 5, "step 2 alone"

@@ -54,16 +54,8 @@ def check_sections(profile: Profile) -> None:
 
 
 def arguments(cls: type, section: dict[str, Any], where: str, **fixed: Any) -> Any:
-    """Make an object from a profile's section.
-
-    Args:
-        cls: SFTConfig or GRPOConfig.
-        section: its keywords.
-        where: the place of the section, for errors.
-        fixed: keywords that the section does not decide.
-
-    Returns:
-        The object. SageError where the class refuses a keyword.
+    """Make an SFTConfig or a GRPOConfig from a profile's section and ``fixed`` keywords, which the
+    section does not decide. SageError, with the place of the section, for what the class refuses.
     """
     try:
         return cls(**{"report_to": "none", **section, "disable_tqdm": True, **fixed})
@@ -105,11 +97,11 @@ class StepLog(TrainerCallback):
     Args:
         path: of the file.
         before: steps of earlier trainers.
-        more: further entries of all rows.
+        constants: further entries of all rows.
     """
 
-    def __init__(self, path: Path, before: int = 0, more: dict[str, float] | None = None):
-        self.path, self.before, self.more = path, before, more or {}
+    def __init__(self, path: Path, before: int = 0, constants: dict[str, float] | None = None):
+        self.path, self.before, self.constants = path, before, constants or {}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.flat, self.counted, self.clock = 0, self.before, time.perf_counter()
@@ -131,7 +123,7 @@ class StepLog(TrainerCallback):
             return
         now, step = time.perf_counter(), self.before + state.global_step
         numbers = {k: v for k, v in logs.items() if isinstance(v, (int, float))}
-        row = {"step": step, **self.more, **numbers, "seconds": round(now - self.clock, 4)}
+        row = {"step": step, **self.constants, **numbers, "seconds": round(now - self.clock, 4)}
         self.clock = now
         append_line(self.path, row)
         self._count_flat(row)
@@ -164,7 +156,7 @@ class ExactLog(TrainerCallback):
         problems: whose valid completions are listed.
         interval: steps between two evaluations.
         start_path: file of the rows before the first step, which runs from the same base share. The
-            first run writes it. None: no file.
+            first run writes it.
         tempered: further temperatures than 1.
     """
 
@@ -177,7 +169,7 @@ class ExactLog(TrainerCallback):
         tokenizer: PreTrainedTokenizerBase,
         problems: Sequence[Problem],
         interval: int,
-        start_path: Path | None = None,
+        start_path: Path,
         tempered: Sequence[float] = (),
     ):
         self.path, self.tokenizer, self.problems = path, tokenizer, problems
@@ -195,14 +187,12 @@ class ExactLog(TrainerCallback):
 
     def begin(self, model: PreTrainedModel) -> None:
         """Append the rows of the policy before its first step."""
-        rows = None
-        with contextlib.suppress(SageError):  # not measured yet, or damaged
-            rows = read_json(self.start_path) if self.start_path else None
-        if rows is None:
+        try:
+            rows = read_json(self.start_path)
+        except SageError:  # not measured yet, or damaged
             rows = self._measure(model)
             with contextlib.suppress(SageError):  # in another profile's folder, read-only
-                if self.start_path is not None:
-                    write_json(self.start_path, rows)
+                write_json(self.start_path, rows)
         self._append_rows(rows, 0)
 
     def append(self, model: PreTrainedModel, step: int) -> None:
@@ -221,17 +211,8 @@ class ExactLog(TrainerCallback):
 
 
 def exact_log(profile: Profile, run: Run, tokenizer: PreTrainedTokenizerBase) -> ExactLog | None:
-    """Make the log of exact evaluations of a run.
-
-    Args:
-        profile: of the run, which starts from its base.
-        run: the run.
-        tokenizer: of the policy.
-
-    Returns:
-        The log. None where ``evaluation.every`` is 0, or the valid completions of no problem can be
-        listed.
-    """
+    """Make the log of exact evaluations of a run. None where ``evaluation.every`` is 0, or the
+    valid completions of no problem can be listed."""
     interval = profile.evaluation.every
     listed = problems.listed_problems(profile, ood=False) if interval else []
     if not listed:

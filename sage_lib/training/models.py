@@ -17,14 +17,10 @@ from sage_lib.policy import loading, tiny_qwen
 def load_model(
     profile: Profile, folder: str | Path, full: bool, checkpointing: bool, by_unsloth: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model to train and its tokenizer.
+    """Load a model to train, from a folder or by its hub name, and its tokenizer.
 
-    Args:
-        profile: its model section gives the dtype and the length.
-        folder: of the model, or a hub name.
-        full: whether all weights are trained.
-        checkpointing: whether layers run again in the backward pass.
-        by_unsloth: whether Unsloth loads it.
+    With ``full`` all weights are trained, and with ``checkpointing`` layers run again in the
+    backward pass.
     """
     section = profile.model
     dtype = None if section.dtype is None else getattr(torch, section.dtype)
@@ -54,15 +50,8 @@ def load_model(
 def add_lora(
     model: PreTrainedModel, section: dict, seed: int, checkpointing: bool, by_unsloth: bool
 ) -> PeftModel:
-    """Add a fresh adapter, whose B matrices are 0.
-
-    Args:
-        model: its base.
-        section: keywords of LoraConfig.
-        seed: of the A matrices.
-        checkpointing: whether layers run again in the backward pass.
-        by_unsloth: whether Unsloth adds it.
-    """
+    """Add a fresh adapter, whose B matrices are 0 and whose A matrices follow from the seed.
+    ``section`` has keywords of LoraConfig."""
     if by_unsloth:
         return unsloth_first.fast_language_model().get_peft_model(
             model, **section, random_state=seed, use_gradient_checkpointing=checkpointing

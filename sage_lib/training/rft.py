@@ -62,49 +62,37 @@ SCORES = ("entropy", "branching")
 
 
 def select(candidates: Sequence[Candidate], rft: Rft, rng: random.Random) -> list[Candidate]:
-    """Select the completions that a round learns from.
+    """Return the completions that a round learns from, in random order.
 
-    Args:
-        candidates: of the round.
-        rft: ``selected`` is their number, ``noise`` the share of wrong ones, and ``select`` the
-            score by which the correct ones are the best; "random" takes any.
-        rng: draws.
-
-    Returns:
-        The selection in random order. With too few correct candidates it has all of them, and the
-        same share of wrong ones.
+    ``rft.selected`` is their number, ``rft.noise`` the share of wrong ones, and ``rft.select`` the
+    score by which the correct ones are the best; "random" takes any. With too few correct
+    candidates all of them are selected, and the same share of wrong ones.
     """
     correct = [candidate for candidate in candidates if candidate.correct]
     wrong = [candidate for candidate in candidates if not candidate.correct]
-    wanted = min(len(correct), rft.selected - round(rft.noise * rft.selected))
+    count = min(len(correct), rft.selected - round(rft.noise * rft.selected))
     if rft.select in SCORES:
         correct.sort(key=lambda c: (-getattr(c, rft.select), c.place, c.number))
-        selection = correct[:wanted]
+        selection = correct[:count]
     else:
-        selection = rng.sample(correct, wanted)
-    noisy = min(len(wrong), round(wanted * rft.noise / (1 - rft.noise)))
-    selection += rng.sample(wrong, noisy)
+        selection = rng.sample(correct, count)
+    wrong_count = min(len(wrong), round(count * rft.noise / (1 - rft.noise)))
+    selection += rng.sample(wrong, wrong_count)
     rng.shuffle(selection)
     return selection
 
 
 def prompts_of(rl_problems: Sequence[Problem], rft: Rft, seed: int, number: int) -> list[Problem]:
-    """Return the problems of a round: the next ones of a seeded order, over and over.
-
-    Args:
-        rl_problems: all problems.
-        rft: the problems of a round.
-        seed: of the order.
-        number: of the round, from 0.
-    """
+    """Return the ``rft.prompts`` problems of a round, whose number counts from 0: the next ones of
+    a seeded order, over and over."""
+    if rft.prompts > len(rl_problems):
+        raise SageError(
+            f"a round asks {rft.prompts} prompts and rl_data has {len(rl_problems)}: lower "
+            "rft.prompts"
+        )
     order = random.Random(seed).sample(range(len(rl_problems)), len(rl_problems))
     first = number * rft.prompts
-    places = [order[place % len(order)] for place in range(first, first + rft.prompts)]
-    if len(set(places)) < len(places):
-        raise SageError(
-            f"a round asks {rft.prompts} prompts and rl_data has {len(order)}: lower rft.prompts"
-        )
-    return [rl_problems[place] for place in places]
+    return [rl_problems[order[i % len(order)]] for i in range(first, first + rft.prompts)]
 
 
 def train(profile: Profile, run: Run) -> dict:
@@ -155,14 +143,7 @@ def train(profile: Profile, run: Run) -> dict:
 
 
 class Rounds:
-    """The rounds of a run, with their problems, verifier and logs. Rounds count from 0.
-
-    Args:
-        profile: of the run.
-        run: the run.
-        rft: the section of its method.
-        seed: of the run.
-    """
+    """The rounds of a run, with their problems, verifier and logs. Rounds count from 0."""
 
     def __init__(self, profile: Profile, run: Run, rft: Rft, seed: int):
         self.profile, self.run, self.rft, self.seed = profile, run, rft, seed
@@ -236,9 +217,9 @@ class Rounds:
         """Return a round's share of the demonstrations, and its entries of rounds.csv."""
         profile = demonstrated(self.profile, self.rft)
         rows = problems.sft_rows(profile, lambda text: len(self.tokenizer(text)["input_ids"]))
-        wanted = self.rft.rounds * self.rft.selected
-        if len(rows) < wanted:
-            raise SageError(f"rft asks for {wanted} demonstrations and sft_data has {len(rows)}")
+        total = self.rft.rounds * self.rft.selected
+        if len(rows) < total:
+            raise SageError(f"rft asks for {total} demonstrations and sft_data has {len(rows)}")
         share = rows[number * self.rft.selected : (number + 1) * self.rft.selected]
         counts = dict.fromkeys(COUNTS, 0) | {"selected": len(share)}
         return share, counts | {"distinct": len({str(row) for row in share})}
@@ -246,16 +227,8 @@ class Rounds:
     def policy_samples(
         self, number: int, model: PreTrainedModel, folder: Path
     ) -> tuple[list[dict], dict[str, Any]]:
-        """Draw and select completions.
-
-        Args:
-            number: of the round.
-            model: the policy.
-            folder: of the round; samples in it are not drawn again.
-
-        Returns:
-            The selection as SFTTrainer's rows, and the round's entries of rounds.csv.
-        """
+        """Draw and select completions. Return the selection as SFTTrainer's rows, and the round's
+        entries of rounds.csv. Samples that are in the folder are not drawn again."""
         posed = prompts_of(self.problems, self.rft, self.seed, number)
         draws = self.sampling(number)
         path = folder / "samples.jsonl"
@@ -302,20 +275,17 @@ class Rounds:
     def candidates(
         self, model: PreTrainedModel, posed: Sequence[Problem], samples: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Candidate], Counter[str], int]:
-        """Apply the rules to the samples of a round.
-
-        Args:
-            model: the policy, which scores them.
-            posed: the problems of the round.
-            samples: a row for each problem.
+        """Apply the rules to the samples of a round, of which each of the ``posed`` problems has a
+        row. A completion counts up to its first answer, as it is learned.
 
         Returns:
-            The candidates, the number of refused completions by rule, and the number of correct
-            ones. A completion counts up to its first answer, as it is learned.
+            The candidates, scored by the model, the number of refused completions by rule, and the
+            number of correct ones.
         """
         candidates: list[Candidate] = []
         refused: Counter[str] = Counter()
         right = 0
+        pad = loading.pad_id(self.tokenizer)
         for place, (problem, row) in enumerate(zip(posed, samples, strict=True)):
             texts = [filters.up_to_first_answer(text) or text for text in row["completions"]]
             correct = judge([problem] * len(texts), texts, self.verifier, self.profile.model.boxed)
@@ -328,8 +298,7 @@ class Rounds:
             cut = [(n, self._cut(row["ids"][n])) for n, why in enumerate(reasons) if why is None]
             prompt = loading.encode(self.tokenizer, problem.question)
             bodies = [[*ids, self.tokenizer.eos_token_id] for _, ids in cut]
-            pad = loading.pad_id(self.tokenizer)
-            scored = scoring.signals(model, model, prompt, bodies, pad) if cut else ()
+            scored = scoring.signals(model, model, prompt, bodies, pad)
             for (n, ids), signals in zip(cut, scored, strict=True):
                 candidate = Candidate(
                     *(place, n, tuple(ids), texts[n], correct[n]),

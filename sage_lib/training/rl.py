@@ -79,14 +79,7 @@ def train(training: Training, run: Run) -> dict:
 def save_policy(
     profile: Profile, run: Run, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Save the adapter alone where the profile says so, otherwise a whole model.
-
-    Args:
-        profile: of the run.
-        run: the run.
-        model: of PEFT or plain.
-        tokenizer: of the model.
-    """
+    """Save the policy of a run: the adapter alone where the profile says so, or a whole model."""
     if profile.compute.keeps_adapter and isinstance(model, PeftModel):
         base = runs.start_run(profile, profile.methods[run.method]).model
         loading.save_adapter(model, run.model, base)
@@ -96,23 +89,16 @@ def save_policy(
 
 
 def make_trainer(
-    training: Training, profile: Profile, checkpoints: Path, kind: type[SageTrainer] = SageTrainer
+    training: Training,
+    profile: Profile,
+    checkpoints: Path,
+    trainer_class: type[SageTrainer] = SageTrainer,
 ) -> tuple[SageTrainer, PreTrainedTokenizerBase, list[Problem]]:
-    """Make the trainer of an RL run.
-
-    Args:
-        training: method, section ``rl`` and adapter.
-        profile: base, problems and the machine's limits.
-        checkpoints: their folder.
-        kind: class of the trainer.
-
-    Returns:
-        The trainer, its tokenizer and its problems.
-    """
+    """Make the trainer of an RL run, and return it with its tokenizer and its problems. The profile
+    gives the base, the problems and the machine's limits."""
     method, rl, lora = training.method, training.rl, training.lora
     checkpointing, base = rl["gradient_checkpointing"], runs.start_run(profile, method).model
     guide_method = method.guide_policy
-    guide_folder = None if guide_method is None else runs.first_run(profile, guide_method).model
     fast = profile.compute.backend == "unsloth"
     if REPLACED and not fast:
         raise SageError(
@@ -126,12 +112,12 @@ def make_trainer(
     verifier = Verifier(workers=profile.compute.threads)
     require_golds(rl_problems, verifier)
     section = between_draws(rl)
-    trainer = kind(
+    trainer = trainer_class(
         model=model,
         processing_class=tokenizer,
         reward_funcs=reward(rl_problems, verifier, method.reward, profile.model.boxed),
         guide=None if method.guide is None else runs.guide_of(profile, method.guide),
-        guide_model=None if guide_folder is None else str(guide_folder),
+        guide_model=None if guide_method is None else runs.first_run(profile, guide_method).model,
         kl_form=method.kl_form if rl["beta"] else None,
         advantage=method.advantage,
         dynamic_sampling=method.dynamic_sampling,
@@ -149,12 +135,7 @@ def within_limit(
     profile: Profile, rl: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> list[Problem]:
     """Return the problems of RL whose prompt and completion fit the model's length: TRL cuts none.
-
-    Args:
-        profile: has the problems and the length.
-        rl: the section ``rl`` of the run.
-        tokenizer: of the policy.
-    """
+    ``rl`` is the section of the run."""
     all_problems, limit = problems.rl_problems(profile), profile.prompt_limit(rl)
     fitting = [p for p in all_problems if len(loading.encode(tokenizer, p.question)) <= limit]
     if not fitting:
@@ -210,19 +191,15 @@ def reward(
     kind: str = "accuracy",
     boxed: bool = False,
 ) -> Callable:
-    """Make TRL's reward function over the rows of :func:`rows`.
+    """Make TRL's reward function of a kind over the rows of :func:`rows`.
+
+    - "accuracy": 1 where the last answer is right.
+    - "valid": 1 where the task's step checker accepts the work as well.
+    - "random": a fair coin from torch's global stream, which checkpoints keep.
 
     It logs the measures of the problems' tasks (``LOGGED``) as ``task/NAME``, shares of all
     samples, and unless the reward is the accuracy, ``task/accuracy``. In the batches where the
     verifier cut answers off at a limit, ``task/cut`` is their share.
-
-    Args:
-        rl_problems: of the rows.
-        verifier: runs Math-Verify.
-        kind: "accuracy": 1 where the last answer is right. "valid": 1 where the task's step checker
-            accepts the work as well. "random": a fair coin from torch's global stream, which
-            checkpoints keep.
-        boxed: as in :func:`judge`.
     """
     tasks = [task_of(task) for task in {p.task for p in rl_problems}]
     logged = sorted({name for task in tasks for name in task.LOGGED})
@@ -235,13 +212,15 @@ def reward(
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        problems = [rl_problems[n] for n in number]
+        posed = [rl_problems[n] for n in number]
         texts = [turns[-1]["content"] for turns in completions]
         cut_before = verifier.cut()
-        correct = judge(problems, texts, verifier, boxed)
+        correct = judge(posed, texts, verifier, boxed)
         cut = verifier.cut() - cut_before
-        rows = list(zip(problems, texts, correct, strict=True))
-        measured = [task_of(problem.task).measures(problem, *row) for problem, *row in rows]
+        measured = [
+            task_of(problem.task).measures(problem, text, verdict)
+            for problem, text, verdict in zip(posed, texts, correct, strict=True)
+        ]
         if log_metric is not None:
             for name in logged:
                 count = sum(bool(measures.get(name)) for measures in measured)
