@@ -35,26 +35,16 @@ def require_usable(trainer: GuidedTrainer) -> None:
 
 
 def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
-    for name, number in (
-        ("dynamic_sampling", trainer.resampling),
-        ("reference_reset", trainer.reference_reset),
-    ):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            yield f"{name} is a whole number, 0 or more, not {number!r}"
-    for name in ("merge_adapter", "trim_padding", "share_prompts"):
-        if not isinstance(getattr(trainer, name), bool):
-            yield f"{name} is True or False, not {getattr(trainer, name)!r}"
+    if trainer.resampling < 0 or trainer.reference_reset < 0:
+        yield "dynamic_sampling and reference_reset are whole numbers; 0 is never"
     if trainer.trim_padding and depends_on_width(trainer.model.config):
         yield "trim_padding needs rotary positions that do not follow the longest row of a batch"
     if trainer.beta < 0:
         yield f"beta is the weight of the KL and at least 0, not {trainer.beta:g}"
     if trainer.guide is not None and trainer.beta == 0:
         yield "a guide needs beta > 0: without a KL term there is no anchor to shape"
-    corrected = (
-        trainer.args.use_bias_correction_kl
-        if trainer.kl_form is None
-        else trainer.kl_form.bias_corrected
-    )
+    form = trainer.kl_form
+    corrected = trainer.args.use_bias_correction_kl if form is None else form.bias_corrected
     if trainer.beta != 0 and corrected and trainer.importance_sampling_level == "sequence":
         yield (
             "with importance_sampling_level sequence TRL multiplies the KL of every token by the "
@@ -70,9 +60,9 @@ def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
             "reference_reset needs beta > 0, and a PeftModel as the model in place of peft_config, "
             "which keeps no copy of the reference; for whole models set sync_ref_model"
         )
-    for part in (trainer.kl_form, trainer.advantage):
-        if part is not None:
-            yield from part.requires(trainer)
+    for component in (form, trainer.advantage):
+        if component is not None:
+            yield from component.requires(trainer)
     if not trainer.resampling:
         return
     yield from need_whole_groups(trainer, "dynamic sampling")
@@ -125,11 +115,8 @@ def compare_loss(
         shaped: the form's result for the batch.
         batch: as TRL's loss read it.
         loss: TRL's, with the form's addition.
-        on_policy: whether the importance ratios are 1, up to rounding. Dropout parts the policy
-            from itself where another pass scored the old policy.
-
-    Raises:
-        SageError: where the two differ.
+        on_policy: whether the importance ratios are 1, up to rounding. With dropout they are not
+            where another pass scored the old policy.
     """
     if form.kl_is_trls and trainer.reached_loss:
         return
@@ -159,15 +146,8 @@ def compare_loss(
 def require_equal(
     name: str, value: float, expected: float, share: float = 1e-3, least: float = 1e-5
 ) -> None:
-    """Raise SageError unless two numbers are about equal.
-
-    Args:
-        name: of the quantity, for the error.
-        value: in TRL's loss. NaN is refused, too.
-        expected: the guided value.
-        share: of ``expected`` by which they may differ,
-        least: and this in addition.
-    """
+    """Raise SageError unless the value of a quantity in TRL's loss is about the expected one: they
+    may differ by ``least`` and a ``share`` of what is expected. NaN is refused."""
     if not abs(value - expected) <= least + share * abs(expected):
         raise SageError(
             f"the KL form did not reach the loss ({name} {value:.3g} instead of {expected:.3g}): "
@@ -181,13 +161,8 @@ def require_equal(
 def require_start(trainer: GuidedTrainer, batch: Batch, kl_ref: float) -> None:
     """Raise a SageError where training starts from another policy than the reference.
 
-    Precision and noise (dropout, NEFTune) part two equal policies too. So the weights are compared,
-    and then scores without noise.
-
-    Args:
-        trainer: in its loss.
-        batch: scored by the reference.
-        kl_ref: mean k3 between policy and reference, nats.
+    ``kl_ref`` is the mean k3 between the two in the batch, nats. Precision and noise (dropout,
+    NEFTune) part equal policies, too. So the weights are compared, and then scores without noise.
     """
     first = trainer.state.global_step == 0 and trainer._step == 0
     if not first or kl_ref <= START_KL or trainer.other_reference or _same_weights(trainer):
@@ -250,8 +225,8 @@ def _same_weights(trainer: GuidedTrainer) -> bool:
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two weights are equal up to the rounding of the coarser of their types."""
-    whole = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in (a.detach(), b.detach())]
+    full = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in (a.detach(), b.detach())]
     if a.dtype != b.dtype:
         coarser = max(a.dtype, b.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-        whole = [x.to(coarser) for x in whole]
-    return torch.equal(*whole)
+        full = [x.to(coarser) for x in full]
+    return torch.equal(*full)

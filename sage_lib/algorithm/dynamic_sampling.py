@@ -14,16 +14,8 @@ ROUNDING = 1e-6
 
 
 def fill_batch(trainer: GuidedTrainer, batch: Batch, rounds: int) -> Batch:
-    """Replace the groups of a batch that teach nothing by groups of fresh prompts.
-
-    Args:
-        trainer: draws the prompts and completions.
-        batch: whole groups, with :data:`REWARD_TERMS`.
-        rounds: the most fresh batches to draw.
-
-    Returns:
-        The batch without :data:`REWARD_TERMS`.
-    """
+    """Replace the groups of a batch that teach nothing by groups of fresh prompts, of which at most
+    ``rounds`` batches are drawn. :data:`REWARD_TERMS` leave the batch."""
     gather, generations, batches = trainer.accelerator.gather, trainer.num_generations, 1
 
     def flat(groups: Batch) -> torch.Tensor:
@@ -72,13 +64,7 @@ def replace_rows(
     """Return a batch in which some rows are taken from another batch.
 
     Both are padded to the longer of the two: prompts on the left, everything else on the right.
-
-    Args:
-        batch: the batch. Entries without a row for each completion stay as they were.
-        rows: to replace.
-        fresh: the other batch.
-        fresh_rows: its rows, as many.
-        pad_token: id of padding.
+    Entries without a row for each completion stay as they were.
     """
     size, replaced = len(batch["completion_ids"]), dict(batch)
     for key, value in batch.items():
@@ -87,13 +73,13 @@ def replace_rows(
             continue
         if value.dim() > 1:
             width = max(value.shape[1], other.shape[1])
-            fill, left = pad_token if key.endswith("_ids") else 0, key.startswith("prompt")
-            value, other = (_widened(x, width, fill, left) for x in (value, other))
+            fill, pad_left = pad_token if key.endswith("_ids") else 0, key.startswith("prompt")
+            value, other = (_widened(x, width, fill, pad_left) for x in (value, other))
         replaced[key] = value.clone()
         replaced[key][rows] = other[fresh_rows]
     return replaced
 
 
-def _widened(x: torch.Tensor, width: int, fill: int, left: bool) -> torch.Tensor:
-    extra = x.new_full((x.shape[0], width - x.shape[1], *x.shape[2:]), fill)
-    return torch.cat([extra, x] if left else [x, extra], dim=1)
+def _widened(x: torch.Tensor, width: int, fill: int, pad_left: bool) -> torch.Tensor:
+    padding = x.new_full((x.shape[0], width - x.shape[1], *x.shape[2:]), fill)
+    return torch.cat([padding, x] if pad_left else [x, padding], dim=1)
