@@ -277,8 +277,8 @@ class PositionBonus(TokenShaper):
         if not self.start <= tokens.progress < self.end:
             return ShapedTokens(tokens.advantages, touched=counted & False)
         last = (tokens.mask.sum(1, keepdim=True) - 1).clamp(min=1)
-        place = (tokens.mask.cumsum(1) - 1) / last
-        bonus = self.gamma * (self.direction * self.slope * (place - self.shift)).sigmoid()
+        position = (tokens.mask.cumsum(1) - 1) / last
+        bonus = self.gamma * (self.direction * self.slope * (position - self.shift)).sigmoid()
         added = tokens.advantages.sign() * bonus.to(tokens.advantages) * counted
         return ShapedTokens(tokens.advantages + added, touched=added != 0)
 
@@ -316,11 +316,11 @@ class ClipCov(TokenShaper):
 
         covariances = covariance(tokens)
         within = (covariances >= self.low) & (covariances <= self.high) & tokens.mask.bool()
-        places = within.flatten().nonzero().flatten()
-        order = torch.randperm(len(places), generator=tokens.generator)
+        indices = within.flatten().nonzero().flatten()
+        order = torch.randperm(len(indices), generator=tokens.generator)
         touched = torch.zeros_like(within).flatten()
         count = int(self.share * tokens.mask.sum().item())
-        touched[places[order[:count].to(places.device)]] = True
+        touched[indices[order[:count].to(indices.device)]] = True
         touched = touched.view_as(within)
         return ShapedTokens(tokens.advantages.masked_fill(touched, 0.0), touched)
 

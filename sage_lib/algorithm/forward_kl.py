@@ -139,22 +139,19 @@ class HiddenStates:
 
 @torch.no_grad()
 def require_same(v: Vocabulary, batch: Batch, logps: torch.Tensor, half: bool) -> None:
-    """Raise SageError unless the distributions agree with TRL's log-probabilities.
+    """Raise SageError unless the distributions agree with TRL's log-probabilities: of the policy,
+    ``logps``, and of the reference, in the batch. Either may be rounded to ``half`` precision.
 
-    Args:
-        v: gives the distributions. The first tokens of the longest completion are compared.
-        batch: with the reference's log-probabilities.
-        logps: of the policy, from TRL's kernel, shape (batch, time).
-        half: whether either is rounded to half precision.
+    The first tokens of the longest completion are compared.
     """
     mask = counted_tokens(batch)
     row, first = int(mask.sum(1).argmax()), slice(CHECKED_TOKENS)
     mask = mask[row, first]
-    sides = (
+    models = (
         ("policy", v.hidden, v.head, logps),
         ("reference", v.ref_hidden, v.ref_head, batch["ref_per_token_logps"]),
     )
-    for name, hidden, head, expected in sides:
+    for name, hidden, head, expected in models:
         log_pi = probs.log_probabilities(head(hidden[row, first][None])[0], v.temperature)
         computed = probs.drawn_log_probabilities(log_pi, batch["completion_ids"][row, first])
         gaps = (computed - expected[row, first]).abs() * mask

@@ -292,21 +292,20 @@ class _Product:
 
 
 def _states(guides: Sequence[Any]) -> dict[str, Any]:
-    """Return the state of each guide that has one, by its place: a checkpoint keeps it."""
-    stateful = {str(i): guide for i, guide in enumerate(guides) if hasattr(guide, "state_dict")}
-    return {place: guide.state_dict() for place, guide in stateful.items()}
+    """Return the state of each guide that has one, by its number: a checkpoint keeps it."""
+    return {str(n): g.state_dict() for n, g in enumerate(guides) if hasattr(g, "state_dict")}
 
 
 def _load_states(guides: Sequence[Any], states: dict[str, Any]) -> None:
-    for place, state in states.items():
-        guides[int(place)].load_state_dict(state)
+    for number, state in states.items():
+        guides[int(number)].load_state_dict(state)
 
 
-def _noise(inputs: GuideInputs, kind: Literal["rand", "randn"]) -> torch.Tensor:
+def _noise(inputs: GuideInputs, function: Literal["rand", "randn"]) -> torch.Tensor:
     """Draw uniform or standard normal noise at all positions: no mask shifts the stream."""
     import torch
 
-    x, draw = inputs.logps, torch.rand if kind == "rand" else torch.randn
+    x, draw = inputs.logps, torch.rand if function == "rand" else torch.randn
     return draw(x.shape, generator=inputs.generator, dtype=torch.float32).to(x)
 
 
@@ -327,20 +326,20 @@ def check_q(q: Any, inputs: GuideInputs) -> torch.Tensor:
     import torch
 
     shape = inputs.logps.shape
-    wanted = f"the guide must return positive finite values of shape {tuple(shape)}, one per token"
+    rule = f"the guide must return positive finite values of shape {tuple(shape)}, one per token"
     if not isinstance(q, torch.Tensor):
-        raise SageError(f"{wanted}, as a torch tensor, not a {type(q).__name__}")
+        raise SageError(f"{rule}, as a torch tensor, not a {type(q).__name__}")
     if q.shape != shape:
-        raise SageError(f"{wanted}, not of shape {tuple(q.shape)}")
+        raise SageError(f"{rule}, not of shape {tuple(q.shape)}")
     if not q.is_floating_point():
-        raise SageError(f"{wanted}, not of {q.dtype}: return q itself, as torch.where does")
+        raise SageError(f"{rule}, not of {q.dtype}: return q itself, as torch.where does")
     weights: torch.Tensor = q.where(inputs.mask.bool(), 1.0)
     wrong = ~weights.isfinite() | (weights <= 0)
     if wrong.any():
         numbers = q[inputs.mask.bool() & q.isfinite()]
         smallest = f"{numbers.min().item():.3g}" if len(numbers) else "none"
         raise SageError(
-            f"{wanted}, and {int(wrong.sum())} of {int(inputs.mask.sum())} are not "
+            f"{rule}, and {int(wrong.sum())} of {int(inputs.mask.sum())} are not "
             f"(smallest finite value {smallest})"
         )
     return weights

@@ -214,16 +214,8 @@ def return_credit(
 
     Beta times the result is added to the advantages. Their expected policy gradient then gains the
     gradient of -beta·K~L(pi ‖ q·pi_ref) of whole completions. This holds where tokens are drawn
-    from the policy untruncated and weigh a constant (loss_type "dr_grpo").
-
-    Args:
-        logps: log pi of the sampled tokens.
-        ref_logps: log pi_ref of them.
-        log_q: of the guide; None without one.
-        mask: 1 on counted tokens, else 0.
-
-    Returns:
-        The credit of each token, without a gradient.
+    from the policy untruncated and weigh a constant (loss_type "dr_grpo"). ``mask`` is 1 on counted
+    tokens; the result has no gradient.
     """
     log_ratio = logps - ref_logps
     if log_q is not None:

@@ -26,19 +26,12 @@ def by_length(
     keep: int,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-    """Score completions once for each group of rows of about the same length.
+    """Call ``score``, TRL's ``_get_per_token_logps_and_entropies``, once for each group of rows of
+    about the same length; ``keep`` is the columns of the completions.
 
-    Args:
-        score: TRL's ``_get_per_token_logps_and_entropies``.
-        model: the policy or the reference.
-        ids: of prompts and completions, shape (batch, prompt and time).
-        attention_mask: shape of ``ids``.
-        keep: columns of the completions.
-        options: further arguments of ``score``. All rows are scored at once where they hold data of
-            single rows (images), or ask for a mean over rows (a mixture of experts).
-
-    Returns:
-        The result of ``score`` up to rounding, shape (batch, ``keep``), 0 for padding.
+    All rows are scored at once where ``options`` hold data of single rows (images), or ask for a
+    mean over rows (a mixture of experts). The result is that of ``score`` up to rounding, shape
+    (batch, ``keep``), 0 for padding.
     """
     row_options = [value for name, value in options.items() if name not in OF_ALL_ROWS]
     if any(value is not None and value is not False for value in row_options):
@@ -50,28 +43,28 @@ def by_length(
     logps, entropies = [], []
     for rows in groups:
         # At least one column is scored: a pass cannot return a tensor without columns.
-        left = keep - max(1, int(lengths[rows].max()))
-        columns = slice(ids.shape[1] - left)
+        cut = keep - max(1, int(lengths[rows].max()))
+        columns = slice(ids.shape[1] - cut)
         row_logps, row_entropies, _ = score(
-            model, ids[rows, columns], attention_mask[rows, columns], keep - left, **options
+            model, ids[rows, columns], attention_mask[rows, columns], keep - cut, **options
         )
-        logps.append(torch.nn.functional.pad(row_logps, (0, left)))
+        logps.append(torch.nn.functional.pad(row_logps, (0, cut)))
         if row_entropies is not None:
-            entropies.append(torch.nn.functional.pad(row_entropies, (0, left)))
-    back = order.argsort()
-    return torch.cat(logps)[back], torch.cat(entropies)[back] if entropies else None, None
+            entropies.append(torch.nn.functional.pad(row_entropies, (0, cut)))
+    inverse = order.argsort()
+    return torch.cat(logps)[inverse], torch.cat(entropies)[inverse] if entropies else None, None
 
 
 def _sizes(lengths: list[int], prompt: int) -> list[int]:
     """Return the rows of each group: the batch is cut where that saves most, then its parts."""
-    worth = WORTH * len(lengths) * (prompt + lengths[-1])
+    least = WORTH * len(lengths) * (prompt + lengths[-1])
 
-    def cut(part: list[int]) -> list[int]:
-        saved = [n * (part[-1] - part[n - 1]) for n in range(1, len(part))]
-        if max(saved, default=0) <= worth:
-            return [len(part)]
+    def cut(ascending: list[int]) -> list[int]:
+        saved = [n * (ascending[-1] - ascending[n - 1]) for n in range(1, len(ascending))]
+        if max(saved, default=0) <= least:
+            return [len(ascending)]
         first = saved.index(max(saved)) + 1
-        return cut(part[:first]) + cut(part[first:])
+        return cut(ascending[:first]) + cut(ascending[first:])
 
     return cut(lengths)
 
@@ -79,5 +72,5 @@ def _sizes(lengths: list[int], prompt: int) -> list[int]:
 def depends_on_width(config: Any) -> bool:
     """Return whether a model of this configuration computes a row otherwise in a wider batch."""
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))]
-    return any(kind.get("rope_type") in OF_WIDTH for kind in kinds)
+    of_layers = [value for value in rope.values() if isinstance(value, dict)]
+    return any(parameters.get("rope_type") in OF_WIDTH for parameters in (rope, *of_layers))

@@ -44,11 +44,11 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             self._metrics["train"][name].append(value)
 
     @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
+    def _timed(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
         phase = "train" if self.model.training else "eval"
-        self._metrics[phase][f"time/{part}"].append(time.perf_counter() - started)
+        self._metrics[phase][f"time/{name}"].append(time.perf_counter() - started)
 
     def _mean(self, per_token: torch.Tensor, mask: torch.Tensor) -> float:
         """Return the mean over the masked tokens of all processes; NaN where there are none."""
@@ -185,8 +185,8 @@ class Rollouts(GRPOTrainer):  # type: ignore[misc]
             if self.shaped_at_scoring and "ref_per_token_logps" in batch:
                 self._shape_scored(batch)
         metrics = self._metrics["train" if training else "eval"]
-        elsewhere = metrics["time/generation"][-1] + metrics["time/reward"][-1]
-        metrics["time/scoring"].append(time.perf_counter() - started - elsewhere)
+        other_seconds = metrics["time/generation"][-1] + metrics["time/reward"][-1]
+        metrics["time/scoring"].append(time.perf_counter() - started - other_seconds)
         return batch
 
     @torch.no_grad()

@@ -42,9 +42,9 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         if moved or room[0].shape[-2] < after:
             ends = (0, 0, 0, after - before + ROOM)
             self.room = room = [nn.functional.pad(old, ends) for old in (self.keys, self.values)]
-        for whole, new in zip(room, (key_states, value_states), strict=True):
-            whole[..., before:after, :] = new
-        self.keys, self.values = (whole[..., :after, :] for whole in room)
+        for tensor, new in zip(room, (key_states, value_states), strict=True):
+            tensor[..., before:after, :] = new
+        self.keys, self.values = (tensor[..., :after, :] for tensor in room)
         return self.keys, self.values
 
 
@@ -57,23 +57,23 @@ def prompts_read_once(model: PreTrainedModel, prompt: int | None = None) -> Iter
     keeps more, or less, than keys and values of every column. ``model`` has no wrappers. ``prompt``
     is the columns of the padded prompts; None: all columns of a pass that starts to generate.
     """
-    backbone, left_out = model.base_model, 0
+    backbone, cached_columns = model.base_model, 0
 
     def before(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        nonlocal left_out
-        left_out, inputs = 0, {name: value for name, value in kwargs.items() if value is not None}
+        nonlocal cached_columns
+        cached_columns, inputs = 0, {k: value for k, value in kwargs.items() if value is not None}
         columns = _shared_columns(inputs, prompt)
         cache = _read(model, inputs, columns) if columns > 0 else None
         if cache is None:
             return None
-        left_out = columns
-        rest = {name: inputs[name][..., columns:] for name in CUT if name in inputs}
-        return args, {**inputs, **rest, "past_key_values": cache, "use_cache": True}
+        cached_columns = columns
+        cut = {name: inputs[name][..., columns:] for name in CUT if name in inputs}
+        return args, {**inputs, **cut, "past_key_values": cache, "use_cache": True}
 
     def after(module: Any, args: Any, output: Any) -> None:
-        if left_out:  # the width of a whole pass, for callers that count columns
+        if cached_columns:  # the width of a whole pass, for callers that count columns
             states = output["last_hidden_state"]
-            output["last_hidden_state"] = nn.functional.pad(states, (0, 0, left_out, 0))
+            output["last_hidden_state"] = nn.functional.pad(states, (0, 0, cached_columns, 0))
 
     hooks = (
         backbone.register_forward_pre_hook(before, with_kwargs=True),

@@ -14,16 +14,14 @@ def completion_logits(
     start: int,
     attention_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the logits before each token of completions, at temperature 1.
+    """Return the logits of a causal language model before each token of completions, at temperature
+    1 and not normalised: float32 of shape (batch, time, vocabulary).
 
     Args:
-        model: a causal language model.
+        model: the model.
         ids: token ids of prompts and completions, shape (batch, prompt and time).
         start: length of the prompts, padding included; at least 1.
         attention_mask: shape of ``ids``, 0 where a token is padding; None: there is no padding.
-
-    Returns:
-        Logits, not normalised: float32 of shape (batch, time, vocabulary).
     """
     return _before_completion(_forward(model, ids, attention_mask).logits, start)
 

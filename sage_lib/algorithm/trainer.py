@@ -349,7 +349,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             inputs = replace(inputs, guide_logps=drawn.logps)
         q = check_q(self.guide(inputs), inputs).detach()
         self._log_guide(q, inputs.mask)
-        counted = self._counted_there(batch) if self.shaped_at_scoring else inputs.mask
+        counted = self._counted_by_unsloth(batch) if self.shaped_at_scoring else inputs.mask
         kl_ref = kl_forms.k3(batch["ref_per_token_logps"], logps)
         self._record("guide/kl", self._mean(q * kl_ref, counted))
         if not self._guide_called:

@@ -32,12 +32,7 @@ class Packing:
 
     Unsloth moves all padding to the right and keeps the last columns: as many as the completions
     have, plus the padding of the most padded prompt. Where prompts differ in length, a token's
-    column is not its place in the completion.
-
-    Args:
-        prompt_ids: shape (batch, prompt).
-        completion_ids: shape (batch, time).
-        pad_token: id of padding.
+    column is not its position in the completion.
     """
 
     def __init__(self, prompt_ids: torch.Tensor, completion_ids: torch.Tensor, pad_token: int):
@@ -48,9 +43,9 @@ class Packing:
         self.width = ids.shape[1] - self.start
         self._order = (ids != pad_token).long().argsort(dim=1, descending=True, stable=True)
 
-    def moved(self, whole: torch.Tensor) -> torch.Tensor:
+    def moved(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of prompt and completion with padding moved to the right; all columns."""
-        return whole.gather(1, self._order)
+        return values.gather(1, self._order)
 
     def pack(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of (batch, time) in Unsloth's layout; 0 at tokens of prompts."""
@@ -59,8 +54,8 @@ class Packing:
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """Return values in Unsloth's layout as (batch, time)."""
-        whole = torch.cat([packed.new_zeros(len(packed), self.start), packed], 1)
-        return torch.empty_like(whole).scatter(1, self._order, whole)[:, self._prompt :]
+        moved = torch.cat([packed.new_zeros(len(packed), self.start), packed], 1)
+        return torch.empty_like(moved).scatter(1, self._order, moved)[:, self._prompt :]
 
 
 class ShapedAtScoring(Rollouts):
@@ -77,7 +72,7 @@ class ShapedAtScoring(Rollouts):
     def _packing(self, batch: Batch) -> Packing:
         return Packing(batch["prompt_ids"], batch["completion_ids"], self._tokenizer.pad_token_id)
 
-    def _counted_there(self, batch: Batch) -> torch.Tensor:
+    def _counted_by_unsloth(self, batch: Batch) -> torch.Tensor:
         """Return the tokens that Unsloth's loss counts, (batch, time). It leaves out sampled tokens
         with the id of padding, too, and has 0 as their log-probability."""
         not_padding: torch.Tensor = batch["completion_ids"] != self._tokenizer.pad_token_id
@@ -106,7 +101,7 @@ class ShapedAtScoring(Rollouts):
         """Compute q by a further pass, and put it into the batch's reference log-probabilities."""
         log_anchor = batch["ref_per_token_logps"]
         logps, entropies = self._policy_signals(batch)
-        kl_ref = self._mean(k3(log_anchor, logps), self._counted_there(batch))
+        kl_ref = self._mean(k3(log_anchor, logps), self._counted_by_unsloth(batch))
         self._record("kl_ref", kl_ref)
         require_start(self, batch, kl_ref)
         if self.guide is not None:
@@ -124,7 +119,7 @@ class ShapedAtScoring(Rollouts):
         loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
         if self.model.training and EXPECTED_KL in inputs and not self.reached_loss:
             # As Unsloth logs it: of each completion, then of this process's rows, without padding.
-            counted = self._counted_there(inputs)
+            counted = self._counted_by_unsloth(inputs)
             rows = (inputs[EXPECTED_KL] * counted).sum(1) / counted.sum(1).clamp(min=1)
             expected = rows[counted.sum(1) > 0].mean().item()
             if math.isnan(expected):  # in which no token counts
