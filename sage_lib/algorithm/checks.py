@@ -28,13 +28,8 @@ from sage_lib.errors import SageError
 START_KL = 1e-3
 
 
-def require_usable(trainer: GuidedTrainer) -> None:
-    """Raise a SageError with the first reason why a trainer's arguments cannot work together."""
-    for reason in _refusals(trainer):
-        raise SageError(reason)
-
-
-def _refusals(trainer: GuidedTrainer) -> Iterator[str]:
+def refusals(trainer: GuidedTrainer) -> Iterator[str]:
+    """Yield a sentence for each reason why a trainer's arguments cannot work together."""
     if trainer.resampling < 0 or trainer.reference_reset < 0:
         yield "dynamic_sampling and reference_reset are whole numbers; 0 is never"
     if trainer.trim_padding and depends_on_width(trainer.model.config):

@@ -166,7 +166,8 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
         # Unsloth's GPU replacement of GRPOTrainer has another loss (:mod:`unsloth_seam`).
         self.shaped_at_scoring = REPLACED
         self.reached_loss = False
-        checks.require_usable(self)
+        for reason in checks.refusals(self):
+            raise SageError(reason)
         if ref_model is not None:
             self._set_reference(self._loaded(ref_model))
         if guide_model is not None and guide is None:

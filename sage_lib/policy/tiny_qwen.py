@@ -26,20 +26,16 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 
 def tokenizer(
-    largest_number: int, max_length: int, more: Sequence[str] = ()
+    largest_number: int, max_length: int, task_words: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer with one token a word, a marker or the system prompt (Appendix E.4).
 
-    Markers are not special tokens: they stay in decoded texts.
-
-    Args:
-        largest_number: the vocabulary has 0 to this number.
-        max_length: of a text, in tokens.
-        more: words of a task, besides the words of countdown.
+    Its words are those of countdown, the numbers from 0 to ``largest_number``, and
+    ``task_words``. Markers are not special tokens: they stay in decoded texts.
     """
     numbers = map(str, range(largest_number + 1))
     words = [PAD, EOS, UNKNOWN, "reach", "from", *WAYS, *OPERATORS, "=", ",", "(", ")", *numbers]
-    vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*words, *more]))}
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*words, *task_words]))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
@@ -51,8 +47,8 @@ def tokenizer(
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-    whole = [AddedToken(t, special=False, normalized=False) for t in (SYSTEM_PROMPT, *MARKERS)]
-    fast.add_tokens(whole)
+    texts = (SYSTEM_PROMPT, *MARKERS)
+    fast.add_tokens([AddedToken(text, special=False, normalized=False) for text in texts])
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
@@ -65,27 +61,21 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 def check_architecture(model: Model) -> None:
     """Raise SageError for a name that Qwen2Config lacks, or that the tokenizer decides, and for a
     size that is missing."""
-    known = {f.name for f in dataclasses.fields(Qwen2Config)}
+    settings = {f.name for f in dataclasses.fields(Qwen2Config)}
     if model.name == NAME:
-        known -= {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
+        settings -= {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
     for key, value in (model.architecture or {}).items():
-        if value is not None and key not in known:
-            raise unknown(f"{model.name}: model.architecture", key, known, owner="Qwen2Config")
+        if value is not None and key not in settings:
+            raise unknown(f"{model.name}: model.architecture", key, settings, owner="Qwen2Config")
     sizes = {key: model.architecture.get(key) for key in SIZES} if model.architecture else {}
     for key, size in sizes.items():
         if type(size) is not int or size < 1:
             raise SageError(f"{model.name}: model.architecture.{key} must be 1 or more, not {size}")
 
 
-def create(folder: Path, model: Model, more: Sequence[str] = ()) -> None:
-    """Write a model with random weights, and its tokenizer.
-
-    Args:
-        folder: for both.
-        model: the section of the profile, with the seed of the weights.
-        more: words, as in :func:`tokenizer`.
-    """
-    words = tokenizer(model.largest_number or 0, model.max_seq_length, more)
+def create(folder: Path, model: Model, task_words: Sequence[str] = ()) -> None:
+    """Write a model of a profile's section, with random weights by its seed, and its tokenizer."""
+    words = tokenizer(model.largest_number or 0, model.max_seq_length, task_words)
     check_architecture(model)
     architecture = (model.architecture or {}).items()
     ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}

@@ -21,16 +21,9 @@ def gradient_norm(
 ) -> NDArray[np.float64]:
     """Return G_t of the exploration report (eq. 4, 14): |alpha_t| · ‖e(o_t) - pi‖ · ‖h_t‖.
 
-    It is the Frobenius norm of a token's gradient in the output matrix.
-
-    Args:
-        weight: alpha_t, shape (tokens,).
-        logits: shape (tokens, vocabulary).
-        drawn: ids of the tokens, shape (tokens,).
-        hidden: the last hidden state, shape (tokens, width).
-
-    Returns:
-        Norms, shape (tokens,).
+    It is the Frobenius norm of a token's gradient in the output matrix. The weight alpha, the ids
+    of the drawn tokens and the norms have shape (tokens,), logits (tokens, vocabulary), and the
+    last hidden states (tokens, width).
     """
     ids = np.asarray(drawn)
     difference = -softmax(np.asarray(logits, dtype=np.float64), axis=-1)

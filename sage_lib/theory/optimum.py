@@ -112,9 +112,7 @@ def _log_ratio(right: np.ndarray, wrong: np.ndarray, level: float) -> tuple[floa
 class Prefixes:
     """The tree of listed completions, for quantities of a policy over them at each prefix.
 
-    Args:
-        ids: token ids, shape (completions, time).
-        mask: True on tokens, of the same shape.
+    The token ids and the mask, which is True on tokens, have shape (completions, time).
     """
 
     def __init__(self, ids: np.ndarray, mask: np.ndarray) -> None:

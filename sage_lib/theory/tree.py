@@ -135,13 +135,8 @@ class Tree:
 
 
 def random_tree(rng: np.random.Generator, depth: int = 3, branches: int = 3) -> Tree:
-    """Return a random tree with at least one fork. Paths end early with probability 0.2.
-
-    Args:
-        rng: draws the tree.
-        depth: the most tokens of a completion.
-        branches: the most tokens after a state.
-    """
+    """Return a random tree with at least one fork, at most ``depth`` tokens of a completion and at
+    most ``branches`` tokens after a state. Paths end early with probability 0.2."""
 
     def grow(prefix: Completion) -> list[Completion]:
         if len(prefix) == depth or (prefix and rng.random() < 0.2):

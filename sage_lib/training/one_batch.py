@@ -4,15 +4,15 @@ For notebook 06; nothing is trained. The batch is computed in a separate process
 a GPU Unsloth might replace TRL's loss.
 """
 
-import contextlib
 import io
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,7 @@ def _arrays(guide: Guide, beta: float) -> tuple[dict[str, np.ndarray], float]:
     """Return the tensors of a :class:`LossBatch` as arrays, and the loss."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     messages = io.StringIO()  # of libraries, about the machine and files
-    quiet = contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages)
-    with quiet[0], quiet[1], tempfile.TemporaryDirectory() as folder:
+    with redirect_stdout(messages), redirect_stderr(messages), TemporaryDirectory() as folder:
         from sage_lib.algorithm.backend import whole_rows  # first: Unsloth before transformers
         from sage_lib.algorithm.token_probabilities import completion_signals
 

@@ -319,6 +319,6 @@ class Rounds:
 
 def _means(name: str, candidates: Sequence[Candidate]) -> dict[str, float]:
     """Return means of scores and numbers of tokens, over completions."""
-    rows = [[getattr(c, key) for key in SCORES] + [len(c.ids) + 1] for c in candidates]
-    columns = zip((*SCORES, "tokens"), zip(*rows, strict=True), strict=True) if rows else ()
-    return {f"{name} {key}": float(np.mean(column)) for key, column in columns}
+    columns = {key: [getattr(candidate, key) for candidate in candidates] for key in SCORES}
+    columns["tokens"] = [len(candidate.ids) + 1 for candidate in candidates]
+    return {f"{name} {key}": float(np.mean(column)) for key, column in columns.items()}
