@@ -121,8 +121,7 @@ class SeparateKl(KlForm):
     def requires(self, trainer: GuidedTrainer) -> Iterator[str]:
         yield from super().requires(trainer)
         if trainer.beta == 0 or trainer.loss_type not in REDUCTIONS:
-            known = ", ".join(REDUCTIONS)
-            yield f"the KL form {self.name!r} needs beta > 0, and loss_type {known}"
+            yield f"the KL form {self.name!r} needs beta > 0, and loss_type {', '.join(REDUCTIONS)}"
 
 
 class Sequence(SeparateKl):

@@ -106,9 +106,9 @@ def _read(model: Any, inputs: dict[str, Any], columns: int) -> DynamicCache | No
     recomputes_layers = model.training and model.is_gradient_checkpointing
     if recomputes_layers or depends_on_width(model.config):
         return None
-    both = torch.cat([inputs[name][:, :columns] for name in ROWS[:2]], 1).tolist()
+    prompts = torch.cat([inputs[name][:, :columns] for name in ROWS[:2]], 1).tolist()
     numbers: dict[tuple[int, ...], int] = {}
-    of_row = [numbers.setdefault(tuple(row), len(numbers)) for row in both]
+    of_row = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
     if len(numbers) == len(of_row):
         return None
     first = [of_row.index(number) for number in range(len(numbers))]

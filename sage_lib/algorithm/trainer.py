@@ -259,7 +259,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
             score = partial(by_length, score)
         prompt = args[0].shape[1] - args[2] if self.share_prompts else None
         with merged_to_score(self, model), self._sharing(model, prompt):
-            logps, entropies, *rest = score(model, *args, **kwargs)
+            logps, entropies, *others = score(model, *args, **kwargs)
         passing = self._passing
         if passing is not None and entropies is not None:
             self._log_entropies(passing.batch, entropies.detach())
@@ -267,7 +267,7 @@ class SageTrainer(ShapedAtScoring, Checkpoints):
                 self._shape_tokens(self.advantage, passing, logps, entropies.detach())
             if "ref_per_token_logps" in passing.batch:
                 self._shape(passing, logps, entropies.detach())
-        return logps, entropies, *rest
+        return logps, entropies, *others
 
     def _shape_tokens(
         self, shaper: TokenShaper, passing: _Pass, live_logps: torch.Tensor, entropies: torch.Tensor

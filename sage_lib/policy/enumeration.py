@@ -73,10 +73,10 @@ def enumerate_completions(
         goes_on = (~ended).nonzero()[:, 0]
         if len(goes_on) == 0 or ids.shape[1] + 1 == longest:
             continue
-        for part in goes_on.split(AT_A_TIME):
-            part_cache = copy.deepcopy(cache) if len(goes_on) > AT_A_TIME else cache
-            part_cache.batch_select_indices(parents[part])
-            waiting.append((tokens[part, None], part_cache, *(x[part] for x in extended)))
+        for rows in goes_on.split(AT_A_TIME):
+            rows_cache = copy.deepcopy(cache) if len(goes_on) > AT_A_TIME else cache
+            rows_cache.batch_select_indices(parents[rows])
+            waiting.append((tokens[rows, None], rows_cache, *(x[rows] for x in extended)))
     return _by_probability(complete)
 
 
@@ -85,7 +85,7 @@ def _by_probability(groups: list[tuple[torch.Tensor, ...]]) -> Enumeration:
     lengths = torch.cat([torch.full((len(ids),), ids.shape[1]) for ids, *_ in groups])
     time = int(lengths.max()) if len(lengths) else 0
     padded = [[pad(x[:, :time], (0, max(0, time - x.shape[1]))) for x in group] for group in groups]
-    ids, logps, entropies = (torch.cat(parts) for parts in zip(*padded, strict=True))
+    ids, logps, entropies = (torch.cat(tensors) for tensors in zip(*padded, strict=True))
     order = logps.sum(dim=1).argsort(descending=True, stable=True)
     ids, logps, entropies = ids[order], logps[order], entropies[order]
     mask = torch.arange(time) < lengths[order, None]

@@ -38,8 +38,8 @@ def exact_summary(probabilities: pd.DataFrame, ks: Sequence[int]) -> list[dict[s
         row: dict[str, Any] = {"dataset": dataset, "problems": group["problem"].nunique()}
         by_way = group.groupby("way")["p"].sum() / row["problems"]
         for name in [column for column in table if column.startswith("logp")]:
-            valid, at = valid_mass(group, name), name.removeprefix("logp")
-            row |= {f"pass@{k}{at}": float(exact_pass_at_k(valid, [k]).mean()) for k in ks}
+            valid, suffix = valid_mass(group, name), name.removeprefix("logp")
+            row |= {f"pass@{k}{suffix}": float(exact_pass_at_k(valid, [k]).mean()) for k in ks}
         row |= {"common": float(by_way.get("L", 0.0)), "rare": float(by_way.get("R", 0.0))}
         rows.append(row)
     return rows

@@ -198,17 +198,17 @@ def fixed_point(
         centre = tree.mean_by_state(logits)[tree.state_of]
         return torch.where(pinned, logits - start, at_rest + centre).numpy()
 
-    near, size = log_reference.clone(), float("inf")
+    iterate, size = log_reference.clone(), float("inf")
     for number in range(150):
         # By the visits: a rare state learns as fast as a common one, which moves no fixed point.
-        inertia = (beta * tree.visits(near).clamp(min=1e-12)).clamp(min=1e-9)
-        step = field(near) / inertia * 0.1
-        near = tree.log_policy(near + step)
+        inertia = (beta * tree.visits(iterate).clamp(min=1e-12)).clamp(min=1e-9)
+        step = field(iterate) / inertia * 0.1
+        iterate = tree.log_policy(iterate + step)
         # Powell's steps are larger from here on. Steps that grow leave an unstable point.
-        before, size = size, float(step.abs().max())
-        if number >= 20 and size < min(1e-3, before):
+        last_size, size = size, float(step.abs().max())
+        if number >= 20 and size < min(1e-3, last_size):
             break
-    finite = near.masked_fill(never, 0)
+    finite = iterate.masked_fill(never, 0)
     start = finite - tree.mean_by_state(finite)[tree.state_of]
     zero = root(residual, start.numpy(), method="hybr", tol=1e-12)
     worst = np.abs(zero.fun).max()

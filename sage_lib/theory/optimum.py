@@ -121,12 +121,12 @@ class Prefixes:
         self.before, self.after = np.zeros_like(ids), np.zeros_like(ids)
         parents, number = [0], np.zeros(len(ids), dtype=ids.dtype)
         for time in range(ids.shape[1]):
-            on = mask[:, time]
-            pairs = np.stack([number[on], ids[on, time]], axis=1)
-            distinct, which = np.unique(pairs, axis=0, return_inverse=True)
-            self.before[on, time] = number[on]
-            number[on] = len(parents) + which.ravel()
-            self.after[on, time] = number[on]
+            rows = mask[:, time]
+            pairs = np.stack([number[rows], ids[rows, time]], axis=1)
+            distinct, index = np.unique(pairs, axis=0, return_inverse=True)
+            self.before[rows, time] = number[rows]
+            number[rows] = len(parents) + index.ravel()
+            self.after[rows, time] = number[rows]
             parents += list(distinct[:, 0])
         self.parents = np.array(parents)
 

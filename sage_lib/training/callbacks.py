@@ -43,8 +43,8 @@ def check_sections(profile: Profile) -> None:
     from sage_lib.algorithm.backend import GRPOConfig, SFTConfig
 
     by_name = {"SFTConfig": SFTConfig, "GRPOConfig": GRPOConfig, "LoraConfig": LoraConfig}
-    for name, place, section in profile.configured():
-        cls, where = by_name[name], f"{profile.name}: {place}"
+    for name, path, section in profile.configured():
+        cls, where = by_name[name], f"{profile.name}: {path}"
         check_section(cls, section, where)
         # Known keys may still contradict each other. On a machine without a GPU, the classes would
         # refuse a profile for a GPU because of the machine.
@@ -272,9 +272,8 @@ def train_on(trainer: Any, checkpoints: Path) -> None:
 def last_checkpoint(folder: Path) -> str | None:
     """Return the newest whole checkpoint, or None. A kill can leave a half-written one without its
     mark, and a disk can lose the end of a file or of a log."""
-    ordered = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rsplit("-", 1)[1]))
-    whole = [path for path in ordered if (path / WHOLE).is_file() and _is_whole(path / WHOLE)]
-    return str(whole[-1]) if whole else None
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rsplit("-", 1)[1]))
+    return next((str(path) for path in reversed(checkpoints) if _is_whole(path)), None)
 
 
 def _sizes(folder: Path, pattern: str) -> dict[str, int]:
@@ -286,11 +285,11 @@ def _log_sizes(checkpoint: Path) -> dict[str, int]:
     return _sizes(checkpoint.parent.parent, "*.jsonl")
 
 
-def _is_whole(mark: Path) -> bool:
+def _is_whole(checkpoint: Path) -> bool:
     try:
-        expected = read_json(mark)
+        expected = read_json(checkpoint / WHOLE)
     except SageError:
         return False
-    files, logs = _sizes(mark.parent, "*"), _log_sizes(mark.parent)
-    same = all(files.get(name) == size for name, size in expected["files"].items())
-    return same and all(logs.get(name, 0) >= size for name, size in expected["logs"].items())
+    files, logs = _sizes(checkpoint, "*"), _log_sizes(checkpoint)
+    has_files = all(files.get(name) == size for name, size in expected["files"].items())
+    return has_files and all(logs.get(name, 0) >= size for name, size in expected["logs"].items())

@@ -51,12 +51,11 @@ def replay_run(profile: Profile, run: Run) -> dict:
     trainer.add_callback(StepLog(run.live_steps))
     trainer.add_callback(_Watch(trainer, log))
     collapsed = rl.run_to_end(trainer, checkpoints)
-    watched = read_lines(log)
-    table = in_blocks(watched)
+    table = in_blocks(read_lines(log))
     write_text(run.measured / "moves.csv", table.to_csv(index=False, float_format="%.6g"))
     rl.save_policy(profile, run, trainer.model, tokenizer)
-    same = weights_hash(run.model) == policy.weights
-    written = run.finish(record, reproduced=same, collapsed=collapsed)
+    reproduced = weights_hash(run.model) == policy.weights
+    written = run.finish(record, reproduced=reproduced, collapsed=collapsed)
     shutil.rmtree(checkpoints, ignore_errors=True)
     return written
 
@@ -92,20 +91,20 @@ class Watched(SageTrainer):
             after = self._signals(batch)
             mask = counted_tokens(batch).bool().cpu().numpy()
             ids = batch["completion_ids"].cpu().numpy()
-            rows, places = np.nonzero(mask)
+            rows, columns = np.nonzero(mask)
             signs = _signs(batch["advantages"])
-            columns = {
+            of_tokens = {
                 "completion": first + rows,
                 "sign": signs[rows],
                 "kind": token_groups.kinds(self._tokenizer, ids[mask].tolist()),
-                "place": places / mask.sum(1)[rows],
+                "place": columns / mask.sum(1)[rows],
                 "before": before["entropy"][mask],
                 "after": after["entropy"][mask],
                 "p_before": before["p"][mask],
                 "p_after": after["p"][mask],
                 "gradient": before["gradient"][mask],
             }
-            frames.append(pd.DataFrame(columns))
+            frames.append(pd.DataFrame(of_tokens))
             first += len(mask)
         self._batches = []
         return token_groups.grouped(pd.concat(frames, ignore_index=True))

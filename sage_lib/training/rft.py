@@ -48,7 +48,7 @@ COUNTS = ("drawn", "correct", *filters.REFUSALS, "eligible", "selected", "wrong"
 class Candidate:
     """A completion up to its first answer that no rule refuses, with means over its tokens."""
 
-    place: int  # of its problem in the round
+    problem_number: int  # in the round
     number: int  # of the sample
     ids: tuple[int, ...]  # without the end token
     text: str
@@ -72,7 +72,7 @@ def select(candidates: Sequence[Candidate], rft: Rft, rng: random.Random) -> lis
     wrong = [candidate for candidate in candidates if not candidate.correct]
     count = min(len(correct), rft.selected - round(rft.noise * rft.selected))
     if rft.select in SCORES:
-        correct.sort(key=lambda c: (-getattr(c, rft.select), c.place, c.number))
+        correct.sort(key=lambda c: (-getattr(c, rft.select), c.problem_number, c.number))
         selection = correct[:count]
     else:
         selection = rng.sample(correct, count)
@@ -107,13 +107,13 @@ def train(profile: Profile, run: Run) -> dict:
     recorded = {"method": run.method, **method.recorded(), "rft": dataclasses.asdict(rft)}
     recorded |= {"lora": work.lora, "rollouts": {key: profile.rl[key] for key in ROLLOUTS}}
     record = run.begin(seed, recorded)
-    whole = [n for n in range(rft.rounds) if (work.folder(n) / WHOLE).is_file()]
-    model = work.load_policy(len(whole))
+    start = sum((work.folder(number) / WHOLE).is_file() for number in range(rft.rounds))
+    model = work.load_policy(start)
     for log in (work.rounds, run.build / "exact.jsonl"):
-        truncate_log(log, work.step(len(whole)) if whole else -1)
-    if not whole and work.exact:
+        truncate_log(log, work.step(start) if start else -1)
+    if start == 0 and work.exact:
         work.exact.begin(model)
-    for number in range(len(whole), rft.rounds):
+    for number in range(start, rft.rounds):
         row = work.run_round(number, model)
         # Loaded again, as a resumed run loads it: a trainer leaves another forward on a model.
         model, step = work.load_policy(number + 1), work.step(number + 1)
@@ -245,7 +245,7 @@ class Rounds:
         total = len(posed) * draws.samples
         eligible = [candidate for candidate in candidates if candidate.correct]
         wrong = sum(not candidate.correct for candidate in selection)
-        distinct = {(candidate.place, candidate.ids) for candidate in selection}
+        distinct = {(candidate.problem_number, candidate.ids) for candidate in selection}
         counts = [total, correct, *(refused[name] for name in filters.REFUSALS), len(eligible)]
         counts += [len(selection), wrong, len(distinct)]
         entries: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
@@ -255,7 +255,8 @@ class Rounds:
         prompts = [loading.encode(self.tokenizer, problem.question) for problem in posed]
         rows = []
         for candidate in selection:  # as drawn tokens; the mask is 1 on the completion
-            prompt, ids = prompts[candidate.place], [*candidate.ids, self.tokenizer.eos_token_id]
+            prompt = prompts[candidate.problem_number]
+            ids = [*candidate.ids, self.tokenizer.eos_token_id]
             mask = [0] * len(prompt) + [1] * len(ids)
             rows.append({"input_ids": [*prompt, *ids], "completion_mask": mask})
         return rows, entries
@@ -286,7 +287,7 @@ class Rounds:
         refused: Counter[str] = Counter()
         right = 0
         pad = loading.pad_id(self.tokenizer)
-        for place, (problem, row) in enumerate(zip(posed, samples, strict=True)):
+        for problem_number, (problem, row) in enumerate(zip(posed, samples, strict=True)):
             texts = [filters.up_to_first_answer(text) or text for text in row["completions"]]
             correct = judge([problem] * len(texts), texts, self.verifier, self.profile.model.boxed)
             if self.profile.methods[self.run.method].reward == "valid":
@@ -301,7 +302,7 @@ class Rounds:
             scored = scoring.signals(model, model, prompt, bodies, pad)
             for (n, ids), signals in zip(cut, scored, strict=True):
                 candidate = Candidate(
-                    *(place, n, tuple(ids), texts[n], correct[n]),
+                    *(problem_number, n, tuple(ids), texts[n], correct[n]),
                     entropy=float(signals.entropy.mean()),
                     branching=float(signals.branching.mean()),
                 )
