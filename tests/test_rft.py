@@ -297,7 +297,7 @@ def test_a_planted_wrong_completion_is_never_learned_from(
 
     monkeypatch.setattr(sampling, "sample", lambda *a, **k: None)
     monkeypatch.setattr(sampling, "collect", planted)
-    learned, said = work.policy_samples(0, model, tmp_path)
+    learned, said = work.policy_samples(0, model)
     assert said["drawn"] == 64 and said["correct"] == said["eligible"] == right
     assert said["selected"] == right and said["wrong"] == 0 and said["no answer"] == 8
     for row in learned:

@@ -30,8 +30,7 @@ class Enumeration(NamedTuple):
     def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """Return the completions as texts, without special tokens."""
         bodies = [ids[mask] for ids, mask in zip(self.ids, self.mask, strict=True)]
-        texts: list[str] = tokenizer.batch_decode(bodies, skip_special_tokens=True)
-        return texts
+        return tokenizer.batch_decode(bodies, skip_special_tokens=True)
 
 
 @torch.no_grad()

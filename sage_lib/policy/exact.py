@@ -12,8 +12,7 @@ def exact_pass_at_k(p: ArrayLike, ks: Sequence[int]) -> np.ndarray:
     """Return 1 - (1 - p)^k for each probability p of a valid sample (rows) and each k (columns)."""
     with np.errstate(divide="ignore"):
         all_fail = np.outer(np.log1p(-np.asarray(p, float)), np.asarray(ks, float))
-    curves: np.ndarray = -np.expm1(all_fail)
-    return curves
+    return -np.expm1(all_fail)
 
 
 def valid_mass(table: pd.DataFrame, column: str = "logp") -> pd.Series:

@@ -190,7 +190,7 @@ class Rounds:
         if self.rft.demonstrations is not None:
             rows, counts = self.demonstrations(number)
         else:
-            rows, counts = self.policy_samples(number, model, folder)
+            rows, counts = self.policy_samples(number, model)
         drawing = time.perf_counter() - started
         checkpoints, seed = folder / "checkpoints", self.seed + number
         fixed = {"output_dir": str(checkpoints), "seed": seed, "data_seed": seed}
@@ -225,13 +225,13 @@ class Rounds:
         return share, counts | {"distinct": len({str(row) for row in share})}
 
     def policy_samples(
-        self, number: int, model: PreTrainedModel, folder: Path
+        self, number: int, model: PreTrainedModel
     ) -> tuple[list[dict], dict[str, Any]]:
         """Draw and select completions. Return the selection as SFTTrainer's rows, and the round's
-        entries of rounds.csv. Samples that are in the folder are not drawn again."""
+        entries of rounds.csv. Samples that are in the round's folder are not drawn again."""
         posed = prompts_of(self.problems, self.rft, self.seed, number)
         draws = self.sampling(number)
-        path = folder / "samples.jsonl"
+        path = self.folder(number) / "samples.jsonl"
         engine = sampling.transformers_engine(model, self.tokenizer, posed, draws)
         sampling.sample(engine, self.tokenizer, posed, draws, path)
         samples = sampling.collect([path], posed, draws.samples)
