@@ -41,10 +41,12 @@ def pass_at_k_curve(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> Array:
     samples, correct = _checked_counts(n, c, ks)
     sizes = np.asarray(ks, dtype=int)
     # Problems with the same counts have the same curve.
-    counts, place = np.unique(np.stack([samples, correct]), axis=1, return_inverse=True)
-    all_wrong = np.cumprod(_wrong_draws(counts[0], counts[1], int(sizes.max())), axis=-1)
-    curves: Array = np.asarray(1.0 - all_wrong[:, sizes - 1])
-    return curves[place.ravel()]
+    counts, number = np.unique(np.stack([samples, correct]), axis=1, return_inverse=True)
+    drawn_before = np.arange(sizes.max())  # by each of the k draws
+    wrong_left = np.clip((counts[0] - counts[1])[:, None] - drawn_before, 0, None)
+    all_wrong = np.cumprod(wrong_left / (counts[0][:, None] - drawn_before), axis=-1)
+    curves: Array = 1.0 - all_wrong[:, sizes - 1]
+    return curves[number.ravel()]
 
 
 def _checked_counts(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> tuple[Array, Array]:
@@ -67,15 +69,6 @@ def _checked_counts(n: ArrayLike, c: ArrayLike, ks: Sequence[int]) -> tuple[Arra
                 "draw more, or ask for a smaller k"
             )
     return samples, correct
-
-
-def _wrong_draws(samples: Array, correct: Array, k: int) -> Array:
-    """Chance of each of k draws in a row to be wrong, given that those before it were."""
-    drawn_before = np.arange(k)
-    wrong = (samples - correct)[..., None].astype(np.float64)
-    wrong_left = np.clip(wrong - drawn_before, 0, None)
-    chances: Array = wrong_left / (samples[..., None] - drawn_before)
-    return chances
 
 
 # --- the uncertainty of means over problems -------------------------------------------------------

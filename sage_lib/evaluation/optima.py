@@ -34,7 +34,7 @@ DRAWS = 16
 #: more than SETTLED, or REFRESHES times.
 BETAS, SETTLED, REFRESHES = (0.2, 0.4, 0.8, 1.6, 3.2), 1e-6, 60
 #: The branch guide with the paper's threshold and ratio (Table 8), in addition to a profile's.
-PAPER = ("branch, 1.2 nats", BranchGuide())
+PAPER: dict[str, Guide] = {"branch, 1.2 nats": BranchGuide()}
 COLUMNS = ["dataset", "problem", "guide", "beta", "p", "covered", "listed", "acted"]
 COLUMNS += ["log_rho", "low", "high", "rare"]
 
@@ -101,7 +101,7 @@ def guides_of(profile: Profile) -> dict[str, Guide]:
         guide = runs.guide_of(profile, method.guide)
         if guide not in guides.values():
             guides[key] = guide
-    return guides | dict([PAPER])
+    return guides | PAPER
 
 
 def problem_rows(
