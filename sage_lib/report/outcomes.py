@@ -103,34 +103,32 @@ def comparisons(claims: Claims, results: Results) -> pd.DataFrame:
     """
     sources: dict[tuple[str, str], dict[str, Values]] = {}
     rows: list[dict[str, Any]] = []
-    primary: dict[int, tuple[Values, Values, Comparison]] = {}
+    primary: dict[int, partial[pd.Series]] = {}  # number of the row -> its differences at a level
     not_run = 0  # primary comparisons, which count for Holm's rule all the same
     for claim in claims.claims:
         for comparison in claim.comparisons:
-            where = (comparison.metric, comparison.ood)
-            if where not in sources:
-                sources[where] = values(results, *where)
+            source = (comparison.metric, comparison.ood)
+            if source not in sources:
+                sources[source] = values(results, *source)
             row = {"claim": claim.claim, "by": claim.by, **comparison._asdict()}
             row |= {"outcome": NOT_RUN, "seeds": 0}
             row["beta"] = tradeoff.beta_of(results.profile, comparison.against)
             row["reported"] = _reported(results, claim.table, comparison)
-            name = ", ".join(filter(None, where))
-            share = claims.margin and claims.margin * _range(results, sources[where], where[0])
+            name = ", ".join(filter(None, source))
+            share = claims.margin and claims.margin * _range(results, sources[source], source[0])
             row["margin"] = margin = max(share, claims.floor.get(name, 0))
-            pair = _pair(sources[where], comparison)
+            pair = _pair(sources[source], comparison)
             if pair is not None:
                 row |= _compared(*pair, comparison, margin)
                 if claim.primary:
-                    primary[len(rows)] = (*pair, comparison)
-                    at = partial(_row, *pair, comparison.metric)  # at a level
+                    primary[len(rows)] = at = partial(_row, *pair, comparison.metric)
                     row["error_rate"] = inference.error_rate(comparison.expects, at, margin)
             not_run += claim.primary and pair is None
             rows.append(row | {"metric": name})
-    allowed = inference.holm([rows[place]["error_rate"] for place in primary] + [1.0] * not_run)
-    for place, rate in zip(primary, allowed, strict=False):
-        ours, theirs, comparison = primary[place]
-        planned = {**comparison._asdict(), "margin": rows[place]["margin"]}
-        rows[place] |= _outcome(ours, theirs, planned, 1 - rate)
+    allowed = inference.holm([rows[number]["error_rate"] for number in primary] + [1.0] * not_run)
+    for (number, at), rate in zip(primary.items(), allowed, strict=False):
+        row = rows[number]
+        row |= _judged(at(1 - rate), row["expects"], row["margin"])
     return _worded(pd.DataFrame(rows, columns=COMPARISONS))
 
 
@@ -248,20 +246,17 @@ def _compared(
     metric, expects = comparison.metric, comparison.expects
     difference = _row(ours, theirs, metric)
     row: dict[str, Any] = dict(difference.drop(["method", "against"]))
-    row |= _outcome(ours, theirs, {**comparison._asdict(), "margin": margin})
+    row |= _judged(difference, expects, margin)
     if difference["seeds"] > inference.FEWEST_SEEDS:
         at = partial(_row, metric=metric)
         row["kept"] = inference.stable_seeds(at, ours, theirs, expects, margin)
     return row
 
 
-def _outcome(
-    ours: Values, theirs: Values, row: dict[str, Any], level: float = 0.95
-) -> dict[str, Any]:
-    """Return the outcome of a row of comparisons at a level, and the interval that decides it."""
-    difference = _row(ours, theirs, row["metric"], level)
+def _judged(difference: pd.Series, expects: str, margin: float) -> dict[str, Any]:
+    """Return the outcome of a row of differences, and the interval that decides it."""
     low, high = inference.deciding_interval(difference)
-    outcome = inference.row_outcome(row["expects"], difference, row["margin"])
+    outcome = inference.row_outcome(expects, difference, margin)
     return {"outcome": outcome, "judged_low": low, "judged_high": high}
 
 
