@@ -99,16 +99,8 @@ class Countdown(ExactTask):
         return f"{kinds}_{numbers}_digits"
 
     def stream(self, seed: int, exclude: frozenset[str], revision: str | None) -> Iterator[Problem]:
-        label = self.display_label
-        for p in self.puzzles(seed, exclude):
-            yield Problem(p.id, label, p.question_with(self.verb), str(p.target), self.name, p)
-
-    def puzzles(self, seed: int, exclude: frozenset[str]) -> Iterator[Puzzle]:
-        """Yield different puzzles without end, none of whose questions is in ``exclude``.
-
-        Raises SageError where none is left.
-        """
-        rng, seen = random.Random(seed), set(exclude)
+        """Yield problems without end. Raises SageError where no new one is found."""
+        rng, seen, label = random.Random(seed), set(exclude), self.display_label
         kinds, shares = list(self.kinds), list(self.kinds.values())
         while True:
             kind = rng.choices(kinds, weights=shares)[0]
@@ -119,7 +111,7 @@ class Countdown(ExactTask):
                 if not pool:
                     continue
                 puzzle = Puzzle(digits, rng.choice(pool), kind, self.limit, self.operators)
-                question = puzzle.question_with(self.verb)
+                question = puzzle.question(self.verb)
                 if question not in seen:
                     break
             else:
@@ -128,7 +120,7 @@ class Countdown(ExactTask):
                     "ask for fewer, or for more digits or a higher limit"
                 )
             seen.add(question)
-            yield puzzle
+            yield Problem(puzzle.id, label, question, str(puzzle.target), self.name, puzzle)
 
     def demonstrate(
         self, problem: Problem, rng: random.Random, aimless: bool, early: bool

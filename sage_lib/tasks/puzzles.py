@@ -45,11 +45,7 @@ class Puzzle:
     def id(self) -> str:
         return f"{self.target}<{'.'.join(map(str, self.digits))}"
 
-    @property
-    def question(self) -> str:
-        return self.question_with("reach")
-
-    def question_with(self, verb: str) -> str:
+    def question(self, verb: str) -> str:
         return f"{verb} {self.target} from {' '.join(map(str, self.digits))}"
 
 
