@@ -6,7 +6,7 @@ import torch
 import which_kl
 
 from sage_lib.report import kl_forms
-from sage_lib.theory import objectives, solutions, two_path
+from sage_lib.theory import estimators, objectives, solutions, two_path
 
 TREE, LOG_REFERENCE, REWARD = two_path.branch_tree()
 GUIDE = objectives.log_guide(TREE, "state", LOG_REFERENCE, kl_forms.THRESHOLD)
@@ -62,6 +62,14 @@ def test_k3_rests_at_its_closed_form(table):
     _, values = solutions.k3_fixed_point(TREE, REWARD, LOG_REFERENCE, kl_forms.BETA)
     assert table.loc["k3 as a loss", "success"] == pytest.approx(float(values[0]), abs=1e-8)
     assert table.loc["exact forward KL", "rare"] == table.loc["k3 as a loss", "rare"]
+
+
+@pytest.mark.parametrize("guide", [None, GUIDE])
+def test_k1_as_a_loss_holds_nothing(guide):
+    """So the table has success 1 for it."""
+    at = LOG_REFERENCE, LOG_REFERENCE
+    pull = estimators.kl_gradient(TREE, "k1_loss", *at, guide)
+    assert pull.numpy() == pytest.approx(0, abs=1e-12)
 
 
 def test_the_page_has_these_numbers():
