@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, stdtr
 
-from sage_lib.errors import SageError
 from sage_lib.evaluation import metrics
 from sage_lib.evaluation.metrics import Array
 
@@ -113,16 +112,14 @@ def crossing_interval(a: ArrayLike, b: ArrayLike, ks: Sequence[int]) -> dict[str
         are both.
     """
     difference = metrics.differences(b, a)
-    if difference.shape[-1] != len(ks):
-        raise SageError(f"a crossing over {len(ks)} values of k, not over {difference.shape[-1]}")
     k = _first_crossing(metrics.mean_over_sets(difference.mean(axis=0)), ks)
-    # Where it is looked for: at each k, and 16 times for each doubling of k.
+    # The intervals are read at each k, and at 16 points for each doubling of k.
     steps = np.ceil(16 * np.diff(np.log2(ks))).astype(int)
-    inner = [place + np.arange(step) / step for place, step in enumerate(steps)]
-    places = np.concatenate([*inner, [len(ks) - 1.0]])
-    whole = np.arange(len(ks))
-    finer = np.apply_along_axis(lambda row: np.interp(places, whole, row), -1, difference)
-    finer_ks = 2 ** np.interp(places, whole, np.log2(ks))
+    inner = [number + np.arange(step) / step for number, step in enumerate(steps)]
+    points = np.concatenate([*inner, [len(ks) - 1.0]])
+    numbers = np.arange(len(ks))
+    finer = np.apply_along_axis(lambda row: np.interp(points, numbers, row), -1, difference)
+    finer_ks = 2 ** np.interp(points, numbers, np.log2(ks))
     _, lows, highs = metrics.paired_difference(finer, np.zeros_like(finer))
     is_below = finer_ks[(highs < 0) & (finer_ks <= k)]  # none where k is NaN
     is_above = finer_ks[(lows > 0) & (finer_ks >= k)]
