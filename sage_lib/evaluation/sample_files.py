@@ -345,6 +345,7 @@ def _choice(name: str, kind: str, names: Iterable[str], wanted: str | None) -> s
     return wanted
 
 
-def _some(names: list[str], most: int = 8) -> str:
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
+def _some(names: list[str]) -> str:
+    """The first eight of some names, and how many more there are."""
+    further = [f"{len(names) - 8} more"] if len(names) > 8 else []
+    return ", ".join([*names[:8], *further])

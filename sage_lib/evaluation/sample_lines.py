@@ -127,11 +127,9 @@ def _own_row(row: Row, threshold: float | None) -> Line:
         raise ValueError(f"has a {key} that is a {type(problem).__name__}: give a text or a number")
     set_of = f"{field(row, 'dataset', str)}/" if "dataset" in row else ""
     number = field(row, "number", int) if row.get("number") is not None else None
-    verdict: Found = "has no correct"  # which a judge may say
-    if "correct" in row:
-        verdict = _one(row["correct"], "correct", threshold)
-    verdicts = {"": verdict}
-    return Line(f"{set_of}{problem}", verdicts, "", _seed(row), number, is_sample=True)
+    is_judged = "correct" in row  # if not, a judge may say it
+    verdict = _one(row["correct"], "correct", threshold) if is_judged else "has no correct"
+    return Line(f"{set_of}{problem}", {"": verdict}, "", _seed(row), number, is_sample=True)
 
 
 def _counts(row: Row, threshold: float | None) -> Line:

@@ -28,7 +28,7 @@ def refusal(text: str, limit: float = REDUNDANCY_LIMIT) -> str | None:
     return REDUNDANT if ngram_redundancy(answered.split()) > limit else None
 
 
-def ngram_redundancy(tokens: Sequence[Hashable], n: int = 3) -> float:
-    """Return the share of n-grams that repeat an earlier one: 1 - distinct / all, 0 for none."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+def ngram_redundancy(tokens: Sequence[Hashable]) -> float:
+    """Return the share of 3-grams that repeat an earlier one: 1 - distinct / all, 0 for none."""
+    grams = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -65,10 +65,6 @@ def _github(local: str, path: str, revision: str = "main") -> File:
     return File(f"{local}.jsonl", url, revision, _SHA256[local])
 
 
-def _is_level_5(row: dict) -> bool:
-    return int(row["level"]) == 5
-
-
 def _whole_answer(row: dict) -> object:
     """Return the answer, and 27 for 27.0."""
     value = row["answer"]
@@ -144,7 +140,9 @@ SOURCES = {
     "aime": Source(_AIME_PARTS, "problem", itemgetter("answer"), 60),
     "amc23": Source((_AMC23,), "question", _whole_answer, 40),
     # Section 5.1: "the level-5 subset of MATH-500 (134 problems)".
-    "math500_level5": Source((_MATH500,), "problem", itemgetter("answer"), 134, _is_level_5),
+    "math500_level5": Source(
+        (_MATH500,), "problem", itemgetter("answer"), 134, lambda row: int(row["level"]) == 5
+    ),
     # Appendix I.
     "minerva": Source((_MINERVA,), "problem", _minerva, 272),
     "gsm8k_train": Source(
