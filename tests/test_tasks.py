@@ -138,7 +138,7 @@ REFUSED = [
     gym("chain_sum", "refuses its config: .* keyword argument 'seed'", config={"seed": 3}),
     gym("chain_sum", "refuses its config: min_terms", config={"min_terms": 0}),
     gym("chain_sum", "refuses its config: ", config={"min_terms": "2"}),
-    gym("chain_sum", "must hold numbers, texts", config={"min_terms": {2}}),
+    gym("chain_sum", "min_terms: input was not a valid JSON value", config={"min_terms": {2}}),
     gym("chain_sum", "threshold: .*, not 0.0", threshold=0.0),
 ]
 
