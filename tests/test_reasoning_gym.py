@@ -224,7 +224,8 @@ def test_partial_credit_below_the_threshold_earns_nothing():
     assert ReasoningGym.is_correct(lock, longer)
     [graph] = colored(fewest=3).problems(1, 1)
     _, same = graph_color.worked(graph.detail, [1] * 6)
-    assert graph_color._scorer().score_answer(same, graph.detail.entry) == 0.01
+    scorer = reasoning_gym.generator("graph_color", "{}", 0, 1)
+    assert scorer.score_answer(same, graph.detail.entry) == 0.01
     assert not GraphColor.is_correct(graph, same)
 
 

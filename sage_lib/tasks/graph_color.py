@@ -159,7 +159,8 @@ class GraphColor(ExactTask):
         if answer is None or len(answer) > LENGTH_LIMIT:
             return False
         graph: Graph = problem.detail
-        return reasoning_gym.score(_scorer(), answer, graph.entry) >= 1.0
+        scorer = reasoning_gym.generator("graph_color", "{}", 0, 1)
+        return reasoning_gym.score(scorer, answer, graph.entry) >= 1.0
 
     @classmethod
     def measures(cls, problem: Problem, text: str, correct: bool) -> dict[str, bool]:
@@ -173,11 +174,6 @@ class GraphColor(ExactTask):
     def completions(cls, problem: Problem) -> list[tuple[str, str, str]]:
         graph: Graph = problem.detail
         return [("L", *worked(graph, coloring)) for coloring in colorings(graph)]
-
-
-@lru_cache(maxsize=1)
-def _scorer() -> Any:
-    return reasoning_gym.generator("graph_color", "{}", 0, 1)
 
 
 def check(graph: Graph, text: str) -> bool:
