@@ -67,7 +67,8 @@ def texts(format: str, row: Row, gold: str) -> tuple[Any, str, str]:
     if format == "limit-of-RLVR":
         prompt, completion, answer = row["question"], row["code"][0], row.get("gt")
     elif format == "lm-evaluation-harness":
-        prompt, completion, answer = _context(row), row["resps"][0][0], row.get("target")
+        prompt = row["arguments"]["gen_args_0"]["arg_0"]
+        completion, answer = row["resps"][0][0], row.get("target")
     elif format == "lighteval":
         doc = row["doc"]
         places = doc.get("gold_index")
@@ -91,13 +92,6 @@ def texts(format: str, row: Row, gold: str) -> tuple[Any, str, str]:
     if prompt in (None, "", []) or completion is None:
         raise ValueError("has no text of its prompt and completion")
     return prompt, _text(completion), "" if answer is None else str(answer)
-
-
-def _context(row: Row) -> Any:
-    """Return the prompt of a line of lm-evaluation-harness, arg_0 of its first request."""
-    arguments = row.get("arguments")
-    request = arguments.get("gen_args_0") if isinstance(arguments, dict) else None
-    return request.get("arg_0") if isinstance(request, dict) else None
 
 
 def _text(completion: Any) -> str:
