@@ -82,19 +82,10 @@ def draw_samples(
     tokenizer: PreTrainedTokenizerBase,
     sampled: Sequence[Problem],
 ) -> bool:
-    """Draw this process's share of the samples.
+    """Draw this process's share of the samples, and return whether this is the main process.
 
-    Drawing goes on where it stopped.
-
-    Args:
-        profile: says how many, and how they are drawn.
-        run: into whose folder they are written.
-        model: the policy; None for vLLM, which loads it.
-        tokenizer: of the policy.
-        sampled: the problems.
-
-    Returns:
-        Whether this is the main process.
+    Samples that an earlier call drew are kept. ``model`` is None for vLLM, which loads the policy
+    itself.
     """
     assert run.policy is not None
     evaluation = profile.evaluation
@@ -131,16 +122,10 @@ def first(row: dict, number: int | None) -> dict:
 def count_correct(
     sampled: Sequence[Problem], rows: Sequence[dict], verifier: Verifier, boxed: bool = False
 ) -> pd.DataFrame:
-    """Count the correct samples of each problem, and put a list "correct" into each row.
+    """Return the table counts.csv, and put a list "correct" into each row.
 
-    Args:
-        sampled: the problems.
-        rows: of ``sampling.collect``, one for each problem.
-        verifier: compares answers with golds.
-        boxed: as in :func:`judge`.
-
-    Returns:
-        The table counts.csv: COLUMNS, and the numbers that the tasks count.
+    ``rows`` are those of ``sampling.collect``, one for each problem. ``boxed`` is as in
+    :func:`judge`. The table has the columns COLUMNS, and the numbers that the tasks count.
     """
     names = dict.fromkeys(name for p in sampled for name in task_of(p.task).COUNTED)
     lines = []

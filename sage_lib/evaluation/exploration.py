@@ -43,19 +43,11 @@ def impact(
 ) -> tuple[float, float]:
     """Compare continuations of a token with continuations of its runner-up.
 
-    Args:
-        model: the policy.
-        tokenizer: of the policy.
-        prompt: token ids.
-        completion: token ids.
-        position: of the token in the completion, from 0.
-        count: the number of continuations of each.
-        rl: keywords of GRPOConfig. Temperature, truncations and length are read.
-        seed: of the draws.
-        are_correct: returns which texts of whole completions are correct.
+    The token stands at a position (from 0) of the completion. Prompt and completion are token ids.
+    ``count`` continuations of each token are drawn, with temperature, truncations and length of
+    ``rl``, which has keywords of GRPOConfig. ``are_correct`` judges texts of whole completions.
 
-    Returns:
-        The two shares of correct completions. I_t is their difference.
+    Returns the two shares of correct completions. I_t is their difference.
     """
     before, drawn = list(completion[:position]), completion[position]
     prefix = [*prompt, *before]

@@ -43,13 +43,9 @@ class Drawer:
         self.verifier = Verifier(workers=profile.compute.threads)
 
     def draw(self, problem: Problem, count: int, seed: int, model: Any = None) -> Group:
-        """Draw completions of a problem from its random stream.
+        """Draw ``count`` completions of a problem, by the policy of the run or by ``model``.
 
-        Args:
-            problem: of which completions are drawn.
-            count: how many.
-            seed: of the stream, with the problem's name.
-            model: None for the policy of the run.
+        The seed and the problem's name make the random stream.
         """
         stream, rl = sample_seed(seed, problem, 0), self.profile.rl
         out, start, mask = rollouts(model or self.model, self.tokenizer, problem, count, rl, stream)
@@ -68,15 +64,9 @@ class Drawer:
 def signals(
     model: PreTrainedModel, group: Group, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute entropies and log-probabilities of the tokens of a group.
+    """Return the entropies (nats) before the tokens of a group, and the tokens' log-probabilities.
 
-    Args:
-        model: the policy that reads them.
-        group: the completions.
-        temperature: of the distributions.
-
-    Returns:
-        Entropies (nats) before the tokens, and their log-probabilities: (completions, time) both.
+    A model reads the group at a temperature. Both results have shape (completions, time).
     """
     logits = probs.completion_logits(model, group.out, group.start)
     log_pi = probs.log_probabilities(logits, temperature)

@@ -68,17 +68,9 @@ def completions_with_measures(
     floor: float,
     longest: int,
 ) -> tuple[Enumeration, list[dict[str, Any]]]:
-    """List a policy's completions of a problem, and measure the work of each.
+    """List a policy's completions of a problem of an exact task, with their ``Task.measures``.
 
-    Args:
-        model: the policy.
-        tokenizer: of the policy.
-        problem: of an exact task.
-        floor: as in :func:`enumerate_completions`.
-        longest: as in :func:`enumerate_completions`.
-
-    Returns:
-        The completions, and the ``measures`` of the problem's task for each.
+    ``floor`` and ``longest`` are as in :func:`enumerate_completions`.
     """
     prompt = loading.encode(tokenizer, problem.question)
     enumeration = enumerate_completions(model, prompt, tokenizer.eos_token_id, floor, longest)
@@ -112,18 +104,13 @@ def problem_rows(
     guides: Mapping[str, Guide],
     seed: int,
 ) -> list[tuple[Any, ...]]:
-    """Compute the rows of a problem.
+    """Return the rows of a problem, with the columns COLUMNS.
 
     Args:
-        problem: whose completions are listed.
-        enumeration: the completions.
-        measures: of each completion, as :func:`completions_with_measures` has them.
+        problem, enumeration, measures: as in :func:`completions_with_measures`.
         p: the probability of all valid completions, listed or not.
         guides: by name.
         seed: of the guides that draw.
-
-    Returns:
-        Rows with the columns COLUMNS.
     """
     valid, rare = (
         np.array([row.get(name) for row in measures], bool) for name in ("valid", "valid_rare")
@@ -138,7 +125,7 @@ def problem_rows(
         bounds = log_rho_bounds(base, valid, q, p)
         of_rare = np.nan
         if (valid & rare).any():
-            means = [np.average(q[side], weights=base[side]) for side in (valid & rare, valid)]
+            means = [np.average(q[group], weights=base[group]) for group in (valid & rare, valid)]
             of_rare = float(np.log(means[0] / means[1]))
         rows.append((problem.dataset, problem.id, name, beta, *size, *bounds, of_rare))
 
@@ -178,12 +165,12 @@ def log_rho_bounds(
     if not valid.any() or valid.all():
         return np.nan, np.nan, np.nan
     low, mean, high = [], [], []
-    for side, whole in ((valid, p), (~valid, 1 - p)):
-        mass, weighted = base[side].sum(), (base * q)[side].sum()
-        rest = max(whole - mass, 0.0)
-        mean.append(np.log(weighted / mass))
-        low.append(np.log((weighted + rest * q.min()) / (mass + rest)))
-        high.append(np.log((weighted + rest * q.max()) / (mass + rest)))
+    for members, total in ((valid, p), (~valid, 1 - p)):
+        listed, weighted = base[members].sum(), (base * q)[members].sum()
+        unlisted = max(total - listed, 0.0)
+        mean.append(np.log(weighted / listed))
+        low.append(np.log((weighted + unlisted * q.min()) / (listed + unlisted)))
+        high.append(np.log((weighted + unlisted * q.max()) / (listed + unlisted)))
     return float(mean[0] - mean[1]), float(low[0] - high[1]), float(high[0] - low[1])
 
 

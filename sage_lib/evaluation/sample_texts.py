@@ -23,13 +23,8 @@ class Sample(NamedTuple):
 def rows_of_samples(format: str, row: Row, judged: bool) -> Iterator[Row]:
     """Yield a row of the same format for each sample of a line.
 
-    Args:
-        format: a name of ``sample_lines.FORMATS``.
-        row: the line.
-        judged: whether a judge decides. The verdicts of the file are not needed then.
-
-    Raises:
-        ValueError: for a line that has one verdict for several samples, where no judge decides.
+    ``format`` is a name of ``sample_lines.FORMATS``. ``judged`` says whether a judge decides. If
+    none does, a line that has one verdict for several samples raises ValueError.
     """
     if format == "limit-of-RLVR":
         lists = zip(*(field(row, name, list) for name in ("code", "pred", "score")), strict=True)
@@ -53,15 +48,10 @@ def rows_of_samples(format: str, row: Row, judged: bool) -> Iterator[Row]:
 
 
 def texts(format: str, row: Row, gold: str) -> tuple[Any, str, str]:
-    """Return prompt, completion and gold answer of a row that holds one sample.
+    """Return prompt, completion and gold answer of a row of :func:`rows_of_samples`.
 
-    Args:
-        format: a name of ``sample_lines.FORMATS``.
-        row: of :func:`rows_of_samples`.
-        gold: the field of the gold answer, in formats that name none.
-
-    Returns:
-        The prompt as a text or as messages, the completion, and the gold answer ("" for none).
+    The prompt is a text or a list of messages. ``gold`` is the field of the gold answer, in formats
+    that name none. The answer is "" where there is none.
     """
     prompt, completion, answer = row.get("prompt"), row.get("completion"), row.get(gold)
     if format == "limit-of-RLVR":
@@ -71,9 +61,9 @@ def texts(format: str, row: Row, gold: str) -> tuple[Any, str, str]:
         completion, answer = row["resps"][0][0], row.get("target")
     elif format == "lighteval":
         doc = row["doc"]
-        places = doc.get("gold_index")
-        place = places[0] if isinstance(places, list) and places else places
-        answer = doc["choices"][place] if isinstance(place, int) and doc.get("choices") else None
+        index = doc.get("gold_index")
+        index = index[0] if isinstance(index, list) and index else index
+        answer = doc["choices"][index] if isinstance(index, int) and doc.get("choices") else None
         prompt, completion = doc["query"], row["model_response"]["text"][0]
     elif format == "verl's generations":
         prompt, completion, answer = row["input"], row["output"], row.get("gts")

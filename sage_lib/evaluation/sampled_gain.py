@@ -39,18 +39,11 @@ SHUFFLES = 1000
 
 
 def scored_samples(profile: Profile, run: Run, judge: Judge | None = None) -> pd.DataFrame:
-    """Return the samples of a base's evaluation with the entropies of their tokens.
+    """Return the samples of a base's evaluation with the entropies of their tokens: a row each.
 
+    Columns problem, right (0 or 1), prompt, gold, completion, and arrays of shape (tokens,): ids,
+    and of the base entropies and logps, both in nats. Without a judge the tasks say what is right.
     Data sets marked ``ood`` are left out, as in all averages.
-
-    Args:
-        profile: of the evaluation.
-        run: the evaluation.
-        judge: called with gold answer and completion. None asks the tasks.
-
-    Returns:
-        A row for each sample: its problem, right (0 or 1), prompt, gold, completion, and arrays of
-        shape (tokens,): ids, and of the base entropies and logps, both in nats.
     """
     assert run.policy is not None
     sampled = problems.sampled_problems(profile)
@@ -94,7 +87,7 @@ def score_texts(name: str, samples: Sequence[Sample], template: str | None = Non
     chat = template or ("model" if has_turns else "{question}")
     section = Model(name=name, max_seq_length=1, seed=0, prompt=chat)
     model, tokenizer = loading.load(section, name)
-    room = getattr(model.config, "max_position_embeddings", None)
+    context = getattr(model.config, "max_position_embeddings", None)
     by_prompt: dict[str, list[Sample]] = {}
     for sample in samples:
         by_prompt.setdefault(repr((sample.problem, sample.prompt)), []).append(sample)
@@ -113,10 +106,10 @@ def score_texts(name: str, samples: Sequence[Sample], template: str | None = Non
             for sample in of_prompt
         ]
         longest = len(prompt) + max(map(len, bodies))
-        if room is not None and longest > room:
+        if context is not None and longest > context:
             raise SageError(
                 f"{of_prompt[0].problem}: prompt and completion have {longest} tokens, and the "
-                f"model reads {room}: leave this problem out"
+                f"model reads {context}: leave this problem out"
             )
         table += _scored(model, prompt, bodies, loading.pad_id(tokenizer), of_prompt)
     return pd.DataFrame(table)
