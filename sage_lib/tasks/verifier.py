@@ -120,7 +120,7 @@ class Verifier:
         long, or cannot be parsed.
         """
         columns = zip(golds, answers, strict=True)
-        pairs = [(_short(gold), _read_part(text)) for gold, text in columns]
+        pairs = [(_gold_text(gold), _answer_text(answer)) for gold, answer in columns]
         with self._lock:
             self.counts["pairs"] += len(pairs)
             if len(self._known) > MOST_KNOWN:
@@ -254,21 +254,21 @@ class Verifier:
 TOO_LONG = "." * (LENGTH_LIMIT + 1)
 
 
-def _read_part(answer: str | int | None) -> str | None:
+def _answer_text(answer: str | int | None) -> str | None:
     text = None if answer is None else str(answer)
     return TOO_LONG if text and len(text) > LENGTH_LIMIT else text
 
 
-def _short(answer: str | int) -> str:
-    gold = str(answer)
-    if answer is None or answer != answer:
-        raise SageError(f"a problem has the gold answer {gold}: fill it in, or drop the problem")
-    if len(gold) > LENGTH_LIMIT:
+def _gold_text(gold: str | int) -> str:
+    text = str(gold)
+    if gold is None or gold != gold:
+        raise SageError(f"a problem has the gold answer {text}: fill it in, or drop the problem")
+    if len(text) > LENGTH_LIMIT:
         raise SageError(
-            f"the gold answer {gold[:40]!r}... has {len(gold):,} characters, and at most "
+            f"the gold answer {text[:40]!r}... has {len(text):,} characters, and at most "
             f"{LENGTH_LIMIT} are read: correct or drop its problem"
         )
-    return gold
+    return text
 
 
 def _text(content: str | list[dict[str, Any]] | None) -> str:
