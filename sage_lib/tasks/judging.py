@@ -19,16 +19,10 @@ def judge(
     verifier: Verifier,
     boxed: bool = False,
 ) -> list[bool]:
-    r"""Return whether the last answer of each completion is correct.
+    r"""Return of each completion whether its last answer is correct.
 
-    Args:
-        problems: of any tasks, one for each completion.
-        completions: texts, with or without an answer.
-        verifier: runs Math-Verify.
-        boxed: whether the last box, \boxed{...}, is the answer where no solution markers are.
-
-    Returns:
-        One truth value for each completion.
+    There is a problem, of any task, for each completion. With ``boxed`` the last box, \boxed{...},
+    is the answer where no solution markers are.
     """
     answers: list[str | None] = []
     for problem, text in zip(problems, completions, strict=True):

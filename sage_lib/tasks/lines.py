@@ -57,7 +57,7 @@ def _csv_lines(name: str, text: str) -> list[Line]:
 
 
 def cell(place: str, row: dict[str, Any], column: str, content: str) -> str:
-    """Return the text in a column of a row, if any; the other Args are as in :func:`text`."""
+    """Return the text in a column of a row. ``place`` and ``content`` are as in :func:`text`."""
     content += f" (column {column!r}; there are {', '.join(row)})"
     return text(place, row.get(column), content)
 
@@ -65,13 +65,7 @@ def cell(place: str, row: dict[str, Any], column: str, content: str) -> str:
 def text(place: str, value: Any, content: str) -> str:
     """Return a value as text without blanks around it.
 
-    Args:
-        place: of the value, for errors.
-        value: from a file.
-        content: what the value is, such as "gold answer", for errors.
-
-    Returns:
-        The text. SageError where it is empty.
+    SageError where it is empty, with its place and what it is, such as "gold answer" (``content``).
     """
     stripped = "" if value is None else str(value).strip()
     if not stripped or isinstance(value, (dict, list)):

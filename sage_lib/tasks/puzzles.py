@@ -52,17 +52,10 @@ class Puzzle:
 def reached(
     digits: tuple[int, ...], way: str, limit: int | None, operators: tuple[str, ...] = OPERATORS
 ) -> NDArray[np.float64]:
-    """Calculate the value of every operator sequence.
+    """Return the value of every operator sequence, in the order of itertools.product.
 
-    Args:
-        digits: in the order they are shown.
-        way: "L" or "R".
-        limit: of running values; None is none.
-        operators: of which sequences are made.
-
-    Returns:
-        Values in the order of itertools.product, NaN where a running value leaves 0..limit. Shape
-        (sequences,).
+    Digits are in the order they are shown. A value is NaN where a running value leaves 0..limit;
+    None is no limit.
     """
     first, *rest = digits if way == "L" else digits[::-1]
     values = np.array([float(first)])
@@ -80,7 +73,7 @@ def reached(
 def targets(
     digits: tuple[int, ...], way: str, limit: int | None, operators: tuple[str, ...] = OPERATORS
 ) -> frozenset[int]:
-    """Return every target that a way reaches; its arguments are as in :func:`reached`."""
+    """Return every target that a way reaches; arguments are as in :func:`reached`."""
     values = reached(digits, way, limit, operators)
     return frozenset(values[~np.isnan(values)].astype(int).tolist())
 
@@ -116,22 +109,16 @@ def allowed(puzzle: Puzzle, way: str) -> NDArray[np.int64]:
 def other_targets(
     digits: tuple[int, ...], ways: str = "LR", operators: tuple[str, ...] = OPERATORS
 ) -> frozenset[int]:
-    """Return the value of every bracketing that belongs to none of some ways.
+    """Return the value of every bracketing but those of some ways: "L", "R", both or none.
 
-    Args:
-        digits: in the order they are shown.
-        ways: which are left out: "L", "R", both or none.
-        operators: that may stand between digits.
-
-    Returns:
-        The values, with running values of any size.
+    Digits are in the order they are shown. Running values may have any size.
     """
     if len(digits) == 1:
         return frozenset(() if ways else digits)
     values: set[int] = set()
     for cut in range(1, len(digits)):
         left, right = digits[:cut], digits[cut:]
-        # With one digit on its right the rest must not go from left to right, and so on.
+        # With one digit on its right the left part must not go from left to right, and so on.
         lefts = other_targets(left, "L" if "L" in ways and len(right) == 1 else "", operators)
         rights = other_targets(right, "R" if "R" in ways and len(left) == 1 else "", operators)
         for a, b in itertools.product(lefts, rights):
@@ -140,15 +127,9 @@ def other_targets(
 
 
 def solution(puzzle: Puzzle, way: str, operators: tuple[str, ...]) -> tuple[str, str]:
-    """Write down a solution.
+    """Return work and answer of a solution, as a completion has them.
 
-    Args:
-        puzzle: whose digits are used.
-        way: "L" or "R".
-        operators: from left to right.
-
-    Returns:
-        Work and answer, as a completion has them.
+    Operators are in the order from left to right, whatever the way.
     """
     forward = 1 if way == "L" else -1
     value, *digits = puzzle.digits[::forward]

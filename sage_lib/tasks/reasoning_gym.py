@@ -140,15 +140,9 @@ class ReasoningGym(Task):
 
 
 def score(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Return the score, from 0 to 1, of an answer by a data set of reasoning-gym.
+    """Return the score, from 0 to 1, of an answer to an entry of a data set of reasoning-gym.
 
-    Args:
-        dataset: the package's object.
-        answer: to the question of the entry.
-        entry: of this data set.
-
-    Returns:
-        The score; 0 where the scorer fails at the answer, or takes longer than the limit.
+    It is 0 where the scorer fails at the answer, or takes longer than the limit.
     """
     # Alarms reach the first thread alone: in another one there is no limit.
     is_first = threading.current_thread() is threading.main_thread()
@@ -167,19 +161,11 @@ def score(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
 
 @lru_cache(maxsize=16)
 def generator(dataset: str, config: str, seed: int, size: int) -> Any:
-    """Return the package's object of a data set.
+    """Return the package's object of a data set, by its name and its parameters as JSON.
 
-    The package makes entry i of seed s from s + i: neighbouring seeds would have nearly all
-    problems in common. So they are spread first.
-
-    Args:
-        dataset: its name.
-        config: its parameters, as JSON.
-        seed: of its entries.
-        size: how many entries it has.
-
-    Returns:
-        An object that makes each entry when it is read, and scores answers.
+    The object makes each entry when it is read, and scores answers. The package makes entry i of
+    seed s from s + i: neighbouring seeds would have nearly all problems in common. So they are
+    spread first.
     """
     spread = random.Random(seed).getrandbits(31)
     create = _package().create_dataset

@@ -42,15 +42,14 @@ def make_task(
 ) -> Task:
     """Build a task from a line of a profile.
 
+    SageError for an unknown task, and for an unknown, missing or wrong setting.
+
     Args:
         name: a key of :data:`TASKS`.
         raw: the settings that the line names.
         defaults: the settings that the profile has for all lines of this task.
         folder: the profile's; relative paths are below it.
         where: the place of the line. An error begins with it.
-
-    Returns:
-        The task. SageError for an unknown task, and for an unknown, missing or wrong setting.
     """
     cls, defaults = pick(name, TASKS, where, "task"), defaults or {}
     fields = {field.name for field in dataclasses.fields(cls)}

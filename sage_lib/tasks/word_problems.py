@@ -66,14 +66,8 @@ def largest_of(*texts: str) -> float:
 def aimless(worked: Demonstration, bound: float, rng: random.Random) -> Demonstration:
     """Replace the operators of a worked example at random, and calculate on from there.
 
-    Args:
-        worked: the example.
-        bound: of all values, which are whole.
-        rng: source of the draws.
-
-    Returns:
-        The example with the same sentences. A step stays where no operators give such a value, or
-        where it holds more than whole numbers and operators.
+    Sentences stay as they are. A step stays where no operators give a whole value from 0 to the
+    bound, or where it holds more than whole numbers and operators.
     """
     values: dict[str, str] = {}  # value in the working -> value in its place
 
