@@ -91,25 +91,19 @@ def laws(table: pd.DataFrame) -> pd.DataFrame:
 def jackknife(
     frame: pd.DataFrame, estimate: Callable[[pd.DataFrame], Sequence[float]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return estimates from all rows with jackknife intervals over seeds.
+    """Return estimates from all rows with 95 % jackknife intervals over seeds: (value, low, high),
+    each of shape (estimates,).
 
-    The 95 % intervals leave out one seed at a time (Efron and Stein 1981), with the t quantile.
-
-    Args:
-        frame: rows with a column seed.
-        estimate: returns numbers from rows.
-
-    Returns:
-        (value, low, high), each of shape (estimates,). NaN bounds for fewer than FEWEST_SEEDS
-        seeds.
+    A jackknife leaves out one seed at a time (Efron and Stein 1981); here with the t quantile.
+    Bounds are NaN for fewer than FEWEST_SEEDS seeds.
     """
-    whole, seeds = np.asarray(estimate(frame), dtype=float), frame["seed"].unique()
+    value, seeds = np.asarray(estimate(frame), dtype=float), frame["seed"].unique()
     n = len(seeds)
     if n < FEWEST_SEEDS:
-        return whole, whole * np.nan, whole * np.nan
+        return value, value * np.nan, value * np.nan
     without = np.array([estimate(frame[frame["seed"] != seed]) for seed in seeds])
     half = t.ppf(0.975, n - 1) * np.sqrt(n - 1) * without.std(axis=0)
-    return whole, whole - half, whole + half
+    return value, value - half, value + half
 
 
 def at_fixed_weights(prompts: pd.DataFrame) -> tuple[float, float]:
@@ -132,11 +126,8 @@ def mean_over_tokens(
 ) -> pd.Series:
     """Return the mean of a column over tokens, for each run (method, seed).
 
-    Args:
-        frame: rows are groups of tokens.
-        column: a mean over each group.
-        by: the grouping.
-        conditions: values of other columns, a list for any of several.
+    Rows are groups of tokens in the grouping ``by``, and the column is a mean over each group.
+    Conditions are values of other columns, a list for any of several.
     """
     rows = frame[frame["by"] == by]
     for key, value in conditions.items():
@@ -149,11 +140,7 @@ def mean_over_tokens(
 def share_of_sum(frame: pd.DataFrame, column: str, by: str, groups: Sequence[str]) -> pd.Series:
     """Return the share of some groups in a column's sum over all tokens, for each run.
 
-    Args:
-        frame: rows are groups of tokens.
-        column: a mean over each group.
-        by: the grouping.
-        groups: names of groups.
+    Rows and column are as in :func:`mean_over_tokens`.
     """
     rows = frame[frame["by"] == by]
     sums = (rows[column] * rows["tokens"]).groupby([*(rows[k] for k in RUN), rows["group"]]).sum()

@@ -90,19 +90,18 @@ class Values:
 
     def of_set(self, dataset: str) -> "Values":
         """Return the values on the problems of one data set."""
-        here = np.asarray(self.sets) == dataset
-        bases = {seed: values[here] for seed, values in self.base_by_seed.items()}
-        sets = [dataset] * int(here.sum())
-        return replace(self, values=self.values[:, here], sets=sets, base_by_seed=bases)
+        of_set = np.asarray(self.sets) == dataset
+        bases = {seed: values[of_set] for seed, values in self.base_by_seed.items()}
+        sets = [dataset] * int(of_set.sum())
+        return replace(self, values=self.values[:, of_set], sets=sets, base_by_seed=bases)
 
     def at_seeds(self, seeds: Iterable[int]) -> "Values":
         """Return the values at some of the seeds; the base, which has no seed, does not change."""
         if None in self.seeds:
             return self
-        wanted = set(seeds)
-        places = [place for place, seed in enumerate(self.seeds) if seed in wanted]
-        left = [self.seeds[place] for place in places]
-        return replace(self, values=self.values[places], seeds=left)
+        rows = np.isin(np.asarray(self.seeds), list(seeds))
+        remaining = [seed for seed, stays in zip(self.seeds, rows, strict=True) if stays]
+        return replace(self, values=self.values[rows], seeds=remaining)
 
 
 def _base_by_seed(frame: pd.DataFrame, columns: list[str], problems: int) -> dict[int, np.ndarray]:
@@ -137,20 +136,16 @@ def at_common_seeds(*methods: Values) -> tuple[list[np.ndarray], list[Any]]:
 
 
 def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFrame:
-    """Compare two methods.
+    """Compare two methods: a row for each column of their values, with the columns DIFFERENCES.
 
-    Args:
-        ours: the values of a method.
-        theirs: the values of the method that is subtracted.
-        level: of the intervals.
+    - ours, theirs, difference: the two means, and the first less the second.
+    - low, high: bound it over seeds and problems; NaN where all differences are the same or a data
+      set has one problem.
+    - low_seeds, high_seeds: bound it over seeds alone; NaN for one seed.
+    - detectable: the true difference that as many seeds and problems find in 80 % of cases; NaN in
+      any of these cases.
 
-    Returns:
-        A row for each column of values, with the columns DIFFERENCES. low and high bound the
-        difference over seeds and problems, low_seeds and high_seeds over seeds alone. detectable is
-        the true difference that as many seeds and problems find in 80 % of cases. ours and theirs
-        are the two means. NaN are low and high where all differences are the same or a data set
-        has one problem, low_seeds and high_seeds for one seed, and detectable in any of these
-        cases. SageError without a common seed.
+    SageError without a common seed.
     """
     (a, b), _ = at_common_seeds(ours, theirs)
     apart = a - b
@@ -172,12 +167,9 @@ def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFram
 def differences(
     values: dict[str, Values], against: str, methods: Iterable[str] | None = None
 ) -> pd.DataFrame:
-    """Compare several methods with another by :func:`difference`.
+    """Compare methods (None: all) with another, ``against``, by :func:`difference`.
 
-    Args:
-        values: by method.
-        against: the method that is subtracted.
-        methods: None for all. Methods that were not evaluated are left out.
+    Methods that were not evaluated are left out.
     """
     if against not in values:
         raise SageError(f"{against} was not evaluated: choose one of {', '.join(values)}")
@@ -256,12 +248,7 @@ def row_outcome(expects: str, row: Any, margin: float) -> str:
     """Return the :func:`outcome` of a row of differences, by its :func:`deciding_interval`.
 
     It needs FEWEST_SEEDS seeds. Two shares that both lie within the margin of 0, or of 1, decide
-    nothing: no difference that matters could be seen.
-
-    Args:
-        expects: as in :func:`outcome`.
-        row: of :func:`difference`, a mapping or a Series.
-        margin: as in :func:`outcome`.
+    nothing: no difference that matters could be seen. ``row`` is a mapping or a Series.
     """
     means = row.get("ours", 0.5), row.get("theirs", 0.5)
     at_floor = max(means) < margin or 1 - margin < min(means) <= max(means) <= 1
@@ -274,12 +261,8 @@ def error_rate(expects: str, at: Callable[[float], Any], margin: float) -> float
     """Return the smallest error rate, 1 - level, at which a comparison keeps its outcome at 95 %.
 
     It is a p-value of that outcome, and 1 for CANNOT_TELL. An outcome that is lost as intervals
-    widen does not come back: SMALLER may become DISAGREES on the way to CANNOT_TELL.
-
-    Args:
-        expects: as in :func:`outcome`.
-        at: returns the row of differences at a level.
-        margin: as in :func:`outcome`.
+    widen does not come back: SMALLER may become DISAGREES on the way to CANNOT_TELL. ``at`` returns
+    the row of differences at a level.
     """
     at_95 = row_outcome(expects, at(0.95), margin)
     if at_95 == CANNOT_TELL:
@@ -311,20 +294,15 @@ def stable_seeds(
 ) -> int:
     """Count the seeds without which a comparison has the same outcome, leaving out one at a time.
 
-    Args:
-        at: returns the row of differences of two methods' values at some seeds.
-        ours: the values of a method.
-        theirs: the values of the method that is subtracted.
-        expects: as in :func:`outcome`.
-        margin: as in :func:`outcome`.
+    ``at`` returns the row of differences of two methods' values at some seeds.
     """
     _, seeds = at_common_seeds(ours, theirs)
 
-    def outcome_at(some: Iterable[int]) -> str:
-        return row_outcome(expects, at(ours.at_seeds(some), theirs.at_seeds(some)), margin)
+    def outcome_at(seeds: Iterable[int]) -> str:
+        return row_outcome(expects, at(ours.at_seeds(seeds), theirs.at_seeds(seeds)), margin)
 
-    whole = outcome_at(seeds)
-    return sum(outcome_at(set(seeds) - {left}) == whole for left in seeds)
+    at_all = outcome_at(seeds)
+    return sum(outcome_at(set(seeds) - {seed}) == at_all for seed in seeds)
 
 
 def worst_outcome(outcomes: Iterable[str]) -> str:
@@ -332,6 +310,5 @@ def worst_outcome(outcomes: Iterable[str]) -> str:
 
     Nothing corrects for their number: this is a choice.
     """
-    there = set(outcomes)
     order = (NOT_SEEN, DISAGREES, NOT_RUN, CANNOT_TELL, SMALLER, AGREES)
-    return next((outcome for outcome in order if outcome in there), CANNOT_TELL)
+    return min(outcomes, key=order.index, default=CANNOT_TELL)

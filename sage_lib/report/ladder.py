@@ -60,19 +60,10 @@ def with_steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def change(table: pd.DataFrame, arm: str, first: str, second: str, end: str) -> list[float]:
-    """Return the change of a metric from a step to another, with its 95 % interval over problems.
+    """Return the change of a metric (of ENDS) from a step to another, with its 95 % interval over
+    problems: [difference, low, high]; [] where the arm, such as grpo, lacks a step.
 
     It is paired by problem where both steps have the same problems.
-
-    Args:
-        table: of :func:`load`.
-        arm: grpo, grpo_no_kl or branch_strong.
-        first: a step.
-        second: a step.
-        end: of ENDS.
-
-    Returns:
-        [difference, low, high]; empty where the arm lacks a step.
     """
     of_arm = table[table["arm"] == arm]
     by_problem = of_arm.pivot_table(index="step", columns="problem", values=end, observed=True)

@@ -164,13 +164,8 @@ def by_base(compared: pd.DataFrame, results: Results) -> pd.DataFrame:
 
 
 def differences(results: Results, metric: str, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """Return the differences of pairs of methods that share a seed, with 95 % bounds: a row each.
-
-    Args:
-        results: of the methods.
-        metric: a name of :func:`values`.
-        pairs: (method, against).
-    """
+    """Return the differences of pairs (method, against) that share a seed, with 95 % bounds: a row
+    each. The metric is one of :func:`values`."""
     by_method, rows = values(results, metric), []
     for method, against in pairs:
         pair = _pair(by_method, Comparison(method, against, metric, "above"))
@@ -201,10 +196,8 @@ def claim_outcomes(claims: Claims, compared: pd.DataFrame) -> pd.DataFrame:
 def values(results: Results, metric: str, ood: str = "") -> dict[str, Values]:
     """Return a metric of each method: by seed and problem, or from logs by seed alone.
 
-    Args:
-        results: of the methods.
-        metric: a name such as "pass@8", "right pass@8", "entropy" or TAIL.
-        ood: "ood" for the data outside Table 1.
+    Metrics have names such as "pass@8", "right pass@8", "entropy" or TAIL. ``ood`` is "ood" for the
+    data outside Table 1.
     """
     functions = {TAIL: tail, UNSOUND: unsound, DIVERSITY: diversity, BRANCHING: branching}
     if metric in functions:

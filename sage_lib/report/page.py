@@ -49,20 +49,17 @@ class Page:
     ) -> None:
         """Display a table with labels for keys of methods. A named index is displayed, too.
 
-        Args:
-            frame: the table.
-            precision: decimals of floats.
-            rows: displayed at once; the others are folded.
-            formats: of columns, as in `share="{:.1%}"`.
+        Floats have ``precision`` decimals, and columns formats, as in `share="{:.1%}"`. The first
+        ``rows`` are displayed at once, and the others are folded.
         """
-        shown = self._labelled(frame)
-        if len(shown):
-            shown = shown.dropna(axis="columns", how="all")
-        _display(_styled(shown[:rows], precision, formats))
-        if len(shown) > rows:
-            rest = _styled(shown[rows:], precision, formats).to_html()
-            more = f"{len(shown) - rows} more rows"
-            _display(f"<details><summary>{more}</summary>{rest}</details>")
+        labelled = self._labelled(frame)
+        if len(labelled):
+            labelled = labelled.dropna(axis="columns", how="all")
+        _display(_styled(labelled[:rows], precision, formats))
+        if len(labelled) > rows:
+            folded = _styled(labelled[rows:], precision, formats).to_html()
+            summary = f"{len(labelled) - rows} more rows"
+            _display(f"<details><summary>{summary}</summary>{folded}</details>")
 
     def keep(
         self,
@@ -71,15 +68,9 @@ class Page:
         shown: pd.DataFrame | None = None,
         **formats: str,
     ) -> None:
-        """Write <name>.csv with keys of methods, and display it.
+        """Write <name>.csv with keys of methods, and display it, or another table (``shown``).
 
         Floats have 10 significant digits. A file that differs by rounding alone (SAME) stays.
-
-        Args:
-            frame: the table.
-            name: of the file.
-            shown: the table to display; None for ``frame``.
-            formats: of displayed columns.
         """
         text = frame.to_csv(index=False, float_format="%.10g")
         path = paths.measured(self.name, self.published) / f"{name}.csv"

@@ -27,13 +27,7 @@ WAYS = {"L": "common", "R": "rare"}
 
 
 def of_sets(frame: pd.DataFrame, profile: Profile, ood: bool | None) -> pd.DataFrame:
-    """Return the rows of some data sets.
-
-    Args:
-        frame: with a column dataset.
-        profile: has the data sets.
-        ood: as in :meth:`Profile.data_sets`.
-    """
+    """Return the rows of a profile's data sets; ``ood`` is as in :meth:`Profile.data_sets`."""
     return frame[frame["dataset"].isin([data.label for data in profile.data_sets(ood)])]
 
 
@@ -59,10 +53,7 @@ def exact(
 ) -> dict[str, Values]:
     """Return exact pass@k of each method, and the probability of the rare way ("rare mass").
 
-    Args:
-        results: of the methods.
-        ks: the values of k.
-        ood: as in :meth:`Profile.data_sets`.
+    ``ood`` is as in :meth:`Profile.data_sets`.
     """
     frame = probabilities(results, ood)
     columns = [*(f"pass@{k}" for k in ks), "rare mass"]
@@ -122,10 +113,7 @@ def exact_or_sampled(
 ) -> dict[str, Values]:
     """Return pass@k of each method: exact where valid completions can be listed, else sampled.
 
-    Args:
-        results: of the methods.
-        ks: the values of k; None for :func:`axes`.
-        ood: as in :meth:`Profile.data_sets`.
+    Without ``ks`` it has the two of :func:`axes`. ``ood`` is as in :meth:`Profile.data_sets`.
     """
     ks = axes(results.profile) if ks is None else ks
     return exact(results, ks, ood) if results.profile.exact else sampled(results, ks, ood)

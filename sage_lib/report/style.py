@@ -126,16 +126,9 @@ def error_bar(
     horizontal: bool = False,
     **keywords: Any,
 ) -> None:
-    """Draw a point with its interval; NaN bounds draw none.
+    """Draw a point with its interval along y, or x if ``horizontal``; NaN bounds draw none.
 
-    Args:
-        axis: to draw on.
-        at: place on the other axis.
-        mean: of the interval.
-        low: lower bound.
-        high: upper bound.
-        horizontal: whether the interval is along x.
-        keywords: a look.
+    ``at`` is its place on the other axis, and the keywords are a look.
     """
     # Rounding can leave the mean of equal values just outside: such a bar has length 0.
     lengths = np.nan_to_num(np.maximum([[mean - low], [high - mean]], 0))
@@ -150,17 +143,19 @@ def bases(
 ) -> None:
     """Draw each base alone beside a horizontal interval: < is the first base, > the second.
 
+    A single base is not drawn again.
+
     Args:
         axis: to draw on.
-        at: place of the interval of all bases; a single base is not drawn again.
+        at: place of the interval of all bases.
         bounds: (mean, low, high) of each base; NaN bounds draw no interval.
         step: from one interval to the next.
         keywords: of `plot`.
     """
     rows = list(bounds)
-    for place, (marker, (mean, low, high)) in enumerate(zip("<>", rows, strict=False), 1):
+    for number, (marker, (mean, low, high)) in enumerate(zip("<>", rows, strict=False), 1):
         if len(rows) > 1:
-            y, look = at + place * step, {"linewidth": 0.6, "markersize": 2.5, **keywords}
+            y, look = at + number * step, {"linewidth": 0.6, "markersize": 2.5, **keywords}
             axis.plot([low, high], [y, y], **line(look))
             axis.plot(mean, y, **points({**look, "marker": marker, "markerfacecolor": "none"}))
 
@@ -198,15 +193,7 @@ def forest(
 
 
 def band(axis: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, **keywords: Any) -> None:
-    """Draw a light band.
-
-    Args:
-        axis: to draw on.
-        x: places, shape (n,).
-        low: lower bounds, shape (n,).
-        high: upper bounds, shape (n,).
-        keywords: a look, of which the colour is used.
-    """
+    """Draw a light band between bounds of shape (n,), in the colour of a look."""
     axis.fill_between(x, low, high, color=keywords["color"], alpha=0.15, linewidth=0)
 
 
@@ -217,12 +204,9 @@ def steps(axis: Axes) -> None:
 
 
 def describe(figure: Figure, title: str, *caption: str) -> None:
-    """Write a title and a caption. This fixes the layout, so it is called last.
+    """Write a title, which says what the figure shows, and a caption, whose parts ";" joins.
 
-    Args:
-        figure: the figure.
-        title: its finding.
-        caption: its data, parts that ";" joins.
+    This fixes the layout, so it is called last.
     """
     wide = figure.get_figwidth()
     figure.suptitle(fill(title, int(15 * wide)), x=0.01, ha="left", fontweight="bold")
@@ -244,23 +228,15 @@ def described(figure: Figure) -> str:
 
 
 def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
-    """Write <name>.pdf and <name>.png. The same figure gives the same bytes.
-
-    Args:
-        figure: the figure.
-        name: of the files.
-        folder: of the files.
-
-    Returns:
-        The two paths.
-    """
+    """Write <name>.pdf and <name>.png, and return their paths. The same figure gives the same
+    bytes."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    whole = figure.get_tightbbox().padded(0.05)  # no title or label is cut
+    box = figure.get_tightbbox().padded(0.05)  # no title or label is cut
     files = []
     for ending, unstable in (("pdf", "CreationDate"), ("png", "Software")):
         drawn = io.BytesIO()
         options: dict[str, Any] = {"metadata": {unstable: None}, "dpi": 200}
-        figure.savefig(drawn, format=ending, bbox_inches=whole, **options)
+        figure.savefig(drawn, format=ending, bbox_inches=box, **options)
         files.append(write_bytes(folder / f"{name}.{ending}", drawn.getvalue()))
     return files

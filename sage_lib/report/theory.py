@@ -20,11 +20,7 @@ def token_tree(
 ) -> Figure:
     """Draw a tree with its probabilities on the edges and H_t (nats) in the states.
 
-    Args:
-        tree: the tree.
-        log_policy: of each edge.
-        title: of the figure.
-        leaves: name -> a number for each completion, shape (L,), written beside the leaves.
+    ``leaves`` names numbers, one for each completion, that are written beside the leaves.
     """
     columns = leaves or {}
     heights = _heights(tree)

@@ -39,10 +39,8 @@ def curve_methods(
 ) -> list[str]:
     """Return the methods that differ from the baseline, GRPO, in beta alone, by rising beta.
 
-    Args:
-        profile: has the methods. Of several methods with the same beta the first counts.
-        present: the methods to select from; None for all.
-        kl_form: of the methods; at beta 0 any form.
+    They are selected from ``present`` (None: all methods) and have one form of the KL; at beta 0
+    any form counts. Of several methods with the same beta it takes the first.
     """
 
     def without_beta(key: str) -> Method:
@@ -115,13 +113,8 @@ def positions_of(
 ) -> pd.DataFrame:
     """Return the table of :func:`positions` from the values of a profile's methods.
 
-    Args:
-        profile: has the methods.
-        values: by method, with those of the base; their first two columns are pass@1 and pass@256.
-        methods: None for all.
-        kl_form: of the methods on the curve.
-
-    SageError where the values lack the base's.
+    The first two columns of the values are pass@1 and pass@256. SageError without those of the
+    base. ``kl_form`` is that of the methods on the curve.
     """
     inference.require_base(values)
     curve = curve_methods(profile, values, kl_form)
@@ -134,11 +127,11 @@ def positions_of(
     def against_line(method: str, bound: float = 0.0) -> dict[str, Any]:
         others = [key for key in curve if key != method]
         seeds = max((set(values[method].seeds) & set(values[key].seeds) for key in others), key=len)
-        whole = [key for key in others if seeds <= set(values[key].seeds)]
+        corners = [key for key in others if seeds <= set(values[key].seeds)]
         if not seeds:
             return {}
-        betas = [beta_of(profile, key) for key in whole]
-        line = [values[key] for key in (*whole, BASE)]
+        betas = [beta_of(profile, key) for key in corners]
+        line = [values[key] for key in (*corners, BASE)]
         row = {"method": method, "on_front": method in curve, "beta": beta_of(profile, method)}
         return row | position(values[method], line, betas, bound)
 
