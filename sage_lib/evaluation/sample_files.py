@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_lib.errors import SageError
-from sage_lib.evaluation.sample_lines import FORMATS, KNOWN, Line
+from sage_lib.evaluation.sample_lines import FORMATS, KNOWN, Format, Line
 from sage_lib.evaluation.sample_texts import Sample, rows_of_samples, texts
 
 #: The file that stands for the standard input.
@@ -93,16 +93,16 @@ def read_sample_file(
     data, name = _bytes(path), "the standard input" if str(path) == STDIN else path.name
     lines: list[tuple[int, Line]] = []
     unreadable: list[tuple[int, str]] = []
-    known: int | None = None
+    format: Format | None = None
     try:
         for place, raw in _rows(data, name, method, gold is not None):
             try:
                 row = json.loads(raw) if isinstance(raw, bytes) else raw
-                known = _format(name, row, known)
+                format = _format(name, row, format)
                 if gold is None:
-                    lines.append((place, FORMATS[known][2](row, threshold)))
+                    lines.append((place, format.read(row, threshold)))
                 else:
-                    of_row = _samples(known, row, threshold, gold, judge)
+                    of_row = _samples(format, row, threshold, gold, judge)
                     lines += [(place, line) for line in of_row]
             except (ValueError, OverflowError, RecursionError) as error:
                 damaged = json.JSONDecodeError | UnicodeDecodeError | RecursionError
@@ -110,7 +110,7 @@ def read_sample_file(
                 unreadable.append((place, str(error) if is_json else f"is not JSON ({error})"))
     except _DAMAGE as error:
         raise _damaged(name, error) from None
-    if known is None:
+    if format is None:
         first = "it is empty" if not unreadable else "line {} {}".format(*unreadable[0])
         raise SageError(f"{name} is in no known format ({first}): {KNOWN}")
     name_of_filter = _choice(name, "filter", (line.filter for _, line in lines), filter)
@@ -141,25 +141,23 @@ def read_sample_file(
         raise SageError(f"{name} has no line that can be read: {first}")
     steps = sorted({line.step for _, line in filtered if line.step is not None})
     sha256 = hashlib.sha256(data).hexdigest()
-    format = FORMATS[known][0]
-    return SampleFile(format, verdict_name, counts, unreadable, steps, sha256, samples)
+    return SampleFile(format.name, verdict_name, counts, unreadable, steps, sha256, samples)
 
 
 def _samples(
-    known: int,
+    format: Format,
     row: dict[str, Any],
     threshold: float | None,
     gold: str,
     judge: Callable[[str, str], bool] | None,
 ) -> Iterator[Line]:
     """Yield a line for each sample of a row, with its texts and the judge's verdict, if any."""
-    format, _, reader = FORMATS[known]
-    if format == "counts":
+    if format.name == "counts":
         raise ValueError("has counts and no texts")
-    for part in rows_of_samples(format, row, judge is not None):
-        line = reader(part, threshold)
+    for sample_row in rows_of_samples(format.name, row, judge is not None):
+        line = format.read(sample_row, threshold)
         try:
-            sample = Sample(line.problem, *texts(format, part, gold))
+            sample = Sample(line.problem, *texts(format.name, sample_row, gold))
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"has no text of its prompt and completion ({error!r})") from None
         if judge is not None:
@@ -227,18 +225,18 @@ def _table(data: bytes, name: str, method: str | None, with_texts: bool) -> list
         file = pq.ParquetFile(io.BytesIO(data))
         _require_small(name, file.metadata.num_rows <= MOST_ROWS)
         fields = set(file.schema_arrow.names)
-        if not any(needed <= fields for _, needed, _ in FORMATS):
+        if not any(format.fields <= fields for format in FORMATS):
             raise SageError(f"{name} is in no known format: {KNOWN}")
         # Texts are not needed, but for the prompts that name problems.
         unused = {"completion", "completions", "code", "text"} - (
             {"completion"} if {"step", "advantage"} <= fields else set()
         )
-        wanted = [column for column in file.schema_arrow.names if column not in unused]
+        columns = [column for column in file.schema_arrow.names if column not in unused]
         if with_texts:
-            wanted = file.schema_arrow.names
+            columns = file.schema_arrow.names
         elif {"doc", "metric"} <= fields:
-            wanted = ["doc.id", "doc.task_name", "doc.query", "model_response.text", "metric"]
-        table = file.read(columns=wanted)
+            columns = ["doc.id", "doc.task_name", "doc.query", "model_response.text", "metric"]
+        table = file.read(columns=columns)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(name, error) from None
     methods_of_rows = (
@@ -302,47 +300,46 @@ def _member(data: bytes, archive: zipfile.ZipFile, name: str) -> bytes:
     return bytes(pa.CompressedInputStream(packed, "zstd").read(info.file_size))
 
 
-def _format(name: str, row: Any, known: int | None) -> int:
-    """The place in FORMATS of the format whose fields a line has. ValueError where fields are
-    missing."""
+def _format(name: str, row: Any, known: Format | None) -> Format:
+    """The format whose fields a line has, that of the lines before it (``known``) if it fits.
+    ValueError where fields are missing."""
     if not isinstance(row, dict):
         raise ValueError(f"is a {type(row).__name__}, not an object with fields")
-    if known is not None and FORMATS[known][1] <= row.keys():
+    if known is not None and known.fields <= row.keys():
         return known
-    place = next((i for i, (_, fields, _) in enumerate(FORMATS) if fields <= row.keys()), None)
-    if place is not None and known is not None and FORMATS[place][0] != FORMATS[known][0]:
-        both = sorted({FORMATS[place][0], FORMATS[known][0]})
-        raise SageError(f"{name} has the fields of {' and '.join(both)}: split it in two")
-    if place is not None:
-        return place
-    if known is None:
-        raise ValueError(f"has the fields of no format: {_some(sorted(map(str, row)))}")
-    lacking = sorted(FORMATS[known][1] - row.keys())
-    raise ValueError(f"has no {' and no '.join(lacking)}")
+    format = next((format for format in FORMATS if format.fields <= row.keys()), None)
+    if format is None:
+        if known is None:
+            raise ValueError(f"has the fields of no format: {_some(sorted(map(str, row)))}")
+        raise ValueError(f"has no {' and no '.join(sorted(known.fields - row.keys()))}")
+    if known is not None and format.name != known.name:
+        both = " and ".join(sorted([format.name, known.name]))
+        raise SageError(f"{name} has the fields of {both}: split it in two")
+    return format
 
 
-def _metrics(lines: list[Line], wanted: str | None) -> list[str]:
-    """The metrics to choose from: where none is wanted, those alone that say something, and one of
-    those that say the same of every line."""
+def _metrics(lines: list[Line], metric: str | None) -> list[str]:
+    """The metrics to choose from. If none is named: those that have a verdict, and of metrics with
+    the same verdicts on all lines the first."""
     names = list(dict.fromkeys(name for line in lines for name in line.verdicts))
-    if wanted is not None or len(names) < 2:
+    if metric is not None or len(names) < 2:
         return names
     distinct: dict[tuple[Any, ...], str] = {}
     for name in names:
-        said = tuple(line.verdicts.get(name, "") for line in lines)
-        if not all(isinstance(verdict, str) for verdict in said):
-            distinct.setdefault(said, name)
+        verdicts = tuple(line.verdicts.get(name, "") for line in lines)
+        if not all(isinstance(verdict, str) for verdict in verdicts):
+            distinct.setdefault(verdicts, name)
     return list(distinct.values()) or names
 
 
-def _choice(name: str, kind: str, names: Iterable[str], wanted: str | None) -> str:
-    """The one name that there is, or the wanted one."""
-    there = list(dict.fromkeys(names))
-    if len(there) <= 1 and (wanted is None or not there or there == [""]):
-        return there[0] if there else ""
-    if wanted not in there:
-        raise SageError(f"{name}: choose a {kind} by --{kind}, one of {_some(there)}")
-    return wanted
+def _choice(file: str, kind: str, names: Iterable[str], choice: str | None) -> str:
+    """The only name, or the user's choice."""
+    distinct = list(dict.fromkeys(names))
+    if len(distinct) <= 1 and (choice is None or not distinct or distinct == [""]):
+        return distinct[0] if distinct else ""
+    if choice not in distinct:
+        raise SageError(f"{file}: choose a {kind} by --{kind}, one of {_some(distinct)}")
+    return choice
 
 
 def _some(names: list[str]) -> str:

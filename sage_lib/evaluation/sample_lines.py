@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Right samples and all samples of a line; or a sentence that says why they are not known.
 Found = tuple[int, int] | str
@@ -325,23 +325,31 @@ def _lighteval(row: Row, threshold: float | None) -> Line:
     return Line(f"{name}:{digest(field(doc, 'query', str))}", _by_metric(list(metrics), find))
 
 
-#: Format, the fields by which a line of it is known, and its reader. The first that fits is taken.
-FORMATS: list[tuple[str, set[str], Reader]] = [
-    ("samples of this project", {"dataset", "problem", "completions"}, _own_line),
-    ("lm-evaluation-harness", {"doc_id", "resps", "filtered_resps"}, _harness),
-    ("lighteval", {"doc", "metric", "model_response"}, _lighteval),
-    ("limit-of-RLVR", {"idx", "question", "code", "pred"}, _rlvr),
-    ("verifiers' traces", {"task", "traces"}, _verifiers),
-    ("verifiers' traces", {"task", "nodes", "rewards"}, _verifiers),
-    ("verifiers' results", {"example_id", "reward"}, _verifiers_row),
-    ("Inspect", {"id", "epoch", "scores"}, _inspect),
-    ("TRL's completions", {"step", "prompt", "completion", "advantage"}, _trl),
-    ("verl's generations", {"input", "output", "score"}, _verl),
-    ("counts", {"id", "c", "n"}, _counts),
-    ("a sample a line", {"problem", "correct"}, _own_row),
-    ("a sample a line", {"id", "correct"}, _own_row),
-    ("a sample a line", {"prompt", "correct"}, _own_row),
-    ("a sample a line", {"prompt", "completion"}, _own_row),
+class Format(NamedTuple):
+    """A format, the fields by which a line of it is known, and the reader of a line."""
+
+    name: str
+    fields: set[str]
+    read: Reader
+
+
+#: The first that fits is taken.
+FORMATS = [
+    Format("samples of this project", {"dataset", "problem", "completions"}, _own_line),
+    Format("lm-evaluation-harness", {"doc_id", "resps", "filtered_resps"}, _harness),
+    Format("lighteval", {"doc", "metric", "model_response"}, _lighteval),
+    Format("limit-of-RLVR", {"idx", "question", "code", "pred"}, _rlvr),
+    Format("verifiers' traces", {"task", "traces"}, _verifiers),
+    Format("verifiers' traces", {"task", "nodes", "rewards"}, _verifiers),
+    Format("verifiers' results", {"example_id", "reward"}, _verifiers_row),
+    Format("Inspect", {"id", "epoch", "scores"}, _inspect),
+    Format("TRL's completions", {"step", "prompt", "completion", "advantage"}, _trl),
+    Format("verl's generations", {"input", "output", "score"}, _verl),
+    Format("counts", {"id", "c", "n"}, _counts),
+    Format("a sample a line", {"problem", "correct"}, _own_row),
+    Format("a sample a line", {"id", "correct"}, _own_row),
+    Format("a sample a line", {"prompt", "correct"}, _own_row),
+    Format("a sample a line", {"prompt", "completion"}, _own_row),
 ]
 #: What a file may be, for a message.
 KNOWN = (
