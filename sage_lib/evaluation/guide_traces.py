@@ -34,13 +34,13 @@ def measure_entropies(profile: Profile, run: Run) -> dict:
     record = run.begin(profile.rl["seed"], sizes)
     model, tokenizer = loading.load(profile.model, policy.model)
     prompts = problems.rl_problems(profile)[: profile.evaluation.traced]
-    parts = []
+    entropies = []
     for seed, problem in enumerate(prompts, profile.rl["seed"]):
         out, start, mask = rollouts(model, tokenizer, problem, COMPLETIONS, profile.rl, seed)
         logits = probs.completion_logits(model, out, start)
         entropy = probs.entropies(logits, profile.rl["temperature"])
-        parts.append(entropy[mask.bool()].cpu().numpy())
-    write_json(run.measured / "entropy.json", token_signals.summary(np.concatenate(parts)))
+        entropies.append(entropy[mask.bool()].cpu().numpy())
+    write_json(run.measured / "entropy.json", token_signals.summary(np.concatenate(entropies)))
     return run.finish(record, policy=policy.name, data=digest(prompts))
 
 
@@ -64,7 +64,7 @@ def trace_guides(profile: Profile, run: Run) -> dict:
     run.samples.unlink(missing_ok=True)
     generator = torch.Generator().manual_seed(seed)
     entropies, surprisals, masses = [], [], []
-    best, shown = (False, False, -1.0), dict[str, Any]()
+    best_rank, example = (False, False, -1.0), dict[str, Any]()
     traced_problems = problems.sampled_problems(profile, ood=False)[:traced]
     for problem in traced_problems:
         group = drawer.draw(problem, COMPLETIONS, seed)
@@ -88,12 +88,12 @@ def trace_guides(profile: Profile, run: Run) -> dict:
             measures = task_of(problem.task).measures(problem, text, correct)
             sound = measures.get("valid", correct)
             rank = (sound, correct, max(token["entropy"] for token in tokens))
-            if rank > best:
-                best = rank
-                shown = {"problem": problem.question, "answer": text, "correct": correct}
-                shown |= {"valid": sound} if "valid" in measures else {}
-                shown |= {"method": run.method, "progress": 0.0, "tokens": tokens}
-    write_json(run.measured / "traces.json", shown)
+            if rank > best_rank:
+                best_rank = rank
+                example = {"problem": problem.question, "answer": text, "correct": correct}
+                example |= {"valid": sound} if "valid" in measures else {}
+                example |= {"method": run.method, "progress": 0.0, "tokens": tokens}
+    write_json(run.measured / "traces.json", example)
     branch: Any = guides["branch"]
     all_entropies, all_masses = np.concatenate(entropies), np.concatenate(masses)
     thresholds = (0.8, 1.2, 2.0, branch.threshold)  # nats: Table 6, and the guide

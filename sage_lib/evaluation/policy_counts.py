@@ -38,8 +38,8 @@ class PolicyCounts:
 
     def at(self, problems: Sequence[str], seeds: Sequence[int | None]) -> "PolicyCounts":
         """Return the policy with these problems and seeds alone; one without seeds stays."""
-        places = {problem: place for place, problem in enumerate(self.problems)}
-        columns = [places[problem] for problem in problems]
+        numbers = {problem: number for number, problem in enumerate(self.problems)}
+        columns = [numbers[problem] for problem in problems]
         rows = [0] if self.seeds == [None] else [self.seeds.index(seed) for seed in seeds]
         cells = np.ix_(rows, columns)
         its_seeds = [self.seeds[row] for row in rows]
@@ -58,11 +58,11 @@ class PolicyCounts:
         of the square: the chance that 2 k draws are wrong.
         """
         n, c, sizes = self.n.ravel(), self.c.ravel(), np.asarray(ks)
-        variance, known = np.full(len(sizes), np.nan), 2 * sizes <= self.fewest
-        if known.any():
-            wrong = (1 - metrics.pass_at_k_curve(n, c, sizes[known].tolist())) ** 2
-            wrong -= 1 - metrics.pass_at_k_curve(n, c, (2 * sizes[known]).tolist())
-            variance[known] = wrong.sum(axis=0) / n.size**2
+        variance, has_samples = np.full(len(sizes), np.nan), 2 * sizes <= self.fewest
+        if has_samples.any():
+            wrong = (1 - metrics.pass_at_k_curve(n, c, sizes[has_samples].tolist())) ** 2
+            wrong -= 1 - metrics.pass_at_k_curve(n, c, (2 * sizes[has_samples]).tolist())
+            variance[has_samples] = wrong.sum(axis=0) / n.size**2
         return variance
 
 
@@ -77,60 +77,60 @@ def read_policy(
     ``+``, or a pattern such as ``completions_*.parquet``, joins files with other samples of the
     same policy, and ``,`` files of another training seed. ``-`` is the standard input.
     """
-    label, equals, rest = text.partition("=")
+    label, equals, names = text.partition("=")
     if _exists(text) or not equals or "/" in label:
-        label, rest = "", text
+        label, names = "", text
     counts: dict[tuple[int, str], tuple[int, int]] = {}
-    place_of: dict[int, int] = {}
+    number_of: dict[int, int] = {}  # seed -> its files' number in the list
     files: list[dict[str, Any]] = []
-    unreadable, notes, steps, names = [], [], set(), []
-    of_seeds = _split(rest, ",")
-    for place, of_seed in enumerate(of_seeds, 1):
-        for part in [file for pattern in _split(of_seed, "+") for file in _matches(pattern)]:
-            path, method = _method(part)
-            if (path.resolve(), method) in names:
-                raise SageError(f"{part} is given twice: its samples would count twice")
-            names.append((path.resolve(), method))
+    unreadable, notes, steps, sources = [], [], set(), []
+    of_seeds = _split(names, ",")
+    for number, of_seed in enumerate(of_seeds, 1):
+        for name in [file for pattern in _split(of_seed, "+") for file in _matches(pattern)]:
+            path, method = _method(name)
+            if (path.resolve(), method) in sources:
+                raise SageError(f"{name} is given twice: its samples would count twice")
+            sources.append((path.resolve(), method))
             read = sample_files.read_sample_file(path, method, metric, filter, threshold)
             unreadable += [(str(path), *line) for line in read.unreadable]
             steps |= set(read.steps)
             samples = sum(n for n, _ in read.counts.values())
             files.append(
                 {
-                    **{"file": part, "format": read.format, "metric": read.metric or None},
+                    **{"file": name, "format": read.format, "metric": read.metric or None},
                     **{"problems": len({problem for _, problem in read.counts})},
                     **{"samples": samples, "unreadable": len(read.unreadable)},
                     "sha256": read.sha256,
                 }
             )
             stem = path.name.removesuffix(".gz").rsplit(".", 1)[0]
-            label = label or method or ("stdin" if part == sample_files.STDIN else stem)
+            label = label or method or ("stdin" if name == sample_files.STDIN else stem)
             for (named, problem), (n, c) in read.counts.items():
-                seed = place if named < 0 and len(of_seeds) > 1 else named
-                if place_of.setdefault(seed, place) != place:
+                seed = number if named < 0 and len(of_seeds) > 1 else named
+                if number_of.setdefault(seed, number) != number:
                     raise SageError(
                         f"{label}: seed {seed} is in two files; join them by + if that is meant"
                     )
                 old = counts.get((seed, problem), (0, 0))
                 counts[seed, problem] = (old[0] + n, old[1] + c)
-    if -1 in place_of and len(place_of) > 1:
+    if -1 in number_of and len(number_of) > 1:
         raise SageError(f"{label}: only some of the files joined by + name seeds: join others")
     if len(steps) > 1:
         listed = ranges(sorted(steps)) if len(steps) < 9 else f"{min(steps)} to {max(steps)}"
         notes.append(f"{label}: samples of training steps {listed}, so of several policies")
-    seeds = sorted(place_of)
+    seeds = sorted(number_of)
     problems = list(dict.fromkeys(problem for _, problem in counts))
     # The samples of a problem that some seed lacks are no pair.
-    whole = [name for name in problems if all((seed, name) in counts for seed in seeds)]
-    if not whole:
+    common = [name for name in problems if all((seed, name) in counts for seed in seeds)]
+    if not common:
         raise SageError(f"{label}: no problem is in the files of all seeds")
-    if len(whole) < len(problems):
-        lost = count(len(problems) - len(whole), "problem")
-        notes.append(f"{label}: {lost} not in the files of all seeds, left out")
-    table = np.array([[counts[seed, problem] for problem in whole] for seed in seeds])
+    if len(common) < len(problems):
+        others = count(len(problems) - len(common), "problem")
+        notes.append(f"{label}: {others} not in the files of all seeds, left out")
+    table = np.array([[counts[seed, problem] for problem in common] for seed in seeds])
     training_seeds: list[int | None] = [None if seed < 0 else seed for seed in seeds]
     return PolicyCounts(
-        label, whole, training_seeds, table[..., 0], table[..., 1], files, unreadable, notes
+        label, common, training_seeds, table[..., 0], table[..., 1], files, unreadable, notes
     )
 
 

@@ -95,40 +95,40 @@ def read_sample_file(
     unreadable: list[tuple[int, str]] = []
     format: Format | None = None
     try:
-        for place, raw in _rows(data, name, method, gold is not None):
+        for number, raw in _rows(data, name, method, gold is not None):
             try:
                 row = json.loads(raw) if isinstance(raw, bytes) else raw
                 format = _format(name, row, format)
                 if gold is None:
-                    lines.append((place, format.read(row, threshold)))
+                    lines.append((number, format.read(row, threshold)))
                 else:
                     of_row = _samples(format, row, threshold, gold, judge)
-                    lines += [(place, line) for line in of_row]
+                    lines += [(number, line) for line in of_row]
             except (ValueError, OverflowError, RecursionError) as error:
                 damaged = json.JSONDecodeError | UnicodeDecodeError | RecursionError
                 is_json = not isinstance(error, damaged)
-                unreadable.append((place, str(error) if is_json else f"is not JSON ({error})"))
+                unreadable.append((number, str(error) if is_json else f"is not JSON ({error})"))
     except _DAMAGE as error:
         raise _damaged(name, error) from None
     if format is None:
         first = "it is empty" if not unreadable else "line {} {}".format(*unreadable[0])
         raise SageError(f"{name} is in no known format ({first}): {KNOWN}")
     name_of_filter = _choice(name, "filter", (line.filter for _, line in lines), filter)
-    filtered = [(place, line) for place, line in lines if line.filter == name_of_filter]
+    filtered = [(number, line) for number, line in lines if line.filter == name_of_filter]
     metrics = _metrics([line for _, line in filtered], metric)
     verdict_name = _choice(name, "metric", metrics, None if judge else metric)
     samples = list[Sample]()
     counts: dict[tuple[int, str], tuple[int, int]] = {}
     seen: dict[tuple[int, str, int | None], int] = {}
-    for place, line in filtered:
+    for number, line in filtered:
         verdict = line.verdicts.get(verdict_name, f"has no {verdict_name}")
-        before = place
+        before = number
         if not line.is_sample or line.number is not None:
-            before = seen.setdefault((line.seed, line.problem, line.number), place)
+            before = seen.setdefault((line.seed, line.problem, line.number), number)
         if isinstance(verdict, str):
-            unreadable.append((place, verdict))
-        elif before != place:
-            unreadable.append((place, f"repeats what line {before} has of {line.problem}"))
+            unreadable.append((number, verdict))
+        elif before != number:
+            unreadable.append((number, f"repeats what line {before} has of {line.problem}"))
         else:
             key = (line.seed, line.problem)
             n, c = counts.get(key, (0, 0))

@@ -57,8 +57,8 @@ def dose(results: Results, methods: Iterable[str] | None = None) -> pd.DataFrame
         if not late.empty:
             row["weighted q last"] = late["guide/kl"].sum() / late["kl_ref"].sum()
         rows.append(row)
-    known = any("weighted q last" in row for row in rows)
-    return pd.DataFrame(rows, columns=[*DOSE, "weighted q last"] if known else DOSE)
+    has_last = any("weighted q last" in row for row in rows)
+    return pd.DataFrame(rows, columns=[*DOSE, "weighted q last"] if has_last else DOSE)
 
 
 def _threshold(results: Results, guide: dict[str, Any], profiles: Iterable[str]) -> float:

@@ -62,26 +62,26 @@ class Values:
         sets = list(frame[["dataset", "problem"]].drop_duplicates()["dataset"])
         by_run = frame.groupby(["method", "seed"], sort=False, dropna=False)
         run = by_run.ngroup().to_numpy()
-        numbers = frame[list(columns)].to_numpy(dtype=float)
+        cells = frame[list(columns)].to_numpy(dtype=float)
         total = np.zeros((by_run.ngroups, len(sets), len(columns)))
         rows = np.zeros_like(total)
-        there = np.zeros((by_run.ngroups, len(sets)), dtype=bool)
-        np.add.at(total, (run, problem), np.nan_to_num(numbers))
-        np.add.at(rows, (run, problem), ~np.isnan(numbers))
-        there[run, problem] = True
+        is_measured = np.zeros((by_run.ngroups, len(sets)), dtype=bool)
+        np.add.at(total, (run, problem), np.nan_to_num(cells))
+        np.add.at(rows, (run, problem), ~np.isnan(cells))
+        is_measured[run, problem] = True
         runs = frame[["method", "seed"]].drop_duplicates().reset_index(drop=True)
         by_method = {}
         for method, of_method in runs.groupby("method", sort=False):
-            places = of_method["seed"].sort_values().index
-            lacking = int((~there[places]).any(axis=0).sum())
+            numbers = of_method["seed"].sort_values().index  # of the method's runs
+            lacking = int((~is_measured[numbers]).any(axis=0).sum())
             if lacking:
                 raise SageError(
                     f"{method} was evaluated on {len(sets) - lacking} problems and others on "
                     f"{len(sets)}: delete the evaluation that lacks some, and make it again"
                 )
-            seeds = [None if pd.isna(seed) else int(seed) for seed in of_method["seed"][places]]
+            seeds = [None if pd.isna(seed) else int(seed) for seed in of_method["seed"][numbers]]
             with np.errstate(invalid="ignore"):  # a problem without a number is NaN
-                values = total[places] / rows[places]
+                values = total[numbers] / rows[numbers]
             by_method[str(method)] = cls(str(method), values, list(columns), sets, seeds)
         if BASE in by_method and "run" in frame:
             bases = _base_by_seed(frame.assign(place=problem), list(columns), len(sets))
@@ -148,18 +148,18 @@ def difference(ours: Values, theirs: Values, level: float = 0.95) -> pd.DataFram
     SageError without a common seed.
     """
     (a, b), _ = at_common_seeds(ours, theirs)
-    apart = a - b
+    gaps = a - b
     mean, low, high = metrics.paired_difference(a, b, ours.sets, level)
-    if len(apart) == 1 or min(Counter(ours.sets).values()) < 2:
+    if len(gaps) == 1 or min(Counter(ours.sets).values()) < 2:
         effect = np.full(len(mean), np.nan)  # the variance over seeds, or problems, is not known
     else:
-        effect = metrics.minimum_detectable_effect(apart, ours.sets)
+        effect = metrics.minimum_detectable_effect(gaps, ours.sets)
     levels = [metrics.mean_over_sets(array.mean(axis=0), ours.sets) for array in (a, b)]
     rows = []
-    for place, column in enumerate(ours.columns):
-        of_seeds = [metrics.mean_over_sets(row, ours.sets)[place] for row in apart]
-        bounds = (mean[place], low[place], high[place], *over_seeds(of_seeds, level), effect[place])
-        size = (len(apart), a.shape[1], *(level[place] for level in levels))
+    for i, column in enumerate(ours.columns):
+        of_seeds = [metrics.mean_over_sets(row, ours.sets)[i] for row in gaps]
+        bounds = (mean[i], low[i], high[i], *over_seeds(of_seeds, level), effect[i])
+        size = (len(gaps), a.shape[1], *(means[i] for means in levels))
         rows.append((ours.method, theirs.method, column, *bounds, *size))
     return pd.DataFrame(rows, columns=DIFFERENCES)
 
@@ -282,10 +282,10 @@ def holm(rates: Sequence[float]) -> list[float]:
     Statist. 6, 65-70: in rising order of their rates, each is allowed 0.05 over the number of those
     left. From the first that fails on, all are allowed the rate at which it failed.
     """
-    allowed, left = [0.05] * len(rates), len(rates)
-    for place in np.argsort(rates, kind="stable"):
-        allowed[place] = 0.05 / left
-        left -= rates[place] <= 0.05 / left
+    allowed, remaining = [0.05] * len(rates), len(rates)
+    for number in np.argsort(rates, kind="stable"):
+        allowed[number] = 0.05 / remaining
+        remaining -= rates[number] <= 0.05 / remaining
     return allowed
 
 

@@ -47,10 +47,10 @@ def draw(result: dict[str, Any]) -> Figure:
     if differences:
         axes[1].set_ylabel(f"pass@k less that of {differences[0]['against']}")
         axes[1].axhline(0, color="0.4", linewidth=0.8)
-    shown = [k for k in ks if k & (k - 1) == 0] if dense else ks
+    ticks = [k for k in ks if k & (k - 1) == 0] if dense else ks
     for axis in axes:
         axis.set_xscale("log", base=2)
-        axis.set_xticks(shown, [str(k) for k in shown])
+        axis.set_xticks(ticks, [str(k) for k in ticks])
         axis.minorticks_off()
         axis.set_xlabel("k")
     bands = "Left: 95 % intervals at each k; right: 95 % bands over all k at once"

@@ -7,11 +7,10 @@ import pandas as pd
 
 from sage_lib.evaluation import text_patterns
 from sage_lib.experiment.results import Results
-from sage_lib.report.passk import of_sets
+from sage_lib.report.passk import PROBLEM, of_sets
 
 #: Kinds of `text_patterns.defects`.
 DEFECTS = ("format", "repetition", "language", "truncated")
-PROBLEM = ["dataset", "problem"]
 
 
 def saved_samples(results: Results, methods: Sequence[str]) -> pd.DataFrame:

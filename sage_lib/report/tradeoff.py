@@ -161,21 +161,21 @@ def position(
     values, sets = [array[..., :2] for array in values], ours.sets
     means = np.array([metrics.mean_over_sets(array.mean(axis=0), sets) for array in values])
     scale = np.ptp(means[1:], axis=0)
-    _, left, share, weights = nearest_point(means[0] / scale, means[1:] / scale)
-    nearest = (1 - share) * values[1 + left] + share * values[2 + left]
+    _, corner, share, weights = nearest_point(means[0] / scale, means[1:] / scale)
+    nearest = (1 - share) * values[1 + corner] + share * values[2 + corner]
     across = (((values[0] - nearest) / scale) @ weights)[..., None]
     mean, low, high = (x.item() for x in metrics.paired_difference(across, 0 * across, sets))
-    alone = inference.over_seeds([metrics.mean_over_sets(x, sets).item() for x in across])
-    row: dict[str, Any] = {"nearest": np.inf if share == 1 else betas[left], "to_base": share}
-    if left < len(betas) - 1:  # not the stretch that ends at the base
-        beta = (1 - share) * betas[left] + share * betas[left + 1]
+    by_seed = inference.over_seeds([metrics.mean_over_sets(x, sets).item() for x in across])
+    row: dict[str, Any] = {"nearest": np.inf if share == 1 else betas[corner], "to_base": share}
+    if corner < len(betas) - 1:  # not the stretch that ends at the base
+        beta = (1 - share) * betas[corner] + share * betas[corner + 1]
         row = {"nearest": beta, "to_base": 0.0}
-    row["seeds"] = len(seeds)
-    row |= {"excess": mean, "low": low, "high": high, "low_seeds": alone[0], "high_seeds": alone[1]}
-    apart = np.stack(metrics.paired_difference(values[0], nearest, sets))
-    for axis, of_axis in zip(ours.columns, apart.T, strict=False):
-        parts = zip(("difference", "low", "high"), of_axis, strict=True)
-        row |= {f"{axis} {name}": value for name, value in parts}
+    row |= {"seeds": len(seeds), "excess": mean, "low": low, "high": high}
+    row["low_seeds"], row["high_seeds"] = by_seed
+    gaps = np.stack(metrics.paired_difference(values[0], nearest, sets))
+    for axis, gap in zip(ours.columns, gaps.T, strict=False):
+        numbers = zip(("difference", "low", "high"), gap, strict=True)
+        row |= {f"{axis} {name}": number for name, number in numbers}
     row["bound"] = bound
     outcome = OUTCOMES.get(inference.row_outcome("above", row, 0.0), NOT_SEPARATED)
     if outcome == OUTSIDE and mean < bound:
@@ -200,13 +200,13 @@ def nearest_point(point: np.ndarray, corners: np.ndarray) -> tuple[float, int, f
     """
     shares = np.linspace(0, 1, FINENESS + 1)[:, None]
     nearest = []
-    for left in range(len(corners) - 1):
-        apart = point - (1 - shares) * corners[left] - shares * corners[left + 1]
-        larger = apart.max(axis=1)
+    for corner in range(len(corners) - 1):
+        gaps = point - (1 - shares) * corners[corner] - shares * corners[corner + 1]
+        larger = gaps.max(axis=1)
         at = int(larger.argmin())
-        nearest.append((float(larger[at]), left, float(shares[at, 0]), apart[at]))
-    excess, left, share, apart = min(nearest, key=lambda candidate: candidate[:3])
-    step = corners[left + 1] - corners[left]
+        nearest.append((float(larger[at]), corner, float(shares[at, 0]), gaps[at]))
+    excess, corner, share, gap = min(nearest, key=lambda candidate: candidate[:3])
+    step = corners[corner + 1] - corners[corner]
     if 0 < share < 1 and step[0] * step[1] < 0:
-        return excess, left, share, np.abs(step[::-1]) / np.abs(step).sum()
-    return excess, left, share, (apart == apart.max()).astype(float)
+        return excess, corner, share, np.abs(step[::-1]) / np.abs(step).sum()
+    return excess, corner, share, (gap == gap.max()).astype(float)

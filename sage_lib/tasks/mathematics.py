@@ -58,7 +58,7 @@ def equal(gold: str, answer: str) -> bool | None:
     parsed = parse(answer)
     if has_variables:
         parsed = _plain_symbols(parse(answer, units=False) + parsed)
-    if any(_contradicts_itself(part) for part in parsed):
+    if any(map(_contradicts_itself, parsed)):
         return False
     if not isinstance(expected[0], sympy.Eq) and any(map(_says_more, parsed)):
         return False
@@ -72,10 +72,10 @@ def equal(gold: str, answer: str) -> bool | None:
         if _same_fraction(expected[0], parsed[0]):
             return True
     # Math-Verify's six decimals, and more for numbers such as 7.4e-12: six would make them 0.
-    smallest = min((size for part in expected + parsed for size in _sizes(part)), default=1.0)
-    more = 0 if smallest >= 1e-3 else min(math.ceil(-math.log10(smallest)), 400)
-    decimals = _DECIMALS + more
-    digits = max(_PRECISION, decimals + _PRECISION - _DECIMALS)
+    sizes = (size for formula in expected + parsed for size in _sizes(formula))
+    smallest = min(sizes, default=1.0)
+    added = 0 if smallest >= 1e-3 else min(math.ceil(-math.log10(smallest)), 400)
+    decimals, digits = _DECIMALS + added, _PRECISION + added
     return bool(math_verify.verify(expected, parsed, decimals, digits, timeout_seconds=None))
 
 
@@ -140,7 +140,7 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 
 def _understood(parsed: list) -> bool:
-    return any(not isinstance(part, str) for part in parsed)
+    return not all(isinstance(formula, str) for formula in parsed)
 
 
 def _is_arithmetic(text: str) -> bool:
@@ -157,22 +157,22 @@ def _plain_symbols(parsed: list) -> list:
     """Return formulas with i for the imaginary unit, one kind of variable, a variable in place of
     dx/dt, and fractions for decimals."""
     formulas = []
-    for part in parsed:
-        if not isinstance(part, str):
-            plain = {s: sympy.Symbol(s.name, real=True) for s in part.free_symbols}
+    for formula in parsed:
+        if not isinstance(formula, str):
+            plain = {s: sympy.Symbol(s.name, real=True) for s in formula.free_symbols}
             plain.update({s: sympy.I for s in plain if s.name == "i"})
-            rates = {d: sympy.Symbol(str(d), real=True) for d in part.atoms(sympy.Derivative)}
+            rates = {d: sympy.Symbol(str(d), real=True) for d in formula.atoms(sympy.Derivative)}
             plain.update({d: rate for d, rate in rates.items() if d.expr.is_Symbol})
-            part = part.xreplace({**plain, **_written_decimals(part)})
-        formulas.append(part)
+            formula = formula.xreplace({**plain, **_written_decimals(formula)})
+        formulas.append(formula)
     return formulas
 
 
-def _contradicts_itself(part: Any) -> bool:
+def _contradicts_itself(formula: Any) -> bool:
     """Return whether a formula equates different numbers, as 4 = 5 does and 1/3 = 0.33 does not."""
-    if not isinstance(part, sympy.logic.boolalg.Boolean):
+    if not isinstance(formula, sympy.logic.boolalg.Boolean):
         return False
-    for equation in part.atoms(sympy.Eq):
+    for equation in formula.atoms(sympy.Eq):
         if all(_is_number(side) for side in equation.args):
             a, b = (complex(side.doit()) for side in equation.args)
             rounding = 0.1 if equation.has(sympy.Float) else 10**-_DECIMALS
@@ -181,15 +181,15 @@ def _contradicts_itself(part: Any) -> bool:
     return False
 
 
-def _says_more(part: Any) -> bool:
+def _says_more(formula: Any) -> bool:
     """Return whether an answer equates something other than a name or a number with a value.
 
     Math-Verify reads the right side alone, so that 8 x = 7 would be right for the gold 7.
     """
-    if isinstance(part, (sympy.FiniteSet, sympy.Tuple)):
-        return any(_says_more(inner) for inner in part.args)
+    if isinstance(formula, (sympy.FiniteSet, sympy.Tuple)):
+        return any(map(_says_more, formula.args))
     # Of a chain a = b = c the equations in this order.
-    chain = part._unsorted_args if isinstance(part, sympy.And) else [part]
+    chain = formula._unsorted_args if isinstance(formula, sympy.And) else [formula]
     if not all(isinstance(equation, sympy.Eq) for equation in chain):
         return False
     before = None
@@ -208,7 +208,7 @@ def _is_last_side(text: str, parsed: list) -> bool:
     # Of several boxes it reads all of them, and nothing else.
     several = len(equation_split_regex.split(text)) > 2 and r"\boxed{" not in text
     return several and not any(
-        isinstance(part, sympy.Basic) and part.has(sympy.Eq) for part in parsed
+        isinstance(formula, sympy.Basic) and formula.has(sympy.Eq) for formula in parsed
     )
 
 
@@ -260,13 +260,13 @@ def _written_decimals(formula: Any) -> dict:
     return {number: sympy.Rational(str(number)) for number in formula.atoms(sympy.Float)}
 
 
-def _sizes(part: Any) -> Iterator[float]:
-    if isinstance(part, str):
+def _sizes(formula: Any) -> Iterator[float]:
+    if isinstance(formula, str):
         return
-    parts = sympy.preorder_traversal(part)
-    for piece in parts:
-        if _is_product(piece):
+    parts = sympy.preorder_traversal(formula)
+    for part in parts:
+        if _is_product(part):
             parts.skip()
-            size = float(abs(piece.evalf(_DECIMALS)))
+            size = float(abs(part.evalf(_DECIMALS)))
             if size > 0:
                 yield size

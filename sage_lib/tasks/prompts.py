@@ -80,8 +80,8 @@ def messages(question: str) -> list[dict[str, str]]:
 
 def split_completion(text: str) -> tuple[list[str], list[str] | None]:
     """Return the words of the work, and of an answer that stands alone in its markers, if any."""
-    work, marker, rest = text.removeprefix(WORK_START).partition(WORK_END)
-    answer = rest.strip()
+    work, marker, answer = text.removeprefix(WORK_START).partition(WORK_END)
+    answer = answer.strip()
     if not (marker and answer.startswith(SOLUTION_START) and answer.endswith(SOLUTION_END)):
         return work.split(), None
     return work.split(), answer.removeprefix(SOLUTION_START).removesuffix(SOLUTION_END).split()

@@ -170,16 +170,16 @@ class PublicSet(Task):
         """Yield the problems in file order: all, or those in ``only``."""
         problems = load(self.name, revision)
         if self.only is not None:
-            unknown = sorted(set(self.only) - {p.id for p in problems})
-            if unknown:
-                raise SageError(f"{self.name} has no problem {unknown[0]!r}: correct its id")
+            missing_ids = sorted(set(self.only) - {p.id for p in problems})
+            if missing_ids:
+                raise SageError(f"{self.name} has no problem {missing_ids[0]!r}: correct its id")
             problems = [p for p in problems if p.id in self.only]
         return (p for p in problems if p.question not in exclude)
 
     def worked(self, problems: Iterator[Problem], rows: int, seed: int) -> Iterator[Demonstration]:
         """Yield the demonstrations whose answer is a number. Args are as in :meth:`Task.worked`."""
-        shown = super().worked(problems, rows, seed)
-        return (row for row in shown if _is_number(row.answer))
+        examples = super().worked(problems, rows, seed)
+        return (example for example in examples if _is_number(example.answer))
 
     def could_draw(self, problem: Problem) -> bool:
         """Return False: no problem is left out of a published set."""

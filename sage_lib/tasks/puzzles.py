@@ -176,30 +176,30 @@ def parse(answer: str, operators: tuple[str, ...] = OPERATORS) -> tuple[list[int
     tokens = re.findall(r"[0-9]+|[-+*()]|max|dist|plus|gap|top", answer)
     if "".join(tokens) != "".join(answer.split()):
         return None
-    rest: list[str] = tokens[::-1]  # the next token is the last
+    stack: list[str] = tokens[::-1]  # the next token is the last
     numbers: list[int] = []
 
-    def part() -> int | None:
-        token = rest.pop() if rest else ""
+    def factor() -> int | None:
+        token = stack.pop() if stack else ""
         if token.isdigit():
             numbers.append(int(token))
             return numbers[-1]
         if token != "(":
             return None
         value = total()
-        return value if rest and rest.pop() == ")" else None
+        return value if stack and stack.pop() == ")" else None
 
     def total() -> int | None:
-        done, sign, product = 0, 1, part()
-        while product is not None and rest and rest[-1] in operators:
-            operator, value = rest.pop(), part()
+        summed, sign, product = 0, 1, factor()
+        while product is not None and stack and stack[-1] in operators:
+            operator, value = stack.pop(), factor()
             if value is None:
                 return None
             if operator in "+-":
-                done, sign, product = done + sign * product, 1 if operator == "+" else -1, value
+                summed, sign, product = summed + sign * product, 1 if operator == "+" else -1, value
             else:
                 product = _APPLY[operator](product, value)
-        return None if product is None else done + sign * product
+        return None if product is None else summed + sign * product
 
     value = total()
-    return None if value is None or rest else (numbers, value)
+    return None if value is None or stack else (numbers, value)

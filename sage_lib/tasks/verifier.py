@@ -81,12 +81,12 @@ def last_answer(text: str, boxed: bool = False, lines: bool = False) -> str | No
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last \boxed{...} with balanced braces; None without any."""
-    _, box, rest = text.rpartition(r"\boxed{")
+    _, box, content = text.rpartition(r"\boxed{")
     depth = 1
-    for position, character in enumerate(rest if box else ""):
+    for position, character in enumerate(content if box else ""):
         depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
-            return rest[:position]
+            return content[:position]
     return None
 
 

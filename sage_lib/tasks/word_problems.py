@@ -91,8 +91,9 @@ def aimless(worked: Demonstration, bound: float, rng: random.Random) -> Demonstr
             return match[0]
         operators, result = rng.choice(possible)
         values[value] = str(result)
-        rest = "".join(f"{space}{o}{space}{n}" for o, n in zip(operators, numbers[1:], strict=True))
-        return numbers[0] + rest + equals + values[value]
+        pairs = zip(operators, numbers[1:], strict=True)
+        steps = "".join(f"{space}{operator}{space}{number}" for operator, number in pairs)
+        return numbers[0] + steps + equals + values[value]
 
     working = _STEP.sub(step, worked.working)
     return Demonstration(worked.question, working, values.get(worked.answer, worked.answer))
