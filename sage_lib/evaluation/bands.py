@@ -38,8 +38,7 @@ def simultaneous_band(
         # Simulated, so it may come out a little below the level where the columns are alike.
         of_each = max(LEVEL, _normal_level(difference[..., varies], draws, rng))
         if len(difference) > 1:
-            again = _bootstrap_level(difference[..., varies], draws, rng)
-            of_each = max(of_each, again)
+            of_each = max(of_each, _bootstrap_level(difference[..., varies], draws, rng))
     _, low, high = metrics.paired_difference(a, b, level=of_each)
     return np.where(np.isnan(low), -1.0, low), np.where(np.isnan(high), 1.0, high), of_each
 

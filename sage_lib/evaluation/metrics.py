@@ -297,7 +297,4 @@ def _by_set(values: ArrayLike, sets: Sets) -> list[Array]:
         return [numbers]
     if len(sets) != len(numbers):
         raise SageError(f"{len(numbers)} problems need as many names of data sets, not {len(sets)}")
-    places: dict[Hashable, list[int]] = {}
-    for place, name in enumerate(sets):
-        places.setdefault(name, []).append(place)
-    return [numbers[members] for members in places.values()]
+    return [numbers[[name == other for other in sets]] for name in dict.fromkeys(sets)]

@@ -5,6 +5,7 @@ line that cannot be read is kept with its number and the reason; nothing is fill
 are skipped.
 """
 
+import fnmatch
 import gzip
 import hashlib
 import io
@@ -193,25 +194,20 @@ def _require_small(name: str, is_small: bool) -> None:
 
 def _rows(
     data: bytes, name: str, method: str | None, with_texts: bool
-) -> Iterator[tuple[int, Any]]:
+) -> Iterable[tuple[int, Any]]:
     """Number and content of each line (bytes), or row of a table or log (a dict)."""
     if data.startswith(_PARQUET):
-        yield from enumerate(_table(data, name, method, with_texts), 1)
-        return
+        return enumerate(_table(data, name, method, with_texts), 1)
     if method is not None:
         raise SageError(f"{name} has no methods: leave out :{method}")
     if data.startswith(_ZIP):
-        yield from enumerate(_inspect_archive(data, name, with_texts), 1)
-        return
+        return enumerate(_inspect_archive(data, name, with_texts), 1)
     if data.startswith(_GZIP):
         data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LARGEST + 1)
         _require_small(name, len(data) <= LARGEST)
     if log := _inspect_log(data, name):
-        yield from enumerate(log, 1)
-        return
-    for place, line in enumerate(io.BytesIO(data), 1):
-        if line.strip():
-            yield place, line
+        return enumerate(log, 1)
+    return ((number, line) for number, line in enumerate(io.BytesIO(data), 1) if line.strip())
 
 
 def _table(data: bytes, name: str, method: str | None, with_texts: bool) -> list[dict[str, Any]]:
@@ -279,9 +275,7 @@ def _inspect_archive(data: bytes, name: str, with_texts: bool) -> list[Any]:
     if "summaries.json" in names and not with_texts:
         summaries = json.loads(_member(data, archive, "summaries.json"))
         return summaries if isinstance(summaries, list) else [summaries]
-    members = [
-        member for member in names if member.startswith("samples/") and member.endswith(".json")
-    ]
+    members = fnmatch.filter(names, "samples/*.json")
     return [json.loads(_member(data, archive, member)) for member in members]
 
 
