@@ -17,7 +17,7 @@ from sage_lib.algorithm.guides import BranchGuide, Guide, GuideInputs
 from sage_lib.experiment import problems, runs
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
-from sage_lib.files import write_bytes
+from sage_lib.files import write_text
 from sage_lib.policy import loading
 from sage_lib.policy.enumeration import Enumeration, enumerate_completions
 from sage_lib.policy.exact import valid_mass
@@ -56,8 +56,7 @@ def measure_optimum(profile: Profile, run: Run) -> dict[str, Any]:
         p = float(valid_mass(valid_probabilities(model, tokenizer, [problem])).sum())
         rows += problem_rows(problem, *listing, p, guides, profile.seeds[0])
     table = pd.DataFrame(rows, columns=COLUMNS)
-    csv = table.to_csv(index=False, float_format="%.8g")
-    write_bytes(run.measured / "optimum.csv", csv.encode())
+    write_text(run.measured / "optimum.csv", table.to_csv(index=False, float_format="%.8g"))
     return run.finish(record, policy=policy.name, problems=len(in_average))
 
 

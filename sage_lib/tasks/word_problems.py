@@ -12,11 +12,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from sage_lib.tasks.problem import Demonstration, Problem
+from sage_lib.tasks.reasoning_gym import SIZE
 from sage_lib.tasks.task import Share, Task, distinct_problems
 from sage_lib.validation import STRICT
-
-#: Problems that one seed makes; reasoning-gym plans all of them at once.
-SIZE = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
