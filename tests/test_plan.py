@@ -259,6 +259,10 @@ def test_a_dry_run_names_the_methods_of_the_profile_alone(tmp_path, monkeypatch)
     assert named == {"grpo", "rank"} & named and "rank" in named
     alone = plan.settings_table(load_profile("smoke+train=[grpo_branch]"))["setting"]
     assert not any(key.startswith("methods.grpo.") for key in alone), "another name's beginning"
+    study = load_profile("study")
+    removed = [key for key, section in study.raw["methods"].items() if section is None]
+    named = plan.settings_table(study)["setting"].str.extract(r"^methods\.([^.]+)")[0]
+    assert removed and not named.isin(removed).any(), "null removes a method"
     both = plan.settings_table(load_profile("operating_point"))["setting"]
     assert any(key.startswith("methods.front.") for key in both), "varied methods have their key"
 

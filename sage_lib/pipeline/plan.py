@@ -51,26 +51,20 @@ _ENDS = ["value", "fast", "slow"]
 def settings_table(profile: Profile) -> pd.DataFrame:
     """List every resolved setting, without methods that the profile does not train: columns
     setting, value, source (the nearest comment)."""
-    trained = profile.methods
-    others = tuple(
-        f"methods.{name}."
-        for name, section in (profile.raw.get("methods") or {}).items()
-        if name not in trained and not (section.get("vary") and _varied(name, trained))
-    )
+    hidden_keys = []
+    for name, section in (profile.raw.get("methods") or {}).items():
+        # ``vary`` makes methods whose keys begin so.
+        prefix = f"{name}_" if section and section.get("vary") else None
+        if not any(key == name or (prefix and key.startswith(prefix)) for key in profile.methods):
+            hidden_keys.append(f"methods.{name}.")
     rows = []
     for key, value in profile.flat().items():
-        if key.startswith(others):
-            continue
-        place = key
-        while place and place not in profile.sources:
-            place = place.rpartition(".")[0]
-        rows.append((key, str(value), profile.sources.get(place, "")))
+        if not f"{key}.".startswith(tuple(hidden_keys)):
+            source_key = key
+            while source_key and source_key not in profile.sources:
+                source_key = source_key.rpartition(".")[0]
+            rows.append((key, str(value), profile.sources.get(source_key, "")))
     return pd.DataFrame(rows, columns=["setting", "value", "source"])
-
-
-def _varied(name: str, trained: Collection[str]) -> bool:
-    """Return whether one of the methods that a section's ``vary`` makes is trained."""
-    return any(key.startswith(f"{name}_") for key in trained)
 
 
 def planned_runs(
