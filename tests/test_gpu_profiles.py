@@ -41,9 +41,9 @@ def test_the_profiles_are_the_papers_tables():
     }
     assert cells == {(t, r) for t in (0.8, 1.2, 2.0) for r in (0.1, 0.3, 0.5)}
     assert load_profile("paper_patterns").evaluation.max_new_tokens + 512 == 4096
-    distilled = load_profile("paper_distilled")
-    assert distilled.prompt_limit() + distilled.rl["max_completion_length"] == 8192
-    assert not distilled.sft and load_profile("paper").prompt_limit() == 512
+    distilled, paper = load_profile("paper_distilled"), load_profile("paper")
+    assert distilled.model.max_seq_length == 8192 and not distilled.sft
+    assert paper.model.max_seq_length - paper.rl["max_completion_length"] == 512
 
 
 def test_what_a_profile_takes_from_paper_is_what_it_would_make_itself():
@@ -173,7 +173,6 @@ def test_vllm_has_a_gpu_for_itself(folder, monkeypatch):
 def test_prompts_over_the_limit_are_left_out_and_counted(folder, capsys):
     """Of 8 prompts one is longer than the 40 tokens left beside a completion of 24."""
     profile = to_the_end("one_gpu", folder)
-    assert profile.prompt_limit() == 40
     lines = [{"question": f"reach {n} from 1 2 3", "gold": str(n)} for n in range(1, 9)]
     lines[3]["question"] += " + 1" * 30
     (folder / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

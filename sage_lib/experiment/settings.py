@@ -6,7 +6,7 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, field
 from typing import Annotated, Any, Literal
 
@@ -345,10 +345,6 @@ class Profile:
         if self.methods[method].rft is not None:
             return self.rft_of(method).steps
         return int(self.rl_of(method)["max_steps"])
-
-    def prompt_limit(self, rl: Mapping[str, Any] | None = None) -> int:
-        """Return the tokens that a prompt of RL may have next to a completion."""
-        return self.model.max_seq_length - int((rl or self.rl)["max_completion_length"])
 
     def rft_of(self, method: str) -> Rft:
         """Merge a method's rounds over the profile's section ``rft``."""

@@ -136,7 +136,8 @@ def within_limit(
 ) -> list[Problem]:
     """Return the problems of RL whose prompt and completion fit the model's length: TRL cuts none.
     ``rl`` is the section of the run."""
-    all_problems, limit = problems.rl_problems(profile), profile.prompt_limit(rl)
+    all_problems = problems.rl_problems(profile)
+    limit = profile.model.max_seq_length - rl["max_completion_length"]
     fitting = [p for p in all_problems if len(loading.encode(tokenizer, p.question)) <= limit]
     if not fitting:
         raise SageError(
