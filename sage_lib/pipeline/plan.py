@@ -28,7 +28,7 @@ from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.pipeline import arguments
 from sage_lib.tasks import prompts
-from sage_lib.text import table, visible
+from sage_lib.text import count, table, visible
 
 #: Bytes of a sampled token in samples.jsonl and its copy: its id, its text, and their punctuation.
 OF_TOKEN = 15
@@ -218,12 +218,12 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
     """Return the GPU hours of a run; a run that reads a few problems counts as nothing."""
     evaluation, tokens = profile.evaluation, numbers["tokens"]
     size, _ = parameters(profile.model.architecture or {}, None)
-    whole = tokens + numbers["prompt"]
+    length = tokens + numbers["prompt"]
     if stage == "evaluation":
         rate = numbers["vllm" if evaluation.engine == "vllm" else "generation"]
         drawn = evaluation.problems * evaluation.samples * tokens / rate / 3600
         # Scored by the policy and by the base.
-        scored = 2 * evaluation.problems * evaluation.scored * whole
+        scored = 2 * evaluation.problems * evaluation.scored * length
         return drawn + _passes(scored, 2, size, numbers)
     if stage == "sft" and profile.sft and profile.sft_data is not None:
         seen = _batch(profile.sft) * profile.sft.get("max_steps", 0)
@@ -240,7 +240,7 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
     if resolved.rft is not None:
         rft = profile.rft_of(method)
         each = operations(has_lora, rft.sft.get("gradient_checkpointing", False))
-        trained = _passes(_batch(rft.sft) * rft.steps * whole, each, size, numbers)
+        trained = _passes(_batch(rft.sft) * rft.steps * length, each, size, numbers)
         return rft.drawn * tokens / numbers["generation"] / 3600 + trained
     completions = _batch(rl) * rl["max_steps"]
     rounds = min(numbers["rounds"], 1 + resolved.dynamic_sampling)
@@ -249,7 +249,7 @@ def _hours(profile: Profile, stage: str, method: str, numbers: Mapping[str, floa
     # Passes without a gradient: of the reference, and under Unsloth one for a guide's entropies.
     apart = profile.compute.backend == "unsloth" and resolved.guide is not None
     each += 2 * ((rl["beta"] > 0) + apart)
-    return drawn + _passes(completions * whole, each, size, numbers)
+    return drawn + _passes(completions * length, each, size, numbers)
 
 
 def asked_and_graded(profile: Profile) -> pd.DataFrame:
@@ -342,13 +342,12 @@ def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = F
     consent.require_all(profile.raw)
     if not profile.compute.requires_gpu:
         return
-    left = [run for run in planned if afresh or not run.done()]
-    check(profile, {run.stage for run in left})
-    trained = [run for run in left if run.stage in ("sft", "rl")]
-    left = [run for run in left if run not in trained or not run.made_below()]
-    if not left:
+    runs_left = [run for run in planned if afresh or not run.done()]
+    check(profile, {run.stage for run in runs_left})
+    runs_left = [run for run in runs_left if run.stage not in ("sft", "rl") or not run.made_below()]
+    if not runs_left:
         return
-    words = _request(profile, left)
+    words = _request(profile, runs_left)
     if yes:
         print(words, flush=True)
     elif not sys.stdin.isatty():
@@ -357,17 +356,17 @@ def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = F
         raise SageError("nothing was started")
 
 
-def _request(profile: Profile, left: Sequence[Run]) -> str:
-    """Return what the runs that are left ask of a GPU, in words."""
-    count = f"{len(left)} run{'s'[: len(left) > 1]}"
+def _request(profile: Profile, runs_left: Sequence[Run]) -> str:
+    """Return what these runs ask of a GPU, in words."""
+    size = count(len(runs_left), "run")
     if not profile.model.architecture:
-        unknown = "nobody can tell for how long, since model.architecture says no size"
-        return f"profile {profile.name} asks for a GPU in {count}: {unknown}"
-    value, fast, slow = planned_runs(profile, left, assumed(profile))[_ENDS].sum()
+        excuse = "nobody can tell for how long, since model.architecture says no size"
+        return f"profile {profile.name} asks for a GPU in {size}: {excuse}"
+    value, fast, slow = planned_runs(profile, runs_left, assumed(profile))[_ENDS].sum()
     memory = needs(profile).groupby("what")["GB"].sum()["memory"]
     return (
         f"profile {profile.name} asks for about {value:,.1f} GPU hours ({fast:,.1f} to "
-        f"{slow:,.1f}) in {count}, {memory:.0f} GB of GPU memory and {disk_gb(profile):.0f} GB of "
+        f"{slow:,.1f}) in {size}, {memory:.0f} GB of GPU memory and {disk_gb(profile):.0f} GB of "
         "disk, by estimates that nobody has timed (see dry-run)"
     )
 
@@ -377,8 +376,8 @@ def check(profile: Profile, names: Collection[str]) -> None:
     by_vllm = profile.evaluation.engine == "vllm" or profile.rl.get("use_vllm")
     in_8bit = any("8bit" in str(section.get("optim")) for section in (profile.sft, profile.rl))
     packages = [("vllm", by_vllm, "make vllm"), ("bitsandbytes", in_8bit, "make gpu")]
-    for package, wanted, remedy in packages:
-        if wanted and importlib.util.find_spec(package) is None:
+    for package, is_needed, remedy in packages:
+        if is_needed and importlib.util.find_spec(package) is None:
             raise SageError(f"the package {package} is missing: {remedy} installs it")
     if "replay" in names and profile.compute.backend == "unsloth":
         raise SageError(runs.NOT_WATCHED)
