@@ -59,17 +59,15 @@ def test_a_kernel_whose_port_another_took_is_started_again(tmp_path, monkeypatch
     assert not ports and (tmp_path / "copy.ipynb").is_file()
 
 
-def test_a_failing_cell_an_unknown_parameter_and_a_missing_tag_are_named(tmp_path):
+def test_a_failing_cell_and_a_missing_tag_are_named(tmp_path):
     copy = tmp_path / "copy.ipynb"
     words = r"99_trial failed in cell \d+ \(ZeroDivisionError.*executed copy: .*copy\.ipynb"
     with pytest.raises(SageError, match=words):
         notebooks.execute(notebook(tmp_path, "99_trial", "1 / 0"), copy, {})
-    with pytest.raises(SageError, match="no parameter 'profil'"):
-        notebooks.execute(notebook(tmp_path, "99_trial"), copy, {"profil": "x"})
     path = notebook(tmp_path, "99_trial")
     path.write_text(path.read_text().replace('"parameters"', '"other"'))
     with pytest.raises(SageError, match="must carry the tag"):
-        notebooks.execute(path, copy, {})
+        notebooks.parameters(path)
 
 
 @pytest.fixture

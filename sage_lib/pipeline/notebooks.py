@@ -112,15 +112,12 @@ def jobs_of(
 def execute(path: Path, output: Path, values: Mapping[str, Any]) -> None:
     """Execute one notebook through papermill, in its own folder and on one thread.
 
-    SageError for a parameter that it does not have, of which papermill only warns, and for a cell
-    that fails: with the notebook, the cell and the executed copy up to there. A kernel that dies
-    before its first cell is started again: two that start at once may be given the same port."""
+    SageError names the notebook, the cell that fails, and the executed copy up to there. A kernel
+    that dies before its first cell is started again: two that start at once may be given the same
+    port."""
     import papermill
     import tenacity
 
-    unknown = sorted(set(values) - parameters(path))
-    if unknown:
-        raise SageError(f"notebook {path.stem} has no parameter {unknown[0]!r}")
     output.parent.mkdir(parents=True, exist_ok=True)
     os.environ |= jobs.environment(threads=1)  # of its kernel, whose sage_lib is this one
     restarting = tenacity.retry(
