@@ -375,7 +375,7 @@ def test_progress_says_how_long_the_rest_takes_at_this_pace(tmp_path, monkeypatc
         progress = jobs.Progress(job)
         live.write_text(json.dumps({"step": step, "loss": 0.5}) + "\n")
         now[0] += 120
-        progress.show(last=False)
+        progress.show(is_over=False)
         return capsys.readouterr().out.splitlines()[-1]
 
     assert shown(50, 20) == "a run: step 20; 6 min left; loss 0.5"

@@ -79,7 +79,7 @@ class Submitit:
     """Jobs of submitit's: on a SLURM cluster, or with "local" on this machine."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        where, folder = options.executor, paths.build("grids")
+        cluster, folder = options.executor, paths.build("grids")
         if not LEAST_HOURS <= options.hours < math.inf:
             raise SageError(
                 f"--hours {options.hours:g}: a job is warned 90 seconds before its end and takes "
@@ -89,11 +89,11 @@ class Submitit:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         submitit.SlurmJob.watcher = Watcher(delay_s=60)  # and more often at first
-        more = {f"{where}_max_num_timeout": 50}  # a long run goes on from its checkpoint each time
+        timeouts = {f"{cluster}_max_num_timeout": 50}  # a run goes on from its checkpoint each time
         try:
-            self.executor = submitit.AutoExecutor(folder, cluster=where, **more)
+            self.executor = submitit.AutoExecutor(folder, cluster=cluster, **timeouts)
         except RuntimeError as error:
-            raise SageError(f"submitit cannot submit to {where}: {error}") from error
+            raise SageError(f"submitit cannot submit to {cluster}: {error}") from error
         partition = {"slurm_partition": options.partition} if options.partition else {}
         self.executor.update_parameters(timeout_min=round(60 * options.hours), **partition)
         os.environ |= jobs.environment()  # which the jobs inherit
@@ -102,8 +102,8 @@ class Submitit:
     def start(self, job: Any) -> Any:
         """Submit a job; return submitit's own, which is asked as a future is."""
         compute = job.profile.compute
-        more = {"cpus_per_task": compute.threads, "gpus_per_node": int(compute.requires_gpu)}
-        self.executor.update_parameters(name=job.run.name, **more)
+        cores, gpus = compute.threads, int(compute.requires_gpu)
+        self.executor.update_parameters(name=job.run.name, cpus_per_task=cores, gpus_per_node=gpus)
         self.submitted.append(self.executor.submit(Work(job)))
         return self.submitted[-1]
 

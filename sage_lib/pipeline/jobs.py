@@ -192,8 +192,6 @@ class Runner:
     def run(self) -> dict[Hashable, Outcome]:
         """Do all that is not done; return the outcome of every job by its key."""
         keys = {job.key for job in self.jobs}
-        if len(keys) < len(self.jobs):  # which would wait for ever
-            raise ValueError("two jobs have the same key")
         for job in self.jobs:
             job.needs &= keys
             if job.state() == "done":
@@ -204,7 +202,7 @@ class Runner:
             of = f"{len(self.outcomes)} of {len(self.jobs)}"
             print(f"{of} already made from the same settings, kept", flush=True)
         try:
-            while len(self.outcomes) < len(self.jobs):
+            while len(self.outcomes) < len(keys):
                 for job in self.jobs:
                     if job.key not in self.outcomes and job.key not in self.running:
                         self._start(job)
@@ -217,12 +215,12 @@ class Runner:
 
     def _start(self, job: Job) -> None:
         """Start a job, if that can be."""
-        over = self.outcomes
-        lost = [key for key in job.needs if key in over and not over[key].ok]
-        if lost:
-            label = next(other.label for other in self.jobs if other.key == lost[0])
+        outcomes = self.outcomes
+        failed_needs = [key for key in job.needs if key in outcomes and not outcomes[key].ok]
+        if failed_needs:
+            label = next(other.label for other in self.jobs if other.key == failed_needs[0])
             self._end(job, Outcome("not started", reason=f"it needs {label}"))
-        elif job.needs - over.keys() or len(self.running) >= self.parallel:
+        elif job.needs - outcomes.keys() or len(self.running) >= self.parallel:
             return
         elif (state := job.state()) == "taken":
             if job.key not in self.elsewhere:
@@ -239,9 +237,9 @@ class Runner:
     def _look(self, key: Hashable) -> None:
         """Show how a running job goes on, or note that it has ended."""
         job, future, progress = self.running[key]
-        over = future.done()
-        progress.show(last=over)
-        if not over:
+        is_over = future.done()
+        progress.show(is_over)
+        if not is_over:
             return
         del self.running[key]
         status, seconds = ended(future), time.monotonic() - progress.begun
@@ -316,17 +314,16 @@ class Progress:
         rows = read_lines(self.job.live) if self.job.live else []
         return rows[-1] if rows else {"step": 0}
 
-    def show(self, last: bool) -> None:
+    def show(self, is_over: bool) -> None:
         """Print a line every 8 seconds if something moved, and at the end."""
         now = time.monotonic()
-        if not last and now - self.shown_at < 8:
+        if not is_over and now - self.shown_at < 8:
             return
         row = self._last()
         step, self.first = row["step"], min(self.first, row["step"])  # resuming takes steps back
         if step != self.shown:
             self.shown_at, self.shown = now, step
             pace = (now - self.begun) / max(step - self.first, 1) / 60
-            left = f"{pace * (self.job.steps - step):.0f} min left" if self.job.steps > 0 else ""
-            shown = [name for name in ("loss", "reward", "entropy") if name in row]
-            values = [f"{name} {row[name]:.3g}" for name in shown]
-            _say(self.job, f"step {step}", left, *values)
+            wait = f"{pace * (self.job.steps - step):.0f} min left" if self.job.steps > 0 else ""
+            names = [name for name in ("loss", "reward", "entropy") if name in row]
+            _say(self.job, f"step {step}", wait, *(f"{name} {row[name]:.3g}" for name in names))

@@ -55,11 +55,11 @@ def publish(profile: Profile, finished: bool = False) -> dict[str, int]:
 def _require_done(profile: Profile, finished: bool) -> None:
     """Raise SageError for a run that is not done, unless ``finished`` ones are enough."""
     planned = runs.every_run(profile)
-    rest = [run for run in planned if not run.done()]
-    if rest and not finished:
+    unfinished_runs = [run for run in planned if not run.done()]
+    if unfinished_runs and not finished:
         raise SageError(
-            f"{len(rest)} of {len(planned)} runs of {profile.name} are not finished, "
-            f"{rest[0].name} first: {runs.command(profile, rest[0])} does it"
+            f"{len(unfinished_runs)} of {len(planned)} runs of {profile.name} are not finished, "
+            f"{unfinished_runs[0].name} first: {runs.command(profile, unfinished_runs[0])} does it"
         )
 
 

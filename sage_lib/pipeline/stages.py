@@ -107,8 +107,8 @@ def make_unless_taken(stage: str, name: str, spec: str, settings: str) -> int:
     if digest(profile.raw) != settings:
         raise SageError(f"profile {profile.name} has changed since this began: call it again")
     run = _named(profile, STAGES[stage], name)
-    with locked(run.lock) as mine:
-        if not mine or run.done():
+    with locked(run.lock) as is_held:
+        if not is_held or run.done():
             return jobs.BUSY
         make(profile, run)
     return 0
@@ -119,9 +119,9 @@ def _named(profile: Profile, stage: Stage, name: str) -> Run:
     for run in stage_runs:
         if name in (run.name, run.place, run.measured.name):
             return run
-    known = ", ".join(run.name for run in stage_runs) or "(it has none)"
-    where = f"the stage {stage.name} of profile {profile.name}"
-    raise SageError(f"{where} has no run {name!r}: choose one of {known}")
+    names = ", ".join(run.name for run in stage_runs) or "(it has none)"
+    owner = f"the stage {stage.name} of profile {profile.name}"
+    raise SageError(f"{owner} has no run {name!r}: choose one of {names}")
 
 
 def make(profile: Profile, run: Run) -> None:
@@ -196,26 +196,27 @@ def run_stage(options: argparse.Namespace) -> None:
     profile, stage = arguments.named_profile(options), STAGES[options.stage]
     plan.check_settings(profile)
     check_machine(profile)
-    alone = None if options.run is None else _named(profile, stage, options.run)
+    chosen_run = None if options.run is None else _named(profile, stage, options.run)
     rank = int(os.environ.get("RANK", 0))
     if rank == 0:
-        plan.before(profile, stage.runs(profile) if alone is None else [alone], options.yes)
-    if alone is None:
+        planned = stage.runs(profile) if chosen_run is None else [chosen_run]
+        plan.before(profile, planned, options.yes)
+    if chosen_run is None:
         run(profile, stage.name)
         return
     if rank > 0:  # the first of several processes locks and prepares
-        while not alone.done():
-            if alone.is_prepared():
-                return _work(profile, alone)
+        while not chosen_run.done():
+            if chosen_run.is_prepared():
+                return _work(profile, chosen_run)
             time.sleep(0.1)
         return
-    with locked(alone.lock) as mine:
-        if mine:
-            return make(profile, alone)
+    with locked(chosen_run.lock) as is_held:
+        if is_held:
+            return make(profile, chosen_run)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise SageError(f"another process makes {alone.name}: wait for its end, or end it")
-    print(f"{label_of(profile, alone)}: another process makes it, waiting", flush=True)
-    with locked(alone.lock, wait=True):
+        raise SageError(f"another process makes {chosen_run.name}: wait for its end, or end it")
+    print(f"{label_of(profile, chosen_run)}: another process makes it, waiting", flush=True)
+    with locked(chosen_run.lock, wait=True):
         make(profile, _named(profile, stage, options.run))
 
 
