@@ -230,7 +230,7 @@ def test_options_that_cannot_work_are_refused_before_anything_is_drawn(tmp_path)
         (["--guide", "{name: random, hihg: 1}"], "hihg"),
         (["--guide", "{name: branch"], "--guide {name: branch: "),
         (["--out", file], "is a file: name a folder"),
-        (["--problems", "0"], "--problems 0: give 1 or more"),
+        (["--problems", "0"], "evaluation.sampled: input should be greater than 0, not 0"),
     ):
         assert sentence in refused(words)
 

@@ -68,7 +68,7 @@ def of_model(options: argparse.Namespace) -> Path:
     if not Path(options.data).is_file():
         raise SageError(f"--data {options.data}: there is no such file")
     data: dict[str, Any] = {"name": "file", "path": str(Path(options.data).resolve())}
-    data |= {"rows": options.problems or 100}
+    data |= {"rows": 100 if options.problems is None else options.problems}
     data |= {"question": options.question, "gold": options.gold}
     model = {"name": model_name(options.model), "seed": 0}
     model["prompt"] = template(options.template) or "paper"
@@ -117,8 +117,6 @@ def template(file: str | None) -> str | None:
 
 def run_guide_gain(options: argparse.Namespace) -> None:
     """Draw what is not drawn, or read it, then print and write the table."""
-    if options.beta is not None:
-        check_beta(options.beta)
     if not options.precision > 0:
         raise SageError(f"--precision must be positive, not {options.precision}")
     if options.data and not options.model:
@@ -132,8 +130,6 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     consent.agree(options.yes)
     if options.out.exists() and not options.out.is_dir():
         raise SageError(f"--out {options.out} is a file: name a folder")
-    if options.problems is not None and options.problems < 1:
-        raise SageError(f"--problems {options.problems}: give 1 or more")
     choices = {text: _parsed(text) for text in options.guide}
     sections = [{"guide": choice} for choice in choices.values()]
     consent.require_all({"judge": options.judge, "guides": sections})
@@ -141,18 +137,17 @@ def run_guide_gain(options: argparse.Namespace) -> None:
     if options.judge:
         consent.imported(options.judge, "judge")  # now, and not after hours of sampling
     judge = functools.partial(_judged, options.judge) if options.judge else None
+    profile = None if files else profile_of(options, number)
     beta = options.beta
-    if files:
+    if beta is None:
+        beta = profile.rl.get("beta", 0.05) if profile else 0.05
+    check_beta(beta)
+    if profile:
+        scored = draw_samples(profile, judge)
+    else:
         samples = read_files(files, options, judge)
         name, prompts = model_name(options.model), template(options.template)
         scored = sampled_gain.score_texts(name, samples, prompts)
-    else:
-        profile = profile_of(options, number)
-        beta = profile.rl.get("beta") if beta is None else beta
-        if beta is not None:
-            check_beta(beta)
-        scored = draw_samples(profile, judge)
-    beta = 0.05 if beta is None else beta
     guides = {**sampled_gain.candidate_guides(scored), **guides}
     q_table = sampled_gain.apply_guides(scored, guides)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -164,9 +159,9 @@ def run_guide_gain(options: argparse.Namespace) -> None:
         for name in ("prompt", "gold", "completion"):
             print(visible(f"  {name}: {str(scored[name].iloc[0])[:1000]}"))
     table = sampled_gain.gain_table(q_table, beta, options.precision)
-    for place, setting in enumerate(("threshold", "ratio"), 1):  # in nats, and per nat
+    for position, setting in enumerate(("threshold", "ratio"), 1):  # in nats, and per nat
         column = [getattr(guides[name], setting, None) for name in table["guide"]]
-        table.insert(place, setting, column)
+        table.insert(position, setting, column)
     print(table.to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
     print(FORECAST)
     table.to_csv(options.out / "guide_gain.csv", index=False, float_format="%.6g")
@@ -180,15 +175,14 @@ def profile_of(options: argparse.Namespace, number: str | None) -> Profile:
     """Return the profile that draws ``number`` samples of each problem from the base."""
     if options.model:
         options.profile = str(of_model(options))
-    wanted = {"samples": number, "sampled": options.problems, "engine": options.engine}
-    wanted = {key: value for key, value in wanted.items() if value is not None}
-    options.set += [f"evaluation.{key}={value}" for key, value in wanted.items()]
+    changes = {"samples": number, "sampled": options.problems, "engine": options.engine}
+    options.set += [f"evaluation.{key}={v}" for key, v in changes.items() if v is not None]
     if number:
         options.set.append("evaluation.ks=[1]")
     profile = arguments.named_profile(options)
-    changed = {k: v for k, v in UNCHANGED.items() if getattr(profile.evaluation, k) != v}
-    if changed:
-        options.set += [f"evaluation.{key}={value}" for key, value in changed.items()]
+    others = {k: v for k, v in UNCHANGED.items() if getattr(profile.evaluation, k) != v}
+    if others:
+        options.set += [f"evaluation.{key}={value}" for key, value in others.items()]
         profile = arguments.named_profile(options)
     consent.require_all(profile.raw)
     if options.model:
