@@ -41,13 +41,13 @@ def make(cls: type[T], raw: Any, where: str) -> T:
         raise SageError(f"{where}: {error}") from None
 
 
-def refusal(error: ValidationError, where: str, known: Iterable[str] = ()) -> SageError:
+def refusal(error: ValidationError, where: str, options: Iterable[str] = ()) -> SageError:
     """Turn an error of pydantic into one sentence, about an unknown key first.
 
     Args:
         error: of pydantic.
         where: the place of what was checked.
-        known: the keys there, for "did you mean".
+        options: the keys there, for "did you mean".
 
     Returns:
         The error to raise.
@@ -56,11 +56,11 @@ def refusal(error: ValidationError, where: str, known: Iterable[str] = ()) -> Sa
     first = min(error.errors(include_url=False), key=lambda e: e["type"] != unexpected)
     keys, message = list(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     if first["type"] == unexpected:
-        inside = functools.reduce(below, keys[:-1], where)
-        return unknown(inside, keys[-1], known if len(keys) == 1 else ())
+        section = functools.reduce(below, keys[:-1], where)
+        return unknown(section, keys[-1], options if len(keys) == 1 else ())
     value = "" if first["type"] in ("missing", "value_error") else f", not {first['input']!r}"
-    place = functools.reduce(below, keys, where)
-    return SageError(f"{place}: {message[0].lower()}{message[1:]}{value}")
+    setting = functools.reduce(below, keys, where)
+    return SageError(f"{setting}: {message[0].lower()}{message[1:]}{value}")
 
 
 def below(where: str, key: str) -> str:
@@ -71,7 +71,7 @@ def below(where: str, key: str) -> str:
 def unknown(
     where: str,
     key: str,
-    known: Iterable[str],
+    options: Iterable[str],
     sections: Mapping[str, Any] | None = None,
     owner: str = "",
 ) -> SageError:
@@ -80,24 +80,26 @@ def unknown(
     Args:
         where: the place of the section that has the key.
         key: the unknown one.
-        known: the keys of that section.
-        sections: of which one may have the key, where none of ``known`` resembles it.
-        owner: the name of what has the known keys, where they are many.
+        options: the keys of that section.
+        sections: of which one may have the key, where none of ``options`` resembles it.
+        owner: the name of what has the options, where they are many.
 
     Returns:
         An error that asks for the key that is spelt most alike, or lists the known ones.
     """
-    known = list(known)
-    alike = difflib.get_close_matches(key, known, 1)
-    places = [below(where, name).split(": ")[-1] for name in alike]
-    named = {name: part for name, part in (sections or {}).items() if isinstance(part, dict)}
-    places = places or [f"{name}.{key}" for name, part in named.items() if key in part]
-    if places:
-        advice = f"did you mean {' or '.join(places)}?"
-    elif owner and len(known) > MANY:
+    options = list(options)
+    matches = difflib.get_close_matches(key, options, 1)
+    settings = [below(where, name).split(": ")[-1] for name in matches] or [
+        f"{name}.{key}"
+        for name, section in (sections or {}).items()
+        if isinstance(section, dict) and key in section
+    ]
+    if settings:
+        advice = f"did you mean {' or '.join(settings)}?"
+    elif owner and len(options) > MANY:
         advice = f"{owner} has no setting of this name"
     else:
-        advice = f"choose one of {', '.join(known)}"
+        advice = f"choose one of {', '.join(options)}"
     return SageError(f"{below(where, key)} is unknown; {advice}")
 
 
@@ -138,6 +140,6 @@ def pick(name: Any, table: Mapping[str, T], where: str, kind: str) -> T:
     """
     if isinstance(name, str) and name in table:
         return table[name]
-    alike = difflib.get_close_matches(str(name), table, 1)
-    advice = f"did you mean {alike[0]}?" if alike else f"choose one of {', '.join(table)}"
+    matches = difflib.get_close_matches(str(name), table, 1)
+    advice = f"did you mean {matches[0]}?" if matches else f"choose one of {', '.join(table)}"
     raise SageError(f"{where}: there is no {kind} {name!r}; {advice}")

@@ -26,10 +26,10 @@ def _adapter(hint: Any) -> TypeAdapter | None:
 def check_section(cls: type, section: Mapping[str, Any], where: str) -> None:
     """Raise SageError for a setting that ``cls`` (SFTConfig, say) does not have, or of another
     type: TRL and PEFT take any value, and fail at their first use of it."""
-    hints, known = typing.get_type_hints(cls), [f.name for f in dataclasses.fields(cls) if f.init]
+    hints, options = typing.get_type_hints(cls), [f.name for f in dataclasses.fields(cls) if f.init]
     for key, value in section.items():
-        if key not in known:
-            raise unknown(where, key, known, owner=cls.__name__)
+        if key not in options:
+            raise unknown(where, key, options, owner=cls.__name__)
         adapter = _adapter(hints[key])
         try:
             if adapter is not None and key != "scale_rewards":  # false is "none" in TRL

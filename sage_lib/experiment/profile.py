@@ -95,8 +95,8 @@ def _variant_name(stem: str, changes: Sequence[str]) -> str:
     parts = [stem]
     for change in changes:
         plain = change.replace(" ", "")
-        part = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
-        parts.append(part if part == plain else f"{part}~{digest(plain)[:4]}")
+        file_name = re.sub(r"[^\w.=,-]", "_", plain)[:LONGEST]
+        parts.append(file_name if file_name == plain else f"{file_name}~{digest(plain)[:4]}")
     name = "+".join(parts)
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}~{digest(name)[:4]}"
 
@@ -105,10 +105,10 @@ def build_profile(raw: dict[str, Any], path: Path) -> Profile:
     """Check merged settings and make the dataclasses. ``path``: of the profile's file."""
     name, folder = path.stem, path.parent
     fields = dataclasses.fields(Profile)
-    known = ["extends", "train", *(f.name for f in fields if f.repr)]
+    options = ["extends", "train", *(f.name for f in fields if f.repr)]
     for key in map(str, raw):
-        if key not in known:
-            raise unknown(name, key, known, raw)
+        if key not in options:
+            raise unknown(name, key, options, raw)
     if not isinstance(raw.get("train", []), list | None):
         raise SageError(f"{name}: train is a list of methods, not {raw['train']!r}")
     optional = {f.name for f in fields if default_of(f) is not dataclasses.MISSING}
@@ -148,13 +148,14 @@ _KINDS: dict[str, type] = {
 }
 
 
-def _sections(sections: Any, where: str, known: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return a section of sections, whose names must be ``known``; null is none."""
+def _sections(sections: Any, where: str, names: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return a section of sections without those that are null. With ``names``, no other name is
+    taken."""
     if not isinstance(sections, dict):
         raise SageError(f"{where} must be a section of named sections, not {sections!r}")
     for name, value in sections.items():
-        if known and name not in known:
-            raise unknown(where, name, known)
+        if names and name not in names:
+            raise unknown(where, name, names)
         if not isinstance(value, dict | None):
             raise SageError(f"{below(where, name)} must be a section, not {value!r}")
     return {key: value for key, value in sections.items() if value is not None}
@@ -186,15 +187,15 @@ def _methods(raw: Any, guides: dict[str, dict], where: str) -> dict[str, Method]
         for values in itertools.product(*axes.values()):
             name, method = key, copy.deepcopy(plain)
             for setting, value in zip(axes, values, strict=True):
-                place, (*sections, last) = method, setting.split(".")
-                for part in sections:
-                    place = place.setdefault(part, {})
-                    if not isinstance(place, dict):
+                target, (*path, last) = method, setting.split(".")
+                for section_name in path:
+                    target = target.setdefault(section_name, {})
+                    if not isinstance(target, dict):
                         raise SageError(
-                            f"{below(where, key)}: vary sets {setting}, and {part} is {place!r}: "
-                            "give its settings, such as {name: branch}"
+                            f"{below(where, key)}: vary sets {setting}, and {section_name} is "
+                            f"{target!r}: give its settings, such as {{name: branch}}"
                         )
-                place[last] = value
+                target[last] = value
                 name += f"_{last}{value}"
                 method["label"] = f"{method.get('label', key)}, {last.replace('_', ' ')} {value}"
             if name in methods:
@@ -289,17 +290,17 @@ def find(name: str, folder: Path, shipped: Path = PROFILES, kind: str = "profile
     if len(path.name) > 255 or not path.is_file():  # more than a file's name can have
         if is_file:
             raise SageError(f"there is no file {path}: correct the path of the {kind}")
-        known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
+        names = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
         raise SageError(
-            f"there is no {kind} {name!r}: choose one of {known}, or give the path of a .yaml file"
+            f"there is no {kind} {name!r}: choose one of {names}, or give the path of a .yaml file"
         )
     return path
 
 
 def extended(path: Path) -> Path | None:
     """Return the file that a profile's file extends, or None."""
-    below = _parsed(path.name, path.read_text())[0].get("extends")
-    return None if below is None else find(str(below), path.parent)
+    parent = _parsed(path.name, path.read_text())[0].get("extends")
+    return None if parent is None else find(str(parent), path.parent)
 
 
 def read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
@@ -352,21 +353,21 @@ def _merge(base: dict, over: dict, sources: dict[str, str], prefix: str) -> dict
     section with another ``name`` replaces it. A replaced value loses its source."""
     merged = dict(base)
     for key, value in over.items():
-        place, old = f"{prefix}{key}", merged.get(key)
+        full_key, old = f"{prefix}{key}", merged.get(key)
         if (value and isinstance(value, dict) and isinstance(old, dict)) and (
             "name" not in old or value.get("name", old["name"]) == old["name"]
         ):
-            merged[key] = _merge(old, value, sources, f"{place}.")
+            merged[key] = _merge(old, value, sources, f"{full_key}.")
         else:
             merged[key] = value
-            _replaced(sources, place, "")
+            _replaced(sources, full_key, "")
     return merged
 
 
-def _replaced(sources: dict[str, str], place: str, source: str) -> None:
-    for known in [k for k in sources if k.startswith(f"{place}.")]:
-        del sources[known]
-    sources[place] = source
+def _replaced(sources: dict[str, str], full_key: str, source: str) -> None:
+    for inner in [key for key in sources if key.startswith(f"{full_key}.")]:
+        del sources[inner]
+    sources[full_key] = source
 
 
 def change(raw: dict, sources: dict[str, str], assignment: str, where: str) -> None:
@@ -376,25 +377,24 @@ def change(raw: dict, sources: dict[str, str], assignment: str, where: str) -> N
         value = parse_yaml(text)
     except NOT_YAML:
         raise SageError(f"--set {assignment}: {text!r} is not a value as YAML writes it") from None
-    *sections, last = key.split(".")
-    place = raw
-    for section in sections:
-        if not isinstance(place.get(section), dict):
-            known = [k for k, v in place.items() if isinstance(v, dict)]
-            raise unknown(where, section, known)
-        place[section] = dict(place[section])
-        place = place[section]
-    place[last] = value
+    *path, last = key.split(".")
+    target = raw
+    for section in path:
+        if not isinstance(target.get(section), dict):
+            raise unknown(where, section, [k for k, v in target.items() if isinstance(v, dict)])
+        target[section] = dict(target[section])
+        target = target[section]
+    target[last] = value
     _replaced(sources, key, "set on the command line")
 
 
 def _comments(section: CommentedMap, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted key, comment at the end of its line), in a one-line section for each key."""
     for key, value in section.items():
-        place, tokens = f"{prefix}{key}", section.ca.items.get(key)
+        full_key, tokens = f"{prefix}{key}", section.ca.items.get(key)
         inner = value if isinstance(value, CommentedMap) else CommentedMap()
         if tokens and tokens[2] and tokens[2].value.startswith("#"):  # below the line: of the next
             one_line = inner and inner.fa.flow_style()
-            for commented in [f"{place}.{k}" for k in inner] if one_line else [place]:
+            for commented in [f"{full_key}.{k}" for k in inner] if one_line else [full_key]:
                 yield commented, tokens[2].value.splitlines()[0].lstrip("# ").strip()
-        yield from _comments(inner, f"{place}.")
+        yield from _comments(inner, f"{full_key}.")
