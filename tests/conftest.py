@@ -31,6 +31,26 @@ def pytest_runtest_setup():
         _seen = len(sys.modules)
 
 
+def _work_below(folder, patch):
+    """Builds and results of this process, and of those that it starts, lie in a folder."""
+    patch.setenv("SAGE_BUILD", str(folder / "build"))
+    patch.setenv("SAGE_RESULTS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def work_folder(tmp_path, monkeypatch):
+    """The folder of a test's builds and results."""
+    return _work_below(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def module_folder(tmp_path_factory):
+    """The folder of builds and results that the tests of a file share."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield _work_below(tmp_path_factory.mktemp("work"), patch)
+
+
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
     """Public data can neither be read from a folder nor be fetched."""

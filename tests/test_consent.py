@@ -25,19 +25,17 @@ def nobody(monkeypatch):
 
 
 @pytest.fixture
-def profile(tmp_path, monkeypatch):
+def profile(work_folder, monkeypatch):
     """Path of a profile whose judge writes a file as it is imported and when it is called."""
-    mark = str(tmp_path / "ran")
-    (tmp_path / "of_a_stranger.py").write_text(
+    mark = str(work_folder / "ran")
+    (work_folder / "of_a_stranger.py").write_text(
         f"open({mark!r}, 'a')\ndef judge(*pair): return True\n"
     )
-    (tmp_path / "d.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (work_folder / "d.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     data = "{name: file, path: d.jsonl, judge: 'of_a_stranger:judge', rows: 1}"
-    path = tmp_path / "theirs.yaml"
+    path = work_folder / "theirs.yaml"
     path.write_text(f"name: theirs\nextends: smoke\ntrain: []\nevaluation: {{data: [{data}]}}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+    monkeypatch.syspath_prepend(str(work_folder))
     return path
 
 

@@ -1,6 +1,7 @@
 """The profiles that need a GPU: they are the paper's tables, and each runs to its end with a tiny
 model in the real one's place."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -70,13 +71,9 @@ def test_the_two_problems_of_appendix_j_are_taken_by_their_ids(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("stand-in")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAGE_BUILD", str(made))
-        patch.setenv("SAGE_RESULTS", str(made))
-        patch.chdir(made)
-        yield made
+def folder(module_folder):
+    with contextlib.chdir(module_folder):
+        yield module_folder
 
 
 def to_the_end(name, folder):

@@ -139,29 +139,27 @@ def test_nobody_else_may_write_what_jobs_unpickle(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_job_of_submitit_is_taken_up_again_when_it_is_to_stop(tmp_path, monkeypatch):
+def test_a_job_of_submitit_is_taken_up_again_when_it_is_to_stop(work_folder):
     """With its executor for one machine, and true work: SIGUSR2, by which SLURM stops a job for its
     time, has it queued again, and the run goes on from its checkpoint."""
     import psutil
 
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
     longer = TINY.replace("sft: {max_steps: 6", "sft: {max_steps: 200, save_steps: 20")
     longer = longer.replace("sft_data: {rows: 64}", "sft_data: {rows: 1600}")
-    (tmp_path / "tiny.yaml").write_text(longer)
+    (work_folder / "tiny.yaml").write_text(longer)
     block = {"name": "base", "about": "", "profile": "tiny.yaml"}
-    (tmp_path / "own.yaml").write_text(str({"name": "own", "about": "", "blocks": [block]}))
-    words = ["grid", str(tmp_path / "own.yaml"), "--executor", "local", "--parallel", "1"]
+    (work_folder / "own.yaml").write_text(str({"name": "own", "about": "", "blocks": [block]}))
+    words = ["grid", str(work_folder / "own.yaml"), "--executor", "local", "--parallel", "1"]
     words = [sys.executable, "-m", "sage_lib.pipeline.cli", *words]
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(words, env=jobs.environment(threads=1), **more)
-    build = tmp_path / "build" / "tiny" / "sft"
+    build = work_folder / "build" / "tiny" / "sft"
     wait_for(lambda: [*build.glob("checkpoints/checkpoint-*")] or process.poll() is not None)
     job = [p for p in psutil.Process(process.pid).children(True) if "submitit" in str(p.cmdline())]
     job[-1].send_signal(signal.SIGUSR2)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
-    base = runs.sft_run(load_profile(tmp_path / "tiny.yaml"))
+    base = runs.sft_run(load_profile(work_folder / "tiny.yaml"))
     assert base.done() and "failed" not in output
     steps = [row["step"] for row in read_lines(build / "steps.jsonl")]
     assert steps == list(range(10, 201, 10)), "no step is lost or doubled"

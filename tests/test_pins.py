@@ -62,17 +62,15 @@ def processor() -> str:
     return f"{models[0] if models else ''}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def test_the_trained_weights_are_those_that_were_pinned(tmp_path, monkeypatch):
+def test_the_trained_weights_are_those_that_were_pinned(work_folder, monkeypatch):
     pinned = HASHES.get(processor())
     if pinned is None:
         pytest.skip(f"no weights are pinned for the processor {processor()!r}")
-    (tmp_path / "pin.yaml").write_text(PROFILE)
-    for name in ("SAGE_BUILD", "SAGE_RESULTS"):
-        monkeypatch.setenv(name, str(tmp_path))
+    (work_folder / "pin.yaml").write_text(PROFILE)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     weights = []
     for name in NAMES:
-        words = [sys.executable, "-c", RUN, name, str(tmp_path / "pin.yaml")]
+        words = [sys.executable, "-c", RUN, name, str(work_folder / "pin.yaml")]
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         weights.append(done.stdout.split("weights ")[-1].strip())

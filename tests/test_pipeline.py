@@ -53,13 +53,9 @@ COLUMNS = ["dataset", "problem", "n", "c", "truncated"]
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pipeline")
-    (folder / "tiny.yaml").write_text(TINY)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAGE_BUILD", str(folder / "build"))
-        patch.setenv("SAGE_RESULTS", str(folder))
-        yield load_profile(folder / "tiny.yaml")
+def tiny(module_folder):
+    (module_folder / "tiny.yaml").write_text(TINY)
+    return load_profile(module_folder / "tiny.yaml")
 
 
 def finish(profile, stage, run):
@@ -311,13 +307,11 @@ evaluation:
 """
 
 
-def test_a_base_alone_is_evaluated_without_sft_on_a_data_set_of_ones_own(tmp_path, monkeypatch):
+def test_a_base_alone_is_evaluated_without_sft_on_a_data_set_of_ones_own(work_folder):
     """A profile that extends nothing and trains nothing; golds that are whole numbers in a CSV."""
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
-    (tmp_path / "own.yaml").write_text(OWN)
-    (tmp_path / "mine.csv").write_text("q,a\nreach 3 from 1 2,3\nreach 4 from 2 2,4\n")
-    profile = load_profile(tmp_path / "own.yaml")
+    (work_folder / "own.yaml").write_text(OWN)
+    (work_folder / "mine.csv").write_text("q,a\nreach 3 from 1 2,3\nreach 4 from 2 2,4\n")
+    profile = load_profile(work_folder / "own.yaml")
     assert (profile.baseline, profile.evaluated) == ("base", ())
     finish(profile, "sft", "sft")
     finish(profile, "evaluation", "eval-sft")

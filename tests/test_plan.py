@@ -158,13 +158,11 @@ def test_a_dry_run_names_the_data_files_that_are_missing(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def machine(work_folder, monkeypatch):
     """A machine that could run them; what is started is noted, not done."""
     import torch
 
     started = []
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path))
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(stages, "require_space", lambda *given: None)
     monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: name)

@@ -21,11 +21,9 @@ SPEC = "smoke+train=[grpo]+sft_data.rows=9+exploration.seeds=0"
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(work_folder, monkeypatch):
     """A profile of which every run is finished, in folders of its own."""
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path / "own"))
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-    monkeypatch.setattr(paths, "PUBLISHED", tmp_path / "published")
+    monkeypatch.setattr(paths, "PUBLISHED", work_folder / "published")
     profile = load_profile(SPEC)
     for number in range(len(runs.every_run(profile))):
         finish(profile, number)

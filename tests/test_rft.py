@@ -141,13 +141,9 @@ def test_rounds_go_through_the_prompts_before_one_returns(profile):
 
 
 @pytest.fixture(scope="module")
-def profile(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rft")
-    (folder / "tiny.yaml").write_text(TINY)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAGE_BUILD", str(folder / "build"))
-        patch.setenv("SAGE_RESULTS", str(folder))
-        yield load_profile(folder / "tiny.yaml")
+def profile(module_folder):
+    (module_folder / "tiny.yaml").write_text(TINY)
+    return load_profile(module_folder / "tiny.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -168,13 +164,11 @@ def whole(profile, base):
     ("draws", "learns"), [(False, [9]), pytest.param(True, [4, 9], marks=pytest.mark.slow)]
 )
 def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_weights(
-    profile, base, whole, tmp_path, monkeypatch, draws, learns
+    profile, base, whole, work_folder, draws, learns
 ):
     """From the same base, elsewhere. ``learns``: steps in the middle of a round's training."""
-    shutil.copytree(base.build, tmp_path / "build" / profile.name / "sft")
-    shutil.copytree(base.measured, tmp_path / "measured" / profile.name / "sft")
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
+    shutil.copytree(base.build, work_folder / "build" / profile.name / "sft")
+    shutil.copytree(base.measured, work_folder / "measured" / profile.name / "sft")
     run = runs.rl_run(profile, "rft_entropy", 3407)
     words = forks.stage(profile, "rl", run.name)
     if draws:

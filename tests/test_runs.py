@@ -16,11 +16,7 @@ from sage_lib.files import write_json
 from sage_lib.pipeline import stages
 from sage_lib.tasks.task import Task
 
-
-@pytest.fixture(autouse=True)
-def kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("work_folder")
 
 
 @pytest.fixture

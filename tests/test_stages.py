@@ -36,11 +36,9 @@ HEED = "import signal; signal.signal({0}, signal.{1})\n"
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch):
+def fake(work_folder, monkeypatch):
     """Fake stages in folders of their own, before which no process imports TRL to check settings; a
     function that says what they do."""
-    monkeypatch.setenv("SAGE_RESULTS", str(tmp_path))
-    monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
     monkeypatch.setattr(jobs, "start_worker", fake_stages.start_worker)
     monkeypatch.setattr(plan, "check_settings", lambda profile: None)
     monkeypatch.setenv("PYTHONPATH", str(FAKE_STAGES.parent))

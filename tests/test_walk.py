@@ -45,16 +45,12 @@ def run_cells(number, given):
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory):
+def walked(module_folder):
     """The folder of the walk's weights, after notebooks 04, 06 and 07 at a few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("walk")
-        patch.setenv("SAGE_BUILD", str(folder / "build"))
-        patch.setenv("SAGE_RESULTS", str(folder / "results"))
-        run_cells("04", SFT)
-        run_cells("06", RL)
-        run_cells("07", {"number_of_problems": 2, "samples": 64})
-        yield paths.build("walk") / "tiny_qwen"
+    run_cells("04", SFT)
+    run_cells("06", RL)
+    run_cells("07", {"number_of_problems": 2, "samples": 64})
+    return paths.build("walk") / "tiny_qwen"
 
 
 def test_the_cells_end_at_the_weights_of_the_librarys_own_run(walked):
