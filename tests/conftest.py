@@ -52,6 +52,19 @@ def module_folder(tmp_path_factory):
 
 
 @pytest.fixture
+def variant(tmp_path):
+    """A profile of a user's own: (lines of YAML) -> the path that load_profile takes."""
+
+    def write(lines="", name="mine", extends="smoke"):
+        path = tmp_path / f"{name}.yaml"
+        below = f"extends: {extends}\n" if extends else ""
+        path.write_text(f'name: "{name}"\n{below}{lines}\n')
+        return path
+
+    return write
+
+
+@pytest.fixture
 def offline(tmp_path, monkeypatch):
     """Public data can neither be read from a folder nor be fetched."""
     import datasets

@@ -138,20 +138,18 @@ def test_a_dry_run_says_what_a_profile_asks_for(name, capsys, monkeypatch):
         ("sft: {max_steps: -1, num_train_epochs: 1}", "1 epochs"),
     ],
 )
-def test_a_dry_run_says_how_long_the_base_is_trained(tmp_path, lines, shown):
-    (tmp_path / "own.yaml").write_text(f"name: own\nextends: smoke\n{lines}\n")
-    planned = plan.planned_runs(load_profile(tmp_path / "own.yaml"))
+def test_a_dry_run_says_how_long_the_base_is_trained(variant, lines, shown):
+    planned = plan.planned_runs(load_profile(variant(lines)))
     assert planned.set_index("stage").loc["sft", "size"] == shown
 
 
-def test_a_dry_run_names_the_data_files_that_are_missing(tmp_path, monkeypatch):
+def test_a_dry_run_names_the_data_files_that_are_missing(variant, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "check_settings", lambda profile: None)
-    text = "name: own\nextends: smoke\nrl_data: {name: file, path: mine.jsonl, rows: 3}\n"
-    (tmp_path / "own.yaml").write_text(text)
-    told = plan.describe(load_profile(tmp_path / "own.yaml"))
+    profile = load_profile(variant("rl_data: {name: file, path: mine.jsonl, rows: 3}"))
+    told = plan.describe(profile)
     assert told.endswith(f"MISSING\nthere is no data file\n{tmp_path / 'mine.jsonl'}")
     (tmp_path / "mine.jsonl").touch()
-    assert "MISSING" not in plan.describe(load_profile(tmp_path / "own.yaml"))
+    assert "MISSING" not in plan.describe(profile)
 
 
 # --- asked before anything starts -----------------------------------------------------------------
@@ -245,13 +243,11 @@ def test_a_dry_run_refuses_what_the_trainer_would():
         plan.check_settings(load_profile("smoke+rl.num_generations=3"))
 
 
-def test_a_dry_run_names_the_methods_of_the_profile_alone(tmp_path, monkeypatch):
+def test_a_dry_run_names_the_methods_of_the_profile_alone(variant, tmp_path, monkeypatch):
     """An adopter who trained two of smoke's methods read all of them."""
+    lines = "methods: {rank: {label: Rank, guide: {name: token, weight: rank}}}"
+    variant(f"train: [grpo, rank]\n{lines}")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text(
-        "name: mine\nextends: smoke\ndescription: two methods\ntrain: [grpo, rank]\n"
-        "methods: {rank: {label: Rank, guide: {name: token, weight: rank}}}\n"
-    )
     table = plan.settings_table(load_profile("mine.yaml"))
     named = {key.split(".")[1] for key in table["setting"] if key.startswith("methods.")}
     assert named == {"grpo", "rank"} & named and "rank" in named

@@ -73,19 +73,6 @@ def test_inherited_values_keep_their_source_and_replaced_ones_lose_it():
     assert on_one_line["sft.max_steps"].startswith("pass@1") and "sft" not in on_one_line
 
 
-@pytest.fixture
-def variant(tmp_path):
-    """A profile of one's own that extends smoke: (lines of YAML) -> what load_profile takes."""
-
-    def write(lines, name="mine", extends="smoke"):
-        path = tmp_path / f"{name}.yaml"
-        below = f"extends: {extends}\n" if extends else ""
-        path.write_text(f"name: {name}\n{below}{lines}\n")
-        return path
-
-    return write
-
-
 #: 100,000 values in 50 uses of anchors, and 1,024 methods.
 BOMB = "{a: &b0 1, "
 BOMB += ", ".join(f"c{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 10)}]" for n in range(1, 6)) + "}"
@@ -178,11 +165,9 @@ def test_a_profile_is_called_as_its_file_and_not_as_a_shipped_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", [".", "..", ".mine", "-mine", "data", "grids", "my own"])
-def test_a_profile_whose_folder_would_be_another_one_is_refused(tmp_path, name):
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(f"name: {json.dumps(name)}\nextends: smoke\n")
+def test_a_profile_whose_folder_would_be_another_one_is_refused(variant, name):
     with pytest.raises(SageError, match=r"name is of letters.*rename the file"):
-        load_profile(path)
+        load_profile(variant(name=name))
 
 
 @pytest.mark.parametrize("revision", ["../../x", "/etc", "a/../b", "..", "a//b", "", "a b"])
@@ -217,13 +202,6 @@ def test_profiles_extend_each_other_from_folder_to_folder(variant, tmp_path):
     variant("", name="below", extends="above.yaml")
     with pytest.raises(SageError, match="extends itself"):
         load_profile(path)
-
-
-def test_a_section_that_changes_its_name_replaces_the_one_below(variant, tmp_path):
-    (tmp_path / "own.jsonl").write_text('{"q": "1 + 1?", "a": "2"}\n')
-    lines = "rl_data: {name: file, rows: 1, path: own.jsonl, question: q, gold: a}"
-    profile = load_profile(variant(lines))
-    assert [p.question for p in problems.rl_problems(profile)] == ["1 + 1?"]
 
 
 def test_a_setting_can_be_changed_without_a_file():
@@ -319,15 +297,12 @@ def test_what_is_held_out_follows_the_training_set_in_one_process():
     assert digits == [{3}, {5}]
 
 
-def test_held_out_questions_are_held_out_of_a_training_file(tmp_path):
+def test_held_out_questions_are_held_out_of_a_training_file(variant, tmp_path):
     questions = [p.question for p in problems.evaluation_problems(load_profile("smoke"))][:5]
     rows = [*questions, "reach 1 from 1 1"]
     (tmp_path / "own.csv").write_text("q,a\n" + "".join(f"{row},1\n" for row in rows))
-    (tmp_path / "mine.yaml").write_text(
-        "name: mine\nextends: smoke\n"
-        "rl_data: {name: file, rows: 9, path: own.csv, question: q, gold: a}\n"
-    )
-    profile = load_profile(tmp_path / "mine.yaml")
+    lines = "rl_data: {name: file, rows: 9, path: own.csv, question: q, gold: a}"
+    profile = load_profile(variant(lines))
     assert [p.question for p in problems.rl_problems(profile)] == ["reach 1 from 1 1"]
 
 

@@ -155,10 +155,9 @@ def test_without_a_common_run_nothing_is_called_identical(own):
     assert compare.compare_weights(others[1], published.runs) == compare.NOTHING
 
 
-def test_a_profile_of_ones_own_file_is_refused(tmp_path):
-    (tmp_path / "mine.yaml").write_text("name: mine\nextends: smoke\n")
+def test_a_profile_of_ones_own_file_is_refused(variant):
     with pytest.raises(SageError, match="is a file of your own"):
-        publish.publish(load_profile(tmp_path / "mine.yaml"))
+        publish.publish(load_profile(variant()))
 
 
 def test_own_results_beside_the_published_ones(own, capsys):
