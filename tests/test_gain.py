@@ -143,14 +143,20 @@ def test_guides_take_their_thresholds_from_the_samples():
             assert q == pytest.approx([1.0, 1.4])
 
 
+def options_of(*words):
+    """What the command reads of its words."""
+    parser = argparse.ArgumentParser()
+    guide_gain.add_arguments(parser)
+    return parser.parse_args(words)
+
+
 def test_a_model_and_a_file_of_ones_own_make_a_profile(tmp_path):
     (tmp_path / "asked.csv").write_text("problem,gold\n1+1?,2\n")
-    given = {"model": "some/model", "data": str(tmp_path / "asked.csv"), "out": tmp_path / "out"}
-    given |= {"question": "problem", "gold": "gold", "problems": None, "tokens": 64}
+    columns = ("--question", "problem", "--gold", "gold", "--out", str(tmp_path / "out"))
 
-    def profile_of(**changes):
-        options = argparse.Namespace(**{**given, "template": None, **changes})
-        return load_profile(guide_gain.of_model(options))
+    def profile_of(model="some/model", data=str(tmp_path / "asked.csv")):
+        words = ["--model", model, *(["--data", data] if data else []), *columns]
+        return load_profile(guide_gain.of_model(options_of(*words)))
 
     profile = profile_of()
     assert profile.model.name == "some/model" and not profile.methods and not profile.rl
@@ -175,12 +181,10 @@ def test_samples_of_other_weights_are_not_kept(tiny_model, tmp_path):
     save_file({"lora_A": torch.zeros(2)}, adapter / "adapter_model.safetensors")
     data = tmp_path / "asked.csv"
     data.write_text("question,answer\n1+1?,2\n")
-    given = {"data": str(data), "question": "question", "gold": "answer", "problems": None}
-    given["template"] = None
 
     def fingerprints(folder):
-        options = argparse.Namespace(**given, model=str(folder), tokens=64, out=tmp_path / "out")
-        profile = load_profile(guide_gain.of_model(options))
+        words = ("--model", str(folder), "--data", str(data), "--out", str(tmp_path / "out"))
+        profile = load_profile(guide_gain.of_model(options_of(*words)))
         return [run.fingerprint for run in runs.every_run(profile)]
 
     def change(file):
@@ -337,16 +341,12 @@ def test_what_would_fail_after_sampling_is_refused_before_it(tiny_model, tmp_pat
     assert "a number, or files" in refused([*words[:2], "--samples", "8", words[3]])
 
 
-def test_the_base_is_sampled_as_it_is_whatever_the_profile_evaluates(tmp_path):
-    def options(profile, **changes):
-        given = {"model": None, "problems": None, "engine": None, "yes": False, "set": []}
-        return argparse.Namespace(**{"profile": profile, **given, **changes})
-
+def test_the_base_is_sampled_as_it_is_whatever_the_profile_evaluates():
     colder = "smoke+evaluation.temperature=0.3+evaluation.min_p=0.01"
-    evaluation = guide_gain.profile_of(options(colder), None).evaluation
+    evaluation = guide_gain.profile_of(options_of("--profile", colder), None).evaluation
     read = {name: getattr(evaluation, name) for name in guide_gain.UNCHANGED}
     assert read == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    assert guide_gain.profile_of(options("smoke"), None).spec == "smoke", "its samples are kept"
+    assert guide_gain.profile_of(options_of(), None).spec == "smoke", "its samples are kept"
 
 
 def test_where_nothing_is_right_a_sample_is_shown_and_all_are_kept(tiny_model, tmp_path, capsys):

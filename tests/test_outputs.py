@@ -11,6 +11,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from nbformat import v4
 from PIL import Image
+from test_stages import notebook
 from traitlets.config import Config, PyFileConfigLoader
 
 from sage_lib import files, paths
@@ -132,13 +133,7 @@ def test_a_changed_cell_of_a_table_a_lost_picture_and_a_new_line_are_noticed():
 def test_a_notebook_is_executed_stored_and_checked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SAGE_BUILD", str(tmp_path / "build"))
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
-    cells = [
-        v4.new_code_cell("x = 0.5", id="p", metadata={"tags": ["parameters"]}),
-        v4.new_code_cell("print(x)", id="q"),
-    ]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    path, about = tmp_path / "99_trial.ipynb", {"sage": {"about": "a trial"}}
-    nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel} | about), path)
+    path = notebook(tmp_path, "99_trial", "print(x)", parameters="x = 0.5")
     with pytest.raises(SystemExit):
         cli.main(["notebooks", "--check"])
     assert "99_trial: cell 1: stored '', now '0.5'" in capsys.readouterr().out
