@@ -228,9 +228,7 @@ def test_a_notebook_is_valid_and_has_its_parameters_and_links(path):
     tagged = [c for c in notebook["cells"] if "parameters" in c["metadata"].get("tags", [])]
     assert len(tagged) == 1 and tagged[0]["cell_type"] == "code"
     names = [other.stem for other in NOTEBOOKS]
-    linked = links.with_links(
-        notebook, path.stem, names, links.repository(links.CITATION.read_text())
-    )
+    linked = links.with_links(notebook, path.stem, names, links.repository())
     assert links.notebook_text(linked) == path.read_text(), "python tools/links.py"
     text = "".join("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown")
     title = text.splitlines()[0].removeprefix(f"# {path.name[:2]} ")

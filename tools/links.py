@@ -12,7 +12,6 @@ import argparse
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from sage_lib import paths
@@ -50,9 +49,9 @@ if "COLAB_RELEASE_TAG" in os.environ:  # it has neither the library nor the publ
     sys.path.insert(0, os.path.abspath("{name}"))"""
 
 
-def repository(citation: str) -> str | None:
-    """OWNER/NAME of the public repository that the text of CITATION.cff names, or None."""
-    line = _LINE.search(citation)
+def repository() -> str | None:
+    """OWNER/NAME of the public repository that CITATION.cff names, or None."""
+    line = _LINE.search(CITATION.read_text())
     return owner_and_name(line[1]) if line else None
 
 
@@ -69,12 +68,10 @@ def with_address(citation: str, address: str) -> str:
     return _LINE.sub("", citation).replace("\nauthors:", f"\n{line}authors:", 1)
 
 
-def badges(where: str | None, name: str) -> str:
-    """Links in Markdown that open a notebook on Colab and Binder; "" without an address."""
-    if where is None:
-        return ""
-    colab = f"{COLAB}/github/{where}/blob/main/notebooks/{name}.ipynb"
-    binder = f"{BINDER}/v2/gh/{where}/main?labpath=notebooks/{name}.ipynb"
+def badges(address: str, name: str) -> str:
+    """Links in Markdown that open a notebook on Colab and Binder."""
+    colab = f"{COLAB}/github/{address}/blob/main/notebooks/{name}.ipynb"
+    binder = f"{BINDER}/v2/gh/{address}/main?labpath=notebooks/{name}.ipynb"
     return (
         f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({colab}) "
         f"[![Open in Binder]({BINDER}/badge_logo.svg)]({binder})"
@@ -85,9 +82,9 @@ def road(name: str, names: list[str]) -> str:
     """The line below a notebook's title: its part, with a link to the list of all in the first
     notebook, which has links to the parts instead."""
     firsts = {other[:2]: other for other in names}
-    own = [title for first, last, title in PARTS if first <= name[:2] <= last]
-    if own:
-        return f"Part: [{own[0]}]({names[0]}.ipynb)"
+    for first, last, title in PARTS:
+        if first <= name[:2] <= last:
+            return f"Part: [{title}]({names[0]}.ipynb)"
     links = [
         f"[{title}]({firsts[first]}.ipynb)" if first in firsts else title
         for first, _, title in PARTS
@@ -97,50 +94,50 @@ def road(name: str, names: list[str]) -> str:
 
 def footer(name: str, names: list[str]) -> str:
     """The last cell of a notebook: links to those before and after it."""
-    place = names.index(name)
-    around = {"Previous": names[:place][-1:], "Next": names[place + 1 :][:1]}
+    number = names.index(name)
+    around = {"Previous": names[:number][-1:], "Next": names[number + 1 :][:1]}
     links = [f"[{word}]({other}.ipynb)" for word, others in around.items() for other in others]
     return "---\n" + " · ".join(links)
 
 
 def with_links(
-    notebook: dict[str, Any], name: str, names: list[str], where: str | None
+    notebook: dict[str, Any], name: str, names: list[str], address: str | None
 ) -> dict[str, Any]:
     """A notebook (as JSON has it) with the line of its part, its badges, its set-up for Colab and
     its last cell."""
-    own = (f"links-{name[:2]}", f"colab-{name[:2]}")
-    first, *cells = [cell for cell in notebook["cells"] if cell["id"] not in own]
+    ids = (f"links-{name[:2]}", f"colab-{name[:2]}")
+    first, *cells = [cell for cell in notebook["cells"] if cell["id"] not in ids]
     plain = _ROAD.sub("", _BADGES.sub("", "".join(first["source"])))
     heading, *rest = plain.split("\n", 1)
-    shown = [f"\n{road(name, names)}"]
-    shown += [f"\n{badges(where, name)}"] if where else []
-    cells = [{**first, "source": "\n".join([heading, *shown, *rest])}, *cells]
-    if where:
-        owner, _, repository_name = where.partition("/")
+    lines = [f"\n{road(name, names)}"]
+    lines += [f"\n{badges(address, name)}"] if address else []
+    cells = [{**first, "source": "\n".join([heading, *lines, *rest])}, *cells]
+    if address:
+        owner, _, repository_name = address.partition("/")
         setup: dict[str, Any] = {
             "cell_type": "code",
             "execution_count": None,
-            "id": own[1],
+            "id": ids[1],
             "metadata": {"tags": ["colab", "remove-cell"]},
             "outputs": [],
             "source": SETUP.format(owner=owner, name=repository_name),
         }
-        place = next(i for i, cell in enumerate(cells) if cell["cell_type"] == "code")
-        cells.insert(place + 1, setup)  # below the parameters, which are the first code cell
-    last = {"cell_type": "markdown", "id": own[0], "metadata": {}, "source": footer(name, names)}
+        first_code = next(i for i, cell in enumerate(cells) if cell["cell_type"] == "code")
+        cells.insert(first_code + 1, setup)  # below the parameters
+    last = {"cell_type": "markdown", "id": ids[0], "metadata": {}, "source": footer(name, names)}
     return {**notebook, "cells": [*cells, last]}
 
 
-def write(folder: Path = paths.NOTEBOOKS) -> None:
+def write() -> None:
     """Write the links of every notebook and the badges of the README."""
-    where = repository(CITATION.read_text())
-    files = sorted(folder.glob("[0-9]*.ipynb"))
+    address = repository()
+    files = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
     names = [path.stem for path in files]
     for path in files:
-        text = notebook_text(with_links(json.loads(path.read_text()), path.stem, names, where))
+        text = notebook_text(with_links(json.loads(path.read_text()), path.stem, names, address))
         if text != path.read_text():
             print(write_text(path, text).name)
-    line = f"{badges(where, names[0])}\n" if where else ""
+    line = f"{badges(address, names[0])}\n" if address else ""
     write_text(README, _PART.sub(lambda found: f"{found[1]}{line}{found[2]}", README.read_text()))
 
 

@@ -30,7 +30,6 @@ BUILD = ["setuptools", "wheel"]
 UNDECLARED = ["docstring-parser", "typeguard", "shtab"]
 #: conda's pip resolves, and Unsloth asks for a newer certifi than every mirror has.
 CERTIFI = "certifi>=2026.10.19  # conda's pip resolves, and Unsloth asks for this"
-
 #: Its build is the machine's, for a processor or a CUDA version: it has a version and no hashes.
 TORCH = "torch"
 
@@ -59,13 +58,6 @@ dependencies:
 """
 
 
-def applies(need: Requirement, extras: frozenset[str]) -> bool:
-    """Whether a package installed with these extras has this requirement on this machine."""
-    if need.marker is None:
-        return True
-    return any(need.marker.evaluate({"extra": extra}) for extra in ("", *extras))
-
-
 def walk(names: list[str]) -> dict[str, str]:
     """Name -> public version of the named packages and all they need, as installed."""
     found: dict[str, str] = {}
@@ -80,7 +72,8 @@ def walk(names: list[str]) -> dict[str, str]:
         package = distribution(name)
         found[name] = Version(package.version).public
         for need in map(Requirement, package.requires or []):
-            if applies(need, extras):
+            marker = need.marker
+            if marker is None or any(marker.evaluate({"extra": e}) for e in ("", *extras)):
                 queue.append((str(canonicalize_name(need.name)), frozenset(need.extras)))
     return dict(sorted(found.items()))
 
@@ -125,19 +118,17 @@ def licences(names: list[str]) -> str:
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = list(project["dependencies"])
-    for extra in LOCKED_EXTRAS:
-        wanted += extras[extra]
-    lock = walk([*(Requirement(line).name for line in wanted), *UNDECLARED, *BUILD])
+    needs = [*project["dependencies"], *(line for extra in LOCKED_EXTRAS for line in extras[extra])]
+    lock = walk([*(Requirement(line).name for line in needs), *UNDECLARED, *BUILD])
 
     pins = [f"{name}=={version}" for name, version in lock.items()]
-    rest = [pin for pin in pins if pin != f"{TORCH}=={lock[TORCH]}"]
-    (ROOT / "requirements.lock").write_text(LOCK_HEAD + hashed(rest))
+    without_torch = [pin for pin in pins if pin != f"{TORCH}=={lock[TORCH]}"]
+    (ROOT / "requirements.lock").write_text(LOCK_HEAD + hashed(without_torch))
     (ROOT / "requirements-torch.lock").write_text(f"{TORCH_HEAD}{TORCH}=={lock[TORCH]}\n")
 
     site = walk([Requirement(line).name for line in extras["site"]])
-    beside = [f"{name}=={version}" for name, version in site.items() if name not in lock]
-    (ROOT / "requirements-site.lock").write_text(SITE_HEAD + hashed(beside))
+    of_site = [f"{name}=={version}" for name, version in site.items() if name not in lock]
+    (ROOT / "requirements-site.lock").write_text(SITE_HEAD + hashed(of_site))
 
     conda = [CERTIFI if pin.startswith("certifi==") else pin for pin in pins]
     conda += [f"{requirement}  # GPU" for requirement in extras["gpu"]]
@@ -147,8 +138,8 @@ def main() -> None:
     page = ROOT / "docs" / "licences.md"
     head, begin, _ = page.read_text().partition("| licence | packages |\n")
     page.write_text(head + (licences(list(lock)) if begin else ""))
-    print(f"requirements.lock: {len(rest)} packages, requirements-site.lock: {len(beside)}")
-    print(f"environment.yml: {len(conda)}")
+    print(f"requirements.lock: {len(without_torch)} packages")
+    print(f"requirements-site.lock: {len(of_site)}, environment.yml: {len(conda)}")
 
 
 if __name__ == "__main__":
