@@ -26,7 +26,7 @@ _SETTINGS = {
     r"push_to_hub\w*|hub_\w+|\w+_hub_repo|trackio_\w+|report_to|deepspeed": _SENDS,
     r"vllm_server_(base_url|host)": _SENDS,
 }
-#: Their values that do nothing of it.
+#: Values with which none of these settings runs or sends anything.
 _HARMLESS: tuple[Any, ...] = (
     *(None, False, "", [], {}),
     *("none", ["none"], "tensorboard", ["tensorboard"]),
@@ -48,30 +48,31 @@ def agree(yes: bool) -> None:
     _agreed = yes
 
 
-def requests(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what merged settings of a profile, below the dotted key ``place``, ask consent for.
+def requests(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield a name and what it does for each part of a profile that needs consent.
 
-    A name, and what it does: "mine:judge" runs code, "rl.push_to_hub" sends data.
+    "mine:judge" runs code, "rl.push_to_hub" sends data. ``prefix`` begins the dotted keys.
     """
     for key, value in settings.items():
-        here = f"{place}{key}"
+        full_key = f"{prefix}{key}"
         if key in _NAMING and isinstance(value, str) and re.fullmatch(CODE, value):
             yield value, "is code that it runs"
         for pattern, does in _SETTINGS.items():
-            last = str(key).rpartition(".")[2]  # below ``vary`` keys are dotted
+            last = str(key).rpartition(".")[2]  # below ``vary`` keys are full_key
             if re.fullmatch(pattern, last) and value not in _HARMLESS:
-                yield here, does
+                yield full_key, does
         if key == "vllm" and isinstance(value, Mapping):
             for name in value.keys() - {*_VLLM, "trust_remote_code"}:
-                yield f"{here}.{name}", "may name code for vLLM to import"
+                yield f"{full_key}.{name}", "may name code for vLLM to import"
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, Mapping):
-                yield from requests(inner, f"{here}.")
+                yield from requests(inner, f"{full_key}.")
 
 
 def require(name: str, does: str) -> None:
-    """Ask for consent to what :func:`requests` yields, once in a process and what it starts;
-    SageError where nobody consents."""
+    """Ask the user for consent to one name of :func:`requests`; SageError without consent.
+
+    This process, and those that it starts, ask for each name once."""
     name = visible(name).replace(",", ";")  # a comma would be consent to two names
     trusted = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
     if name in trusted:
@@ -104,8 +105,9 @@ def require_all(settings: Mapping[str, Any]) -> None:
 
 
 def imported(name: str, kind: str) -> Any:
-    """Return what a profile names, "module:attribute", once its user consents; nothing of it runs
-    before. SageError without consent, and where no ``kind``, such as a judge, has this name."""
+    """Import what a profile names as "module:attribute", after its user has consented.
+
+    SageError without consent, and where no ``kind``, such as a judge, has this name."""
     require(name, "is code that it runs")
     try:
         return pkgutil.resolve_name(name)

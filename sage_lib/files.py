@@ -19,7 +19,7 @@ from sage_lib.errors import SageError
 #: where a folder should be.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 _DISK |= {errno.ENOTDIR, errno.EEXIST}
-#: How what is lacking is made again. Only reproduce would put aside what was made.
+#: How a user makes again what is lacking. Without --resume reproduce begins anew.
 AGAIN = "the same command makes it again (reproduce: with --resume)"
 _REMEDY = (
     "what was made is kept: free some space or make the folder writable, or set SAGE_BUILD and "

@@ -63,7 +63,7 @@ def rl_training(run: Run) -> dict[str, Any]:
         part["rollouts"] = {key: profile.rl[key] for key in ROLLOUTS}
         return {**part, "reward": method.reward, "seed": run.seed}
     part["rl"] = _learning(training.rl)
-    # How a method is shown teaches it nothing; nor does a form of the KL where there is none.
+    # Labels change nothing that is learned, nor does a form of the KL where beta is 0.
     kl_form = method.kl_form if part["rl"]["beta"] else "k3"
     unlearned: dict[str, Any] = {"label": "", "family": "main", "rl": {}}
     unlearned |= {"lora": True, "seeds": None}

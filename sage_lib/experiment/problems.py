@@ -78,8 +78,10 @@ def load(data: Data, exclude: frozenset[str] = frozenset()) -> list[Problem]:
 
 
 def held_out(profile: Profile, data: Data | None) -> frozenset[str]:
-    """Return the evaluation's questions that the training set ``data`` could otherwise draw: of
-    sets of its name and of files, or of all sets where training is on a file."""
+    """Return the questions of evaluation that the training set ``data`` must not draw.
+
+    They are of the evaluation's data sets with the same name, and of its files. Where training is
+    on a file, they are of all data sets."""
     if data is None:
         return frozenset()
     sets = profile.evaluation.data

@@ -22,6 +22,8 @@ from sage_lib.paths import ROOT
 PACKAGES = "torch transformers trl peft datasets accelerate unsloth unsloth_zoo math-verify numpy"
 KEYS = {"stage", "profile", "fingerprint", "seed", "settings", "revision", "versions"}
 KEYS |= {"machine", "seconds", "peak_memory_gb", "finished"}
+#: Keys of the section ``collapsed``, which the record of a collapsed run has.
+COLLAPSED = {"step", "reason"}
 #: What a run measures and draws is its result: it does not count as a change of the code.
 RESULTS = (":!data/published", ":!figures")
 
@@ -29,8 +31,8 @@ RESULTS = (":!data/published", ":!figures")
 @functools.cache
 def revision() -> str:
     """Return the commit of this checkout, with "+changes" when tracked files differ from it;
-    "unknown" outside git. It is that of the first call: later ones may find another commit than
-    the code that this process has read."""
+    "unknown" outside git. Later calls repeat the first answer: the checkout may change, and the
+    code that this process has read does not."""
 
     def git(*words: str) -> str:
         command = ("git", "-C", str(ROOT), *words)
@@ -96,19 +98,22 @@ class Record:
 
 def load(path: Path) -> dict[str, Any]:
     """Read a run record; SageError for a damaged one."""
-    record = read_json(path)
-    known: dict[str, Any] = record if isinstance(record, dict) else {}
-    collapsed = known.get("collapsed") or {"step", "reason"}
-    whole = set(known) >= KEYS and {"step", "reason"} <= set(collapsed)
-    if not whole or not isinstance(known["seconds"], (int, float)):
+    record: dict[str, Any] = read_json(path)
+    is_whole = (
+        isinstance(record, dict)
+        and {*record} >= KEYS
+        and {*(record.get("collapsed") or COLLAPSED)} >= COLLAPSED
+        and isinstance(record["seconds"], (int, float))
+    )
+    if not is_whole:
         raise SageError(
             f"run record {path.parent.name}/{path.name} is damaged: delete it, and {AGAIN}"
         )
-    return known
+    return record
 
 
 def require_whole(path: Path) -> None:
-    """Raise SageError for a file that is not of the size that its record says."""
+    """Raise SageError for a file whose size differs from the one in its record."""
     record = path.with_name("record.json")
     sizes = load(record).get("sizes", {}) if record.is_file() else {}
     if path.name in sizes and path.stat().st_size != sizes[path.name]:

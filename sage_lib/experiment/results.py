@@ -86,8 +86,8 @@ class Results:
 
     def label(self, method: str) -> str:
         """Return a method's name in tables; a key that the profile does not have stays."""
-        known = method == BASE or method in self.profile.methods
-        return self.profile.label(method) if known else method
+        has_label = method == BASE or method in self.profile.methods
+        return self.profile.label(method) if has_label else method
 
     def base_of(self, rows: pd.DataFrame) -> pd.Series:
         """Return the profile whose base each row's run began with."""
@@ -110,9 +110,8 @@ class Results:
 
     def require(self, *families: str) -> None:
         """Raise SageError where the profile has no methods of one of these families."""
-        there = {method.family for method in self.profile.methods.values()}
-        lacking = [family for family in families if family not in there]
-        if lacking:
+        profile_families = {method.family for method in self.profile.methods.values()}
+        if lacking := [family for family in families if family not in profile_families]:
             raise SageError(
                 f"{self.name} has no methods of the family {lacking[0]}, which this notebook "
                 'shows: set profile = "study"'
@@ -134,8 +133,8 @@ class Results:
                     f"with seed {seed}, which would count as one: give one of them other seeds"
                 )
             frames.append(rows.assign(run=f"{name_beside}/" + rows["run"]) if len(rows) else rows)
-        there = [frame for frame in frames if len(frame)]
-        return pd.concat(there, ignore_index=True) if there else pd.DataFrame()
+        with_rows = [frame for frame in frames if len(frame)]
+        return pd.concat(with_rows, ignore_index=True) if with_rows else pd.DataFrame()
 
     def stored(self, name: str) -> pd.DataFrame:
         """Return a frame as it lies in the folder of this profile alone; it may be empty."""
@@ -197,10 +196,10 @@ def _ordered(rows: pd.DataFrame, profile: Profile) -> pd.DataFrame:
     rows = rows[[*RUN, *rows.columns.drop(RUN)]].astype({"seed": "Int64"})
     methods = {m: sorted(profile.seeds_of(m)) for m in profile.methods}
     pairs = [(BASE, -1), *((m, seed) for m, seeds in methods.items() for seed in seeds)]
-    rank = {pair: place for place, pair in enumerate(pairs)}
+    rank_of = {pair: rank for rank, pair in enumerate(pairs)}
     row_pairs = zip(rows["method"], rows["seed"].fillna(-1), strict=True)
-    places = pd.Series([rank.get(pair) for pair in row_pairs], index=rows.index, dtype=float)
-    ordered = places.dropna().sort_values(kind="stable").index
+    ranks = pd.Series([rank_of.get(pair) for pair in row_pairs], index=rows.index, dtype=float)
+    ordered = ranks.dropna().sort_values(kind="stable").index
     return rows.loc[ordered].reset_index(drop=True)
 
 
@@ -224,17 +223,18 @@ def joined(frames: dict[str, pd.DataFrame], published: Results) -> dict[str, pd.
 
     A run is known by its stage in `runs`, and by its name in the frames of one stage.
     """
-    whole_frames = {}
+    joined_frames = {}
     for name in FRAMES:
-        local, before = frames.get(name, pd.DataFrame()), published.stored(name)
-        if len(local) and len(before):
+        own_rows, published_rows = frames.get(name, pd.DataFrame()), published.stored(name)
+        if len(own_rows) and len(published_rows):
             keys = ["run", "stage"] if name == "runs" else ["run"]
-            here = pd.MultiIndex.from_frame(local[keys])
-            before = before[~pd.MultiIndex.from_frame(before[keys]).isin(here)]
-        if len(local) or len(before):
-            whole = pd.concat([part for part in (local, before) if len(part)], ignore_index=True)
-            whole_frames[name] = _ordered(whole, published.profile)
-    return whole_frames
+            own_runs = pd.MultiIndex.from_frame(own_rows[keys])
+            published_runs = pd.MultiIndex.from_frame(published_rows[keys])
+            published_rows = published_rows[~published_runs.isin(own_runs)]
+        if with_rows := [frame for frame in (own_rows, published_rows) if len(frame)]:
+            rows = pd.concat(with_rows, ignore_index=True)
+            joined_frames[name] = _ordered(rows, published.profile)
+    return joined_frames
 
 
 def write(
@@ -261,11 +261,10 @@ def _gathered(
 ) -> pd.DataFrame:
     """Read a frame from the folders of finished runs: those that hold a record."""
     stages, file = FRAMES[name]
-    parts = []
+    frames = []
     for stage in stages:
-        folders = [root / stage, *sorted((root / stage).glob("*/"))]
-        for folder in (place for place in folders if (place / "record.json").is_file()):
-            if only is not None and folder not in only:
+        for folder in [root / stage, *sorted((root / stage).glob("*/"))]:
+            if not (folder / "record.json").is_file() or (only is not None and folder not in only):
                 continue
             path = folder / file if (folder / file).is_file() else folder / f"{file}.gz"
             if not path.is_file():
@@ -279,8 +278,8 @@ def _gathered(
                     f"{AGAIN}"
                 ) from None
             named = pd.DataFrame([_names(folder)] * len(rows), columns=RUN, index=rows.index)
-            parts.append(pd.concat([named.astype({"seed": "Int64"}), rows], axis=1))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+            frames.append(pd.concat([named.astype({"seed": "Int64"}), rows], axis=1))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 def _names(folder: Path) -> tuple[str, str, int | None]:
@@ -363,7 +362,7 @@ def _every_step(log: pd.DataFrame) -> pd.DataFrame:
     """Repeat the blocks of thinned step logs, so that each step has a row."""
     if "steps" not in log:
         return log
-    whole = log.loc[log.index.repeat(log["steps"].fillna(1).astype(int))].reset_index(drop=True)
-    blocks = whole["steps"].notna()
-    number = whole.groupby("run").cumcount() + 1
-    return whole.assign(step=number.where(blocks, whole["step"])).drop(columns="steps")
+    rows = log.loc[log.index.repeat(log["steps"].fillna(1).astype(int))].reset_index(drop=True)
+    is_of_block = rows["steps"].notna()
+    number = rows.groupby("run").cumcount() + 1
+    return rows.assign(step=number.where(is_of_block, rows["step"])).drop(columns="steps")

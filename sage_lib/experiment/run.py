@@ -121,8 +121,8 @@ class Run:
         """Write the record, and last of all the mark that makes the stage done."""
         files = [path for path in sorted(self.measured.iterdir()) if path != self.record]
         sizes = {path.name: path.stat().st_size for path in files if path.is_file()}
-        more = {"made_from": canonical(self.made_from), **extra}
-        written = record.finish(self.record, **more, sizes=sizes)
+        extra = {"made_from": canonical(self.made_from), **extra, "sizes": sizes}
+        written = record.finish(self.record, **extra)
         write_text(self.build / "done", self.fingerprint)
         return written
 
@@ -144,8 +144,10 @@ class Run:
         write_text(self.build / "fingerprint", self.build_fingerprint)
 
     def made_below(self) -> Run | None:
-        """Return the same base or policy as a profile below made it: one that a variant changes
-        (smoke, of "smoke+rl.beta=0.2"), or that a file extends (paper, of paper_losses)."""
+        """Return a finished run of the same fingerprint that a profile below has made.
+
+        A profile below is one that a variant changes (smoke, of "smoke+rl.beta=0.2"), or that a
+        file extends (paper, of paper_losses)."""
         for name in names_below(self.profile):
             build, measured = paths.build(name), paths.measured(name)
             for mark in sorted(build.glob("rl/*/done" if self.policy else "sft/done")):

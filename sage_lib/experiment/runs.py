@@ -1,4 +1,4 @@
-"""The stages in one table, the runs of a profile, and what one run has to do with another."""
+"""The stages in one table, and the runs of a profile: their names, and which run needs which."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _new_run(profile: Profile, stage: str, place: str, name: str, **more: Any) -
 
 
 def _on(policy: Run, stage: str, alone: bool = False) -> Run:
-    """Return the run of a stage that measures a policy, ``alone`` where the stage has one run."""
+    """Return the run of a stage that measures a policy; ``alone``: the stage has no other run."""
     short = "eval" if stage == "evaluation" else stage
     place, name = (stage, stage) if alone else (f"{stage}/{policy.name}", f"{short}-{policy.name}")
     more = {"method": policy.method, "seed": policy.seed, "policy": policy}

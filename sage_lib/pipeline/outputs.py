@@ -1,8 +1,8 @@
 """The notebooks as they are committed: with the outputs of a run on the published results.
 
-What is stored has no paths, times, progress bars or names of objects in memory. Pictures are not
-compared: another processor may round the last digit of a curve. Of the text every word is, and
-every number to one unit of its last printed digit, but for cells with the tag ``trained``.
+Stored outputs have no paths, times, progress bars or names of objects in memory. A check compares
+their words, and their numbers to one unit of the last printed digit. It does not compare pictures,
+in which another processor may round otherwise, nor the cells with the tag ``trained``.
 """
 
 import argparse
