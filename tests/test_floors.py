@@ -73,8 +73,8 @@ READERS |= {"evaluation.metrics", "pipeline.plan", "pipeline.stages", "policy.to
         "from sage_lib import BranchGuide, TokenGuide, RandomGuide, compose, GuideInputs",
         "from sage_lib import Verifier, last_answer, accuracy_reward, load_profile, SageError",
         "from sage_lib.experiment import results; results.load_results('smoke').steps",
-        "import sys; from sage_lib.experiment import runs; "
-        "runs.every_run(runs.load_profile('study')); assert 'pandas' not in sys.modules",
+        "import sys; from sage_lib import load_profile; from sage_lib.experiment import runs; "
+        "runs.every_run(load_profile('study')); assert 'pandas' not in sys.modules",
         "from sage_lib.pipeline import cli; cli.main(['dry-run', '--profile', 'paper'])",
     ],
 )

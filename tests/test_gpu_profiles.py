@@ -107,13 +107,12 @@ def test_a_kept_adapter_is_the_merged_model(folder):
     profile = to_the_end("one_gpu", folder)
     whole = load_profile(f"{profile.spec}+compute.keep_adapter=false")
     base = runs.sft_run(whole)
-    forks.finish("sage_lib.pipeline.stages", "sft", "--profile", whole.spec, "--run", "sft")
+    forks.finish(*forks.stage(whole, "sft", "sft"))
     assert base.weights == runs.sft_run(profile).weights
     run = runs.rl_run(whole, "grpo_branch", 3407)
-    words = ("rl", "--profile", whole.spec, "--run", run.name)
     kept = runs.rl_run(profile, "grpo_branch", 3407)
     (kept.build / "done").rename(kept.build / "aside")  # or it would be taken
-    forks.finish("sage_lib.pipeline.stages", *words)
+    forks.finish(*forks.stage(whole, "rl", run.name))
     (kept.build / "aside").rename(kept.build / "done")
     saved = load_file(run.model / "model.safetensors")
     size = sum(file.stat().st_size for file in kept.model.glob("*.safetensors"))
@@ -137,7 +136,7 @@ def test_vllm_has_a_gpu_for_itself(folder, monkeypatch):
 
     profile = load_profile(f"{to_the_end('one_gpu', folder).spec}+evaluation.engine=vllm")
     for stage, run in (("sft", "sft"), ("rl", "grpo-s3407")):
-        forks.finish("sage_lib.pipeline.stages", stage, "--profile", profile.spec, "--run", run)
+        forks.finish(*forks.stage(profile, stage, run))
     policy, told = runs.rl_run(profile, "grpo", 3407), []
     load = evaluate.loading.load
     monkeypatch.setattr(
@@ -178,7 +177,7 @@ def test_prompts_over_the_limit_are_left_out_and_counted(folder, capsys):
     file.write_text(f"name: long\nextends: {profile.name}.yaml\nrl_data: {data}\n")
     mine = load_profile(file)
     for stage, run in (("sft", "sft"), ("rl", "grpo-s3407")):
-        forks.finish("sage_lib.pipeline.stages", stage, "--profile", str(file), "--run", run)
+        forks.finish(*forks.stage(mine, stage, run))
     run = runs.rl_run(mine, "grpo", 3407)
     record = records.load(run.record)
     assert (record["prompts"], record["too_long"]) == (7, 1)

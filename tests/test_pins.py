@@ -48,7 +48,8 @@ if name == "sft":
 else:
     from sage_lib.training.rl import train
 from sage_lib.experiment import runs
-profile = runs.load_profile(file)
+from sage_lib.experiment.profile import load_profile
+profile = load_profile(file)
 run = runs.sft_run(profile) if name == "sft" else runs.rl_run(profile, name, 3407)
 run.prepare()
 print("weights", train(runs.STAGES[run.stage].gets(run), run)["weights"])

@@ -20,7 +20,8 @@ from sage_lib import files
 from sage_lib.errors import SageError
 from sage_lib.experiment import records, runs
 from sage_lib.experiment.problems import rl_problems, sft_rows
-from sage_lib.experiment.profile import Rft, load_profile
+from sage_lib.experiment.profile import load_profile
+from sage_lib.experiment.settings import Rft
 from sage_lib.policy import loading, sampling
 from sage_lib.tasks import countdown, filters, knights_knaves
 

@@ -11,6 +11,7 @@ from sage_lib.algorithm import token_probabilities as probs
 from sage_lib.algorithm.guides import GuideInputs
 from sage_lib.evaluation import groups
 from sage_lib.experiment import problems, runs
+from sage_lib.experiment.made_from import TRACED
 from sage_lib.experiment.profile import Profile
 from sage_lib.experiment.runs import Run
 from sage_lib.files import append_line, write_json
@@ -54,13 +55,13 @@ def trace_guides(profile: Profile, run: Run) -> dict:
     each threshold, and the "kept_mass" that min-p sampling leaves.
     """
     drawer = groups.Drawer(profile, run)
-    for name in runs.TRACED:
+    for name in TRACED:
         runs.require_entropies(profile, profile.guide_choice(name))
     seed, traced = profile.seeds[0] if run.seed is None else run.seed, profile.evaluation.traced
     sizes = {"method": run.method, "problems": traced, "completions": COMPLETIONS}
     record = run.begin(seed, sizes)
     ref_model, _ = loading.load(profile.model, runs.sft_run(profile).model)
-    guides = {name: runs.guide_of(profile, profile.guide_choice(name)) for name in runs.TRACED}
+    guides = {name: runs.guide_of(profile, profile.guide_choice(name)) for name in TRACED}
     run.samples.unlink(missing_ok=True)
     generator = torch.Generator().manual_seed(seed)
     entropies, surprisals, masses = [], [], []

@@ -28,12 +28,10 @@ from sage_lib.algorithm.kl_forms import build_kl_form
 from sage_lib.errors import SageError
 from sage_lib.experiment import settings as kinds
 from sage_lib.experiment.checked import digest
-from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Method, Model, Profile, Rft
+from sage_lib.experiment.settings import BASE, ROLLOUTS, Data, Method, Model, Profile
 from sage_lib.paths import PROFILES, SHARED
 from sage_lib.tasks.table import TASKS, make_task
 from sage_lib.validation import below, default_of, make, rename_key, unknown
-
-__all__ = ["BASE", "Data", "Method", "Model", "Profile", "Rft", "digest", "load_profile"]
 
 #: How a changed setting begins, as in "rl.beta=0.2".
 CHANGE = r"[A-Za-z_][\w.-]*="

@@ -14,12 +14,9 @@ from sage_lib.algorithm.guide_choices import build_guide, needs_entropies
 from sage_lib.algorithm.guides import Guide
 from sage_lib.errors import SageError
 from sage_lib.experiment import made_from as parts
-from sage_lib.experiment.made_from import TRACED
-from sage_lib.experiment.profile import BASE, Method, Profile, load_profile
-from sage_lib.experiment.run import Run, put_aside
+from sage_lib.experiment.profile import BASE, Method, Profile
+from sage_lib.experiment.run import Run
 from sage_lib.files import read_json
-
-__all__ = ["TRACED", "Run", "load_profile", "put_aside"]
 
 #: Why the stage replay refuses a backend.
 NOT_WATCHED = (

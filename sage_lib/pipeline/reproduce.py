@@ -15,7 +15,8 @@ import pandas as pd
 from sage_lib import paths
 from sage_lib.errors import SageError
 from sage_lib.experiment.profile import Profile
-from sage_lib.experiment.runs import STAGES, put_aside
+from sage_lib.experiment.run import put_aside
+from sage_lib.experiment.runs import STAGES
 from sage_lib.files import is_locked
 from sage_lib.pipeline import arguments, compare, jobs, notebooks, plan, stages
 
