@@ -139,8 +139,8 @@ def home(readme: str) -> str:
         for caption, pages in contents.items()
     ]
     words, fence, commands = on_site(screen).partition("```\n")
-    words, _, where = words.rstrip().rpartition("\n\n")  # the line above the commands
-    first = f"{words}\n{LIVE}## Try it\n\n{where}\n\n{fence}{commands}"
+    words, _, heading = words.rstrip().rpartition("\n\n")  # the line above the commands
+    first = f"{words}\n{LIVE}## Try it\n\n{heading}\n\n{fence}{commands}"
     return _IN_INTERVAL.sub("\N{NO-BREAK SPACE}", first) + read_on + "".join(trees)
 
 
@@ -250,8 +250,8 @@ def equation_page() -> str:
     """Equation -> the modules, classes and functions whose docstrings name it."""
     found: dict[tuple[str, int], list[str]] = defaultdict(list)
     for path in sorted((paths.ROOT / "sage_lib").rglob("*.py")):
-        place = path.relative_to(paths.ROOT).with_suffix("")
-        module = ".".join(part for part in place.parts if part != "__init__")
+        names = path.relative_to(paths.ROOT).with_suffix("").parts
+        module = ".".join(name for name in names if name != "__init__")
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 name = getattr(node, "name", "")

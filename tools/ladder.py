@@ -113,12 +113,12 @@ def tables(profile: Profile, prompts: list[Problem]) -> Iterator[tuple]:
             if has_kl:
                 rho = float(np.log(right / wrong)) if guided else 0.0
                 yield (1, "optimum", arm, *name, ladder.optimum_success(p, beta, group, rho))
-                rest = ladder.k3_rest(tree, reward, log_ref, beta, group, used)
-                yield (2, "fixed point", arm, *name, success(tree, rest, reward))
-            for kind, (updates, rate) in TABLES.items():
+                fixed_point = ladder.k3_rest(tree, reward, log_ref, beta, group, used)
+                yield (2, "fixed point", arm, *name, success(tree, fixed_point, reward))
+            for length, (updates, rate) in TABLES.items():
                 arguments = (tree, reward, log_ref, beta * has_kl, group, [updates], rate, seed)
                 [ended] = ladder.trained_table(*arguments, used)
-                yield (3, kind, arm, *name, success(tree, ended, reward))
+                yield (3, length, arm, *name, success(tree, ended, reward))
 
 
 def success(tree: Tree, log_pi: torch.Tensor, reward: torch.Tensor) -> float:
@@ -164,8 +164,8 @@ def networks(profile: Profile, prompts: list[Problem], held_out: list[Problem]) 
                 if on == "its prompts" and rung == 7 and rows != 64:
                     continue
                 for problem, p in zip(asked, exact(model, tokenizer, asked), strict=True):
-                    place = 6 if rung < 7 and on == "held out" else rung
-                    yield (place, policy, arm, seed, on, problem.dataset, problem.id, p)
+                    row_rung = 6 if rung < 7 and on == "held out" else rung
+                    yield (row_rung, policy, arm, seed, on, problem.dataset, problem.id, p)
 
 
 def exact(
@@ -198,10 +198,10 @@ def main() -> None:
     prompts, held_out = problems.rl_problems(profile)[: options.prompts], mixed(profile)
     base = runs.finished(profile, runs.sft_run(profile))
     model, tokenizer = loading.load(profile.model, base.model)
-    known = pd.read_csv(options.out) if options.out.exists() else pd.DataFrame(columns=COLUMNS)
-    known = known[(known["rung"] <= 3) & (known["on"] == "its prompts")]
-    if known["problem"].nunique() == len(prompts):
-        rows = list(known.itertuples(index=False, name=None))
+    stored = pd.read_csv(options.out) if options.out.exists() else pd.DataFrame(columns=COLUMNS)
+    stored = stored[(stored["rung"] <= 3) & (stored["on"] == "its prompts")]
+    if stored["problem"].nunique() == len(prompts):
+        rows = list(stored.itertuples(index=False, name=None))
     else:
         rows = list(tables(profile, prompts))
         made = pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, float_format="%.6g")

@@ -205,8 +205,8 @@ def of_run(spec: str, profile: Profile, method: str, seed: int) -> dict[str, obj
         return None
     p = of_problems["p"].to_numpy()
     at_256 = exact_pass_at_k(p, [256]).mean()
-    more = {"pass@1": p.mean(), "pass@256": at_256, "logit": logit(p).mean()}
-    return {"base": spec, "method": method, "seed": seed, "problems": len(p), **more}
+    means = {"pass@1": p.mean(), "pass@256": at_256, "logit": logit(p).mean()}
+    return {"base": spec, "method": method, "seed": seed, "problems": len(p), **means}
 
 
 def of_guides() -> None:
@@ -272,8 +272,8 @@ def judged() -> pd.DataFrame | None:
         return None
     gaps = pd.DataFrame({form: logits[a] - logits[b] for form, (a, b) in PAIRS.items()}).dropna()
     names = {block.profile for block in load_grid("law")}
-    whole = names == set(gaps.index.get_level_values("base")) <= set(bases.index)
-    return slopes(gaps, bases["log_rho"]) if whole else None
+    is_whole = names == set(gaps.index.get_level_values("base")) <= set(bases.index)
+    return slopes(gaps, bases["log_rho"]) if is_whole else None
 
 
 def slopes(gaps: pd.DataFrame, log_rho: pd.Series) -> pd.DataFrame:

@@ -106,15 +106,15 @@ def _claim_rows(file: str) -> Iterator[tuple[str, str, str]]:
     by_claim = outcomes.claim_outcomes(claims, compared).set_index("claim")["outcome"]
     numbers = outcomes.readable(compared, results)["difference"]
     for claim in claims.claims:
-        place = claim.source
-        if place.startswith(("Table", "Figure", "Appendix")):
-            place = f"{paper}, {place}"
+        source = claim.source
+        if source.startswith(("Table", "Figure", "Appendix")):
+            source = f"{paper}, {source}"
         tested = [
             f'{escape(_words(results, row))}: <span class="number">{numbers[row.Index]}</span>'
             for row in compared[compared["claim"] == claim.claim].itertuples()
         ] or ["nothing"]
         outcome = str(by_claim[claim.claim])
-        row = _row(claim.statement, outcome, tested, place, notebooks[claim.question])
+        row = _row(claim.statement, outcome, tested, source, notebooks[claim.question])
         yield claim.by, outcome, row
 
 

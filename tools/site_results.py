@@ -70,6 +70,8 @@ BESIDE = {
     "smollm_paper": ("SmolLM2, from true demonstrations", "SmolLM2 (true)", "a_model_that_reads"),
     "smoke": ("Smoke: make reproduce, in minutes", "smoke", "grpo_and_sage"),
 }
+#: Fields of a method that stand elsewhere on the page.
+SHOWN_APART = ("label", "family", "seeds")
 DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "10 3 2 3"}
 RUNS_PAGE = """\
 # Run browser
@@ -208,25 +210,25 @@ def _methods(results: Results) -> Iterator[dict[str, Any]]:
 def _settings(method: Method, run: pd.Series) -> str:
     """What a method was trained with: "beta 0.2, learning rate 0.001, 200 steps; reward: valid"."""
     common = {"loss": "loss_type", "beta": "beta", "learning rate": "learning_rate"}
-    known = [f"{name} {run[key]}" for name, key in common.items() if not pd.isna(run[key])]
+    settings = [f"{name} {run[key]}" for name, key in common.items() if not pd.isna(run[key])]
     if not pd.isna(run["max_steps"]):
-        known.append(f"{run['max_steps']:.0f} steps")
+        settings.append(f"{run['max_steps']:.0f} steps")
     named = {*common.values(), "max_steps"}
-    fields = {one.name: one for one in dataclasses.fields(Method)}
-    own = {key: getattr(method, key) for key in fields if key not in ("label", "family", "seeds")}
-    own["rl"] = {key: value for key, value in method.rl.items() if key not in named}
-    changed = {key: value for key, value in own.items() if value not in (fields[key].default, {})}
+    fields = {field.name: field for field in dataclasses.fields(Method)}
+    values = {key: getattr(method, key) for key in fields if key not in SHOWN_APART}
+    values["rl"] = {key: value for key, value in method.rl.items() if key not in named}
+    changed = {key: v for key, v in values.items() if v not in (fields[key].default, {})}
     words = [f"{key.replace('_', ' ')}: {_plain(value)}" for key, value in changed.items()]
-    return "; ".join([", ".join(known), *words])
+    return "; ".join([", ".join(settings), *words])
 
 
 def _plain(value: Any) -> str:
     """A setting without the signs of Python."""
     if not isinstance(value, dict):
         return str(value)
-    first = [str(value["name"])] if "name" in value else []
-    rest = [f"{key} {_plain(part)}" for key, part in value.items() if key != "name"]
-    return ", ".join(part.replace("_", " ") for part in [*first, *rest])
+    words = [str(value["name"])] if "name" in value else []
+    words += [f"{key} {_plain(inner)}" for key, inner in value.items() if key != "name"]
+    return ", ".join(word.replace("_", " ") for word in words)
 
 
 def _outline(marker: str) -> str:

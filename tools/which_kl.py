@@ -16,9 +16,9 @@ PAGE = ROOT / "docs" / "which_kl.md"
 def page() -> str:
     """The page's text with the fixed points as a table."""
     numbers = kl_forms.fixed_points().set_index("form")
-    shown = numbers.map(lambda number: "-" if number != number else f"{number:.4f}").reset_index()
-    shown.columns = ["form", "right", "rare right", "right, guided", "rare right, guided"]
-    return readme.filled(PAGE.read_text(), "fixed points", readme.markdown(shown))
+    table = numbers.map(lambda number: "-" if number != number else f"{number:.4f}").reset_index()
+    table.columns = ["form", "right", "rare right", "right, guided", "rare right, guided"]
+    return readme.filled(PAGE.read_text(), "fixed points", readme.markdown(table))
 
 
 def main() -> None:
