@@ -309,7 +309,9 @@ def build(site: Path) -> None:
         target = site / "_static" / "mathjax" / part
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if have.is_dir() else shutil.copy)(have, target)
-    write_text(site / "_static" / "runs_data.js", site_results.run_script())
+    # A page that is opened as a file may fetch nothing: the runs are JSON behind a name.
+    runs = json.dumps(site_results.run_data(), separators=(",", ":"))
+    write_text(site / "_static" / "runs_data.js", f"const RUNS = {runs};\n")
 
 
 def main() -> None:

@@ -246,8 +246,3 @@ def _lists(frame: pd.DataFrame) -> dict[str, list[float | None]]:
         name: [None if pd.isna(value) else float(f"{value:.4g}") for value in column]
         for name, column in frame.items()
     }
-
-
-def run_script() -> str:
-    """The runs as JSON behind a name, since a page that is opened as a file may fetch nothing."""
-    return f"const RUNS = {json.dumps(run_data(), separators=(',', ':'))};\n"
