@@ -16,7 +16,7 @@ from sage_lib.text import count, ranges, table, visible
 #: How many unreadable lines are printed; unreadable.csv and the JSON have all.
 MOST_LINES = 10
 #: How many differences from an expected result are printed.
-MOST_PLACES = 3
+MOST_DIFFERENCES = 3
 TO_TELL = ("detectable", "problems_to_tell", "seeds_to_tell", "samples_to_tell")
 BOUNDS = ("low", "high", "band_low", "band_high")
 COLUMNS = ("what", "policy", "against", "k", "value", *BOUNDS, "seeds", "problems", "samples")
@@ -50,9 +50,9 @@ def run_pass_at_k(options: argparse.Namespace) -> None:
     if sum(sample_files.STDIN in word.split("=")[-1:] for word in words) > 1:
         raise SageError("the standard input is read once: give the other policy as a file")
     choices = options.metric, options.filter, options.threshold
-    sides = [read_policy(word, *choices) for word in words]
-    compared = bool(options.against) or len(sides) == 2
-    result = passk_comparison.report(sides, options.ks, compared)
+    policies = [read_policy(word, *choices) for word in words]
+    compared = bool(options.against) or len(policies) == 2
+    result = passk_comparison.report(policies, options.ks, compared)
     stored = {**result, "sage_companion": sage_lib.__version__}
     if options.json:
         print(json.dumps(stored, indent=1, allow_nan=False))
@@ -73,17 +73,18 @@ def _expect(result: dict[str, Any], path: Path) -> None:
         expected = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SageError(f"--expect {path} cannot be read ({error}): --json writes it") from None
-    places = passk_comparison.differing(json.loads(json.dumps(result)), expected)
-    if places:
-        more = f"; and {len(places) - MOST_PLACES} more" if len(places) > MOST_PLACES else ""
-        first = "; ".join(places[:MOST_PLACES])
-        raise SageError(f"the result is not the one in {path.name}: {first}{more}")
+    differences = passk_comparison.differing(json.loads(json.dumps(result)), expected)
+    if differences:
+        sentences = differences[:MOST_DIFFERENCES]
+        if len(differences) > MOST_DIFFERENCES:
+            sentences.append(f"and {len(differences) - MOST_DIFFERENCES} more")
+        raise SageError(f"the result is not the one in {path.name}: {'; '.join(sentences)}")
 
 
 def described(result: dict[str, Any], all_ks: bool) -> str:
     """Return a result as text: the files, the curves, and the differences."""
-    files = [file for side in result["policies"] for file in side["files"]]
-    lines = [line for side in result["policies"] for line in side["unreadable"]]
+    files = [file for policy in result["policies"] for file in policy["files"]]
+    lines = [line for policy in result["policies"] for line in policy["unreadable"]]
     first = lines[:MOST_LINES]
     named = [f"  {Path(x['file']).name}, line {x['line']} {x['reason']}" for x in first]
     if len(lines) > MOST_LINES:
@@ -92,17 +93,17 @@ def described(result: dict[str, Any], all_ks: bool) -> str:
     parts += ["\n".join(f"Note: {note}." for note in result["notes"])] if result["notes"] else []
     ks = result["ks"]
     # Of all k only the powers of 2 are printed.
-    places = [i for i, k in enumerate(ks) if all_ks or k & (k - 1) == 0]
+    indices = [i for i, k in enumerate(ks) if all_ks or k & (k - 1) == 0]
     names = ["policy", "k", "pass@k", "low", "high", "seeds", "problems", "samples"]
     rows = []
-    for side in result["policies"]:
-        size = [side[name] for name in names[-3:]]
-        for i in places:
-            bounds = (_shown(side[name][i]) for name in ("pass_at_k", "low", "high"))
-            rows.append([side["policy"], ks[i], *bounds, *size])
+    for policy in result["policies"]:
+        size = [policy[name] for name in names[-3:]]
+        for i in indices:
+            bounds = (_shown(policy[name][i]) for name in ("pass_at_k", "low", "high"))
+            rows.append([policy["policy"], ks[i], *bounds, *size])
     title = "pass@k, the mean over problems, and its 95 % interval"
     parts.append(f"{title}\n{table(names, rows)}")
-    parts += [_difference(pair, ks, places) for pair in result["differences"]]
+    parts += [_difference(pair, ks, indices) for pair in result["differences"]]
     return "\n\n".join(parts)
 
 
@@ -113,7 +114,7 @@ def _file(file: dict[str, Any]) -> str:
     return f"{file['file']}: {file['format']}{metric}, {', '.join(sizes)}"
 
 
-def _difference(pair: dict[str, Any], ks: Sequence[int], places: Sequence[int]) -> str:
+def _difference(pair: dict[str, Any], ks: Sequence[int], indices: Sequence[int]) -> str:
     ours, theirs = pair["policy"], pair["against"]
     size = f"{count(pair['problems'], 'problem')}, {count(pair['seeds'], 'seed')}"
     lines = [f"{ours} minus {theirs}, paired by problem: {size}"]
@@ -121,7 +122,7 @@ def _difference(pair: dict[str, Any], ks: Sequence[int], places: Sequence[int]) 
         if alone:
             lines.append(f"{count(alone, 'problem')} only in {label}, left out")
     names = ["difference", *BOUNDS, *TO_TELL]
-    rows = [[ks[i], *(_shown(pair[name][i], name) for name in names)] for i in places]
+    rows = [[ks[i], *(_shown(pair[name][i], name) for name in names)] for i in indices]
     lines.append(table(["k", *names], rows))
     lines.append("Each interval (low, high) holds with 95 %; the band holds at all k at once.")
     verdicts = [f"better at k = {ranges(pair['gain'])}" if pair["gain"] else ""]
@@ -159,12 +160,12 @@ def _shown(number: float | str | None, name: str = "") -> str:
 def _write(result: dict[str, Any], folder: Path) -> list[Path]:
     """Write the result as CSV, as JSON and as a figure."""
     rows = []
-    for side in result["policies"]:
-        size = {name: side[name] for name in ("seeds", "problems", "samples")}
-        columns = (result["ks"], side["pass_at_k"], side["low"], side["high"])
+    for policy in result["policies"]:
+        size = {name: policy[name] for name in ("seeds", "problems", "samples")}
+        columns = (result["ks"], policy["pass_at_k"], policy["low"], policy["high"])
         for numbers in zip(*columns, strict=True):
             of_k = dict(zip(("k", "value", "low", "high"), numbers, strict=True))
-            rows.append({"what": "pass@k", "policy": side["policy"], **of_k, **size})
+            rows.append({"what": "pass@k", "policy": policy["policy"], **of_k, **size})
     for pair in result["differences"]:
         size = {name: pair[name] for name in ("policy", "against", "seeds", "problems", "samples")}
         for i, k in enumerate(result["ks"]):
@@ -179,7 +180,7 @@ def _write(result: dict[str, Any], folder: Path) -> list[Path]:
     paths = [write_text(folder / "pass_at_k.csv", _csv([*COLUMNS, *TO_TELL], rows))]
     paths.append(write_text(folder / "pass_at_k.json", json.dumps(result, indent=1) + "\n"))
     (folder / "unreadable.csv").unlink(missing_ok=True)  # of an earlier call
-    lines = [line for side in result["policies"] for line in side["unreadable"]]
+    lines = [line for policy in result["policies"] for line in policy["unreadable"]]
     if lines:
         paths.append(write_text(folder / "unreadable.csv", _csv(["file", "line", "reason"], lines)))
     from sage_lib.report import passk_figure  # late: matplotlib takes longer to load than all else
