@@ -58,7 +58,7 @@ def requests(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
         if key in _NAMING and isinstance(value, str) and re.fullmatch(CODE, value):
             yield value, "is code that it runs"
         for pattern, does in _SETTINGS.items():
-            last = str(key).rpartition(".")[2]  # below ``vary`` keys are full_key
+            last = str(key).rpartition(".")[2]  # below ``vary`` keys are dotted
             if re.fullmatch(pattern, last) and value not in _HARMLESS:
                 yield full_key, does
         if key == "vllm" and isinstance(value, Mapping):

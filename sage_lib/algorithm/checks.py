@@ -30,8 +30,12 @@ START_KL = 1e-3
 
 def refusals(trainer: GuidedTrainer) -> Iterator[str]:
     """Yield a sentence for each reason why a trainer's arguments cannot work together."""
-    if trainer.resampling < 0 or trainer.reference_reset < 0:
-        yield "dynamic_sampling and reference_reset are whole numbers; 0 is never"
+    for name, number in (
+        ("dynamic_sampling", trainer.resampling),
+        ("reference_reset", trainer.reference_reset),
+    ):
+        if type(number) is not int or number < 0:  # True would be one round
+            yield f"{name} is a whole number, 0 or more, not {number!r}"
     if trainer.trim_padding and depends_on_width(trainer.model.config):
         yield "trim_padding needs rotary positions that do not follow the longest row of a batch"
     if trainer.beta < 0:
