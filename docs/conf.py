@@ -45,8 +45,8 @@ html_show_sphinx = False
 html_show_copyright = False
 smartquotes_action = "qe"  # no dashes: "--resume" in a sentence is typed as it stands
 html_theme_options = {"navigation_with_keys": True}
-if where := links.repository(links.CITATION.read_text()):
-    link = {"name": "repository", "url": f"https://github.com/{where}", "class": ""}
+if address := links.repository():
+    link = {"name": "repository", "url": f"https://github.com/{address}", "class": ""}
     html_theme_options["footer_icons"] = [{**link, "html": "The repository"}]
 
 # The notebooks' own outputs are shown; nothing runs here.
