@@ -26,6 +26,7 @@ PUBLIC |= {"compare.py": {"own"}, "publish.py": {"own"}, "guide_gain.py": {"aske
 PUBLIC |= {"page.py": {"own"}, "exploration.py": {"kept"}}
 ROOMS = ("", *(f.name for f in (ROOT / "sage_lib").iterdir() if (f / "__init__.py").is_file()))
 FILES = [path for room in ROOMS for path in sorted((ROOT / "sage_lib" / room).glob("*.py"))]
+FILES += [*sorted((ROOT / "tools").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
 
 
 def names(source):

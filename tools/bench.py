@@ -49,14 +49,14 @@ class Turns:
     def run(self, trainers: Sequence[Any]) -> None:
         """Train them all. What the first one raises ends the others, and is raised."""
         with ThreadPoolExecutor(len(trainers)) as pool:
-            for one in trainers:
-                pool.submit(self._train, one)
+            for trainer in trainers:
+                pool.submit(self._train, trainer)
         if self.error is not None:
             raise self.error
 
-    def _train(self, one: Any) -> None:
+    def _train(self, trainer: Any) -> None:
         try:
-            one.train()
+            trainer.train()
         except Exception as error:
             with self.condition:
                 self.error = self.error or error
@@ -101,15 +101,15 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
     NaN for fewer than six steps), and the bounds between which 80 % of the steps lie."""
     from scipy.stats import quantile_test
 
-    found = sorted(one / other for one, other in zip(ours, theirs, strict=True))
-    low, high = quantile_test(found, q=1, p=0.5).confidence_interval(0.95)
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    low, high = quantile_test(ratios, q=1, p=0.5).confidence_interval(0.95)
     return {
-        "ratio": statistics.median(found),
+        "ratio": statistics.median(ratios),
         "low": low,
         "high": high,
-        "ratio 10 %": found[len(found) // 10],
-        "ratio 90 %": found[-1 - len(found) // 10],
-        "steps": len(found),
+        "ratio 10 %": ratios[len(ratios) // 10],
+        "ratio 90 %": ratios[-1 - len(ratios) // 10],
+        "steps": len(ratios),
     }
 
 
@@ -238,8 +238,8 @@ def verifier() -> pd.DataFrame:
         theirs = [_by_math_verify(*pair) for pair in pairs]
         ended = time.perf_counter()
         with_pool.close()
-        for pair, one, other in zip(pairs, ours, theirs, strict=True):
-            if one != other:
+        for pair, a, b in zip(pairs, ours, theirs, strict=True):
+            if a != b:
                 raise SageError(f"verdicts differ for (gold, answer) = {pair}: report this pair")
         rows.append(
             {

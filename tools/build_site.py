@@ -99,8 +99,8 @@ def on_site(text: str, folder: str = "") -> str:
     def place_of(link: str) -> PurePosixPath:
         return PurePosixPath(posixpath.normpath(posixpath.join(folder, link)))
 
-    def link(found: re.Match[str]) -> str:
-        words, (target, hash_, part) = found[1], found[2].partition("#")
+    def link(match: re.Match[str]) -> str:
+        words, (target, hash_, part) = match[1], match[2].partition("#")
         path = place_of(target)
         if path.parts[0] == "docs" and path.suffix == ".md":
             page = path.name
@@ -115,7 +115,7 @@ def on_site(text: str, folder: str = "") -> str:
             return words if str(path) in words else f"{words} (`{path}`)"
         return f"[{words}]({page}{hash_}{part})"
 
-    with_pictures = _PICTURE.sub(lambda found: f"{found[1]}/{place_of(found[2])}{found[3]}", text)
+    with_pictures = _PICTURE.sub(lambda match: f"{match[1]}/{place_of(match[2])}{match[3]}", text)
     return _LINK.sub(link, _BADGE.sub(r"[\1]", with_pictures))
 
 
@@ -248,7 +248,7 @@ def equations(docstring: str) -> Iterator[tuple[str, int]]:
 
 def equation_page() -> str:
     """Equation -> the modules, classes and functions whose docstrings name it."""
-    found: dict[tuple[str, int], list[str]] = defaultdict(list)
+    index: dict[tuple[str, int], list[str]] = defaultdict(list)
     for path in sorted((paths.ROOT / "sage_lib").rglob("*.py")):
         names = path.relative_to(paths.ROOT).with_suffix("").parts
         module = ".".join(name for name in names if name != "__init__")
@@ -257,8 +257,8 @@ def equation_page() -> str:
                 name = getattr(node, "name", "")
                 link = f"[{module}{name and '.'}{name}](api/{module.replace('.', '/')}/index)"
                 for equation in dict.fromkeys(equations(ast.get_docstring(node) or "")):
-                    found[equation].append(link)
-    rows = [f"| {paper} {n} | {', '.join(links)} |" for (paper, n), links in sorted(found.items())]
+                    index[equation].append(link)
+    rows = [f"| {paper} {n} | {', '.join(links)} |" for (paper, n), links in sorted(index.items())]
     table = "\n".join(["| equation | in the code |", "|---|---|", *rows])
     return f"# From equation to code\n\nRead from the docstrings.\n\n{table}\n"
 

@@ -160,29 +160,29 @@ def networks(profile: Profile, prompts: list[Problem], held_out: list[Problem]) 
             if not run.done():
                 continue
             model, tokenizer = loading.load(variant.model, run.model)
-            for on, asked in (("its prompts", prompts), ("held out", held_out)):
+            for on, evaluated in (("its prompts", prompts), ("held out", held_out)):
                 if on == "its prompts" and rung == 7 and rows != 64:
                     continue
-                for problem, p in zip(asked, exact(model, tokenizer, asked), strict=True):
+                for problem, p in zip(evaluated, exact(model, tokenizer, evaluated), strict=True):
                     row_rung = 6 if rung < 7 and on == "held out" else rung
                     yield (row_rung, policy, arm, seed, on, problem.dataset, problem.id, p)
 
 
 def exact(
-    model: torch.nn.Module, tokenizer: loading.PreTrainedTokenizerBase, asked: list[Problem]
+    model: torch.nn.Module, tokenizer: loading.PreTrainedTokenizerBase, evaluated: list[Problem]
 ) -> list[float]:
     """Return the probability of valid work on each problem."""
-    p = valid_mass(scoring.valid_probabilities(model, tokenizer, asked))
-    return [float(p[problem.dataset, problem.id]) for problem in asked]
+    p = valid_mass(scoring.valid_probabilities(model, tokenizer, evaluated))
+    return [float(p[problem.dataset, problem.id]) for problem in evaluated]
 
 
 def mixed(profile: Profile) -> list[Problem]:
     """Return held-out problems in the mix of the training prompts."""
-    asked = problems.evaluation_problems(profile, ood=False)
+    evaluated = problems.evaluation_problems(profile, ood=False)
     return [
         problem
         for kind, number in MIX.items()
-        for problem in [p for p in asked if p.dataset == kind][:number]
+        for problem in [p for p in evaluated if p.dataset == kind][:number]
     ]
 
 

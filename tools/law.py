@@ -57,9 +57,9 @@ def listed(
     """Yield the first held-out problems of each data set: the base's listed completions, the
     prompt, which of the completions are valid, and the probability of all valid ones."""
     model, tokenizer = loading.load(profile.model, runs.sft_run(profile).model)
-    asked = problems.evaluation_problems(profile, ood=False, limit=number)
+    evaluated = problems.evaluation_problems(profile, ood=False, limit=number)
     longest = profile.evaluation.max_new_tokens
-    for problem in tqdm(asked, desc=profile.name):
+    for problem in tqdm(evaluated, desc=profile.name):
         sizes = optima.FLOOR, longest
         enumeration, measures = optima.completions_with_measures(model, tokenizer, problem, *sizes)
         prompt = loading.encode(tokenizer, problem.question)
@@ -258,8 +258,8 @@ def main() -> None:
         rows += [of_run(spec, profile, method, seed) for method, seed in named]
     table = pd.DataFrame([row for row in rows if row is not None])
     write_text(RUNS, table.to_csv(index=False, float_format="%.6g"))
-    told = judged()
-    print("bases lack a seed of all methods: no outcome" if told is None else told.to_string())
+    result = judged()
+    print("bases lack a seed of all methods: no outcome" if result is None else result.to_string())
 
 
 def judged() -> pd.DataFrame | None:

@@ -56,10 +56,10 @@ def repository() -> str | None:
 
 
 def owner_and_name(address: str) -> str:
-    found = _ADDRESS.fullmatch(address)
-    if found is None:
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
         sys.exit(f"{address!r} is no address that Colab opens: https://github.com/OWNER/NAME is")
-    return found[1]
+    return match[1]
 
 
 def with_address(citation: str, address: str) -> str:
@@ -138,13 +138,13 @@ def write() -> None:
         if text != path.read_text():
             print(write_text(path, text).name)
     line = f"{badges(address, names[0])}\n" if address else ""
-    write_text(README, _PART.sub(lambda found: f"{found[1]}{line}{found[2]}", README.read_text()))
+    write_text(README, _PART.sub(lambda match: f"{match[1]}{line}{match[2]}", README.read_text()))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="write the links of the notebooks")
     parser.add_argument("address", nargs="?", help="https://github.com/OWNER/NAME")
-    given = parser.parse_args().address
-    if given:
-        write_text(CITATION, with_address(CITATION.read_text(), given))
+    address = parser.parse_args().address
+    if address:
+        write_text(CITATION, with_address(CITATION.read_text(), address))
     write()

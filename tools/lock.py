@@ -60,7 +60,7 @@ dependencies:
 
 def walk(names: list[str]) -> dict[str, str]:
     """Name -> public version of the named packages and all they need, as installed."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     queue = [(str(canonicalize_name(name)), frozenset[str]()) for name in names]
     while queue:
@@ -70,12 +70,12 @@ def walk(names: list[str]) -> dict[str, str]:
             continue
         seen.add((name, extras))
         package = distribution(name)
-        found[name] = Version(package.version).public
+        versions[name] = Version(package.version).public
         for need in map(Requirement, package.requires or []):
             marker = need.marker
             if marker is None or any(marker.evaluate({"extra": e}) for e in ("", *extras)):
                 queue.append((str(canonicalize_name(need.name)), frozenset(need.extras)))
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 def hashed(pins: list[str]) -> str:
@@ -96,11 +96,13 @@ def hashed(pins: list[str]) -> str:
 
 def licence(name: str) -> str:
     """What a package's metadata says: an expression, a few words or a classifier."""
-    found = metadata(name)
+    fields = metadata(name)
     [expression, *_], [words, *_] = (
-        found.get_all(key) or [""] for key in ("License-Expression", "License")
+        fields.get_all(key) or [""] for key in ("License-Expression", "License")
     )
-    classes = [c.split(" :: ")[-1] for c in found.get_all("Classifier") or [] if c[:7] == "License"]
+    classes = [
+        c.split(" :: ")[-1] for c in fields.get_all("Classifier") or [] if c[:7] == "License"
+    ]
     in_short = words if len(words) < 60 and words != "UNKNOWN" else ""
     return expression or in_short or "; ".join(classes) or "only a licence file"
 

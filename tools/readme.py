@@ -94,7 +94,7 @@ def filled(text: str, name: str, part: str) -> str:
     pattern = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
     if not pattern.search(text):
         raise SageError(f"the page lacks the comments of its generated part {name}")
-    return pattern.sub(lambda found: f"{found[1]}{part}\n{found[2]}", text)
+    return pattern.sub(lambda match: f"{match[1]}{part}\n{match[2]}", text)
 
 
 def sums() -> str:

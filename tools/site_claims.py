@@ -140,8 +140,8 @@ def _law_rows() -> Iterator[tuple[str, str, str]]:
             outcome = str(row["outcome"])
             tested = f"slope {row['slope']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
         source = "ours: predicted before its runs"
-        given = (f"{statement}{expected} 0", outcome, [tested], source)
-        yield "ours", outcome, _row(*given, "which_guide_would_help")
+        columns = (f"{statement}{expected} 0", outcome, [tested], source)
+        yield "ours", outcome, _row(*columns, "which_guide_would_help")
 
 
 def _guide_rows() -> Iterator[tuple[str, str, str]]:
@@ -157,8 +157,8 @@ def _guide_rows() -> Iterator[tuple[str, str, str]]:
             measure, expected = rows["measured"].iloc[0].split()[0], rows["expected"].iloc[0]
             statement = f"{task}, {name}: the {measure} is {expected}"
             source = f"ours: predicted before its runs; {rows['seeds'].min()} seeds"
-            given = (statement, outcome, tested, source, "which_guide_would_help")
-            yield "ours", outcome, _row(*given)
+            columns = (statement, outcome, tested, source, "which_guide_would_help")
+            yield "ours", outcome, _row(*columns)
 
 
 def _words(results: Results, row: Any) -> str:

@@ -157,7 +157,9 @@ def _figure(name: str, caption: str, page: str) -> str:
 
 def run_data() -> dict[str, Any]:
     """Every published RL run by method: its step log and its exact pass@k along training."""
-    methods = [one for profile in ("study", *BESIDE) for one in _methods(load_results(profile))]
+    methods = [
+        method for profile in ("study", *BESIDE) for method in _methods(load_results(profile))
+    ]
     panels = [dict(zip(("part", "column", "title"), panel, strict=True)) for panel in PANELS]
     return {"panels": panels, "methods": methods}
 
@@ -236,8 +238,8 @@ def _outline(marker: str) -> str:
     drawn = MarkerStyle(marker)
     path = drawn.get_path().transformed(drawn.get_transform() + Affine2D().scale(7, -7))
     polygons: list[Any] = path.to_polygons()
-    corners = ("L".join(f"{x:.1f},{y:.1f}" for x, y in one) for one in polygons)
-    return "".join(f"M{one}Z" for one in corners)
+    corners = ("L".join(f"{x:.1f},{y:.1f}" for x, y in polygon) for polygon in polygons)
+    return "".join(f"M{polygon}Z" for polygon in corners)
 
 
 def _lists(frame: pd.DataFrame) -> dict[str, list[float | None]]:

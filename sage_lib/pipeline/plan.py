@@ -350,7 +350,7 @@ def before(profile: Profile, planned: Sequence[Run], yes: bool, afresh: bool = F
     words = _request(profile, runs_left)
     if yes:
         print(words, flush=True)
-    elif not sys.stdin.isatty():
+    elif not sys.stdin or not sys.stdin.isatty():
         raise SageError(f"{words}: nobody is here to agree; the same command with --yes starts it")
     elif not consent.answered(f"{words}.\nStart? [y/N] "):
         raise SageError("nothing was started")
