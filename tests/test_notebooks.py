@@ -112,6 +112,8 @@ def test_a_notebook_works_alone_and_from_another_folder(tmp_path):
 
 
 SAMPLED = load_profile("smollm")  # no task whose right completions can be listed
+
+
 def test_reproduce_reads_own_runs_only_where_a_notebook_takes_any_profile():
     """08 and 19 show one profile, whose runs a user of another profile does not have."""
     for notebook in notebooks.select():
