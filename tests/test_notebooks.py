@@ -111,9 +111,6 @@ def test_a_notebook_works_alone_and_from_another_folder(tmp_path):
     notebooks.execute(alone, tmp_path / "copy.ipynb", {})
 
 
-SAMPLED = load_profile("smollm")  # no task whose right completions can be listed
-
-
 def test_reproduce_reads_own_runs_only_where_a_notebook_takes_any_profile():
     """08 and 19 show one profile, whose runs a user of another profile does not have."""
     for notebook in notebooks.select():
@@ -121,6 +118,7 @@ def test_reproduce_reads_own_runs_only_where_a_notebook_takes_any_profile():
         assert not {"trained", "own_results"} <= names, notebook.path.name
 
 
+SAMPLED = load_profile("smollm")  # no task whose right completions can be listed
 OF_SAMPLES = [one for one in notebooks.select() if "profile" in notebooks.parameters(one.path)]
 OF_SAMPLES = [one.path for one in OF_SAMPLES if one.lacks(SAMPLED) is None]
 #: What is published of it; and as if it had been evaluated on shifted data alone, without a guide.
