@@ -178,7 +178,10 @@ def test_a_profile_takes_a_guide_of_the_users(own_guides):
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [
-        ({"name": "my_guides:Unsure", "treshold": 1}, "unexpected keyword argument 'treshold'"),
+        (
+            {"name": "my_guides:Unsure", "treshold": 1},
+            "treshold is unknown; did you mean methods.a.guide.threshold",
+        ),
         ({"name": "my_guides:Unsure"}, "missing 1 required .*'threshold'"),
         ({"name": "my_guides:Certain"}, "cannot be imported .*add its folder to PYTHONPATH"),
         ({"name": "other_guides:Unsure"}, "cannot be imported .*other_guides"),

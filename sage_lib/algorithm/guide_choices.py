@@ -6,13 +6,14 @@ The name is one of :data:`~sage_lib.algorithm.guides.GUIDES`, or names a class o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sage_lib import consent
 from sage_lib.algorithm.guides import GUIDES, HIGH, LOW, BranchGuide, Guide, check_guide
 from sage_lib.errors import SageError
-from sage_lib.validation import make, pick
+from sage_lib.validation import make, pick, unknown
 
 
 def split_choice(choice: object) -> tuple[Any, dict[str, Any]]:
@@ -91,19 +92,28 @@ def build_guide(
 def _make(choice: object, where: str, quantiles: Mapping[str, float] | None) -> Guide:
     name, parameters = split_choice(choice)
     cls = guide_class(name, where)
-    guide: Guide
     if name not in GUIDES:
-        try:
-            guide = cls(**parameters)
-            check_guide(guide)
-        except Exception as error:  # of the user's code
-            raise SageError(f"{where}: {error}") from error
-        return guide
+        return _make_imported(cls, parameters, where)
     if "inner" in parameters:
         parameters["inner"] = _make(parameters["inner"], f"{where}.inner", quantiles)
     if cls is BranchGuide:
         parameters = _with_threshold(parameters, where, quantiles)
-    guide = make(GUIDES[name], parameters, where)
+    guide: Guide = make(GUIDES[name], parameters, where)
+    return guide
+
+
+def _make_imported(cls: Callable[..., Any], parameters: dict[str, Any], where: str) -> Guide:
+    """Make a guide of the user's. SageError where the class refuses its parameters."""
+    known = inspect.signature(cls).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for key in parameters:
+        if key not in known and not takes_any:
+            raise unknown(where, key, known)
+    try:
+        guide: Guide = cls(**parameters)
+        check_guide(guide)
+    except Exception as error:
+        raise SageError(f"{where}: {error}") from error
     return guide
 
 
