@@ -1,5 +1,7 @@
 """The exact theory against an optimiser, finite differences, Monte Carlo and random trees."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 import torch
@@ -43,8 +45,10 @@ def test_a_tree_knows_its_states_and_edges():
     values = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64)
     assert tree.sum_by_state(values).tolist() == [3, 8]
     assert tree.mean_by_state(values).tolist() == [1.5, 4]
-    with pytest.raises(SageError, match="none of them the beginning"):
-        Tree((("a",), ("a", "x")))
+    assert tree.log_policy(torch.tensor([1000.0, 0.0, 0.0, 0.0]))[:2].tolist() == [0, -1000]
+    for completions in ((("a",), ("a", "x")), (("a",), ("a",)), ()):
+        with pytest.raises(SageError, match="distinct completions, none of them the beginning"):
+            Tree(completions)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -186,7 +190,14 @@ def test_the_table_of_gradients_says_which_divergence_each_estimator_descends():
     assert (frame.loc["k1_loss", "to_reverse"] > 0.99).all(), "it has no expected effect"
     effect = frame["guide_effect"].unstack()
     assert (effect["none"] == 0).all()
-    assert effect.loc["k3_corrected", "state"] < 1e-9 < effect.loc["k3", "state"]
+    assert effect.loc["k3_corrected", "state"] < 1e-9
+    changes = []  # a guide of the state scales k3 by q
+    for seed in range(2):
+        tree, *policies = objectives.random_policies(seed)
+        q = objectives.log_guide(tree, "state", policies[0]).exp()
+        plain = estimators.kl_gradient(tree, "k3", *policies)
+        changes.append(float(((q - 1) * plain).norm() / plain.norm()))
+    assert effect.loc["k3", "state"] == pytest.approx(max(changes)) and min(changes) < max(changes)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -226,6 +237,31 @@ def test_an_entropy_alone_has_an_optimum_and_neither_has_none():
     for strength in (0.0, -1.0):
         with pytest.raises(SageError, match=r"beta \+ lambda must be positive"):
             solutions.entropy_bonus(reference, reward, 0.0, strength)
+
+
+def test_a_guide_of_each_kind_by_hand():
+    """Three tokens; and 30 that are as likely, whose entropy is beyond the clamp."""
+    tree, wide = Tree.full(1, 3), Tree.full(1, 30)
+    log_policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+
+    def q(kind, tree=tree, log_policy=log_policy):
+        return objectives.log_guide(tree, kind, log_policy).exp()
+
+    assert q("none").tolist() == [1, 1, 1]
+    rarity = np.log(5 / 3) / np.log(5 / 2)
+    assert q("token").tolist() == pytest.approx([1, 1 + 0.3 * rarity, 1.3]), "the rare ones more"
+    entropy = 0.5 * np.log(2) - 0.3 * np.log(0.3) + 0.2 * np.log(5)
+    assert q("state").tolist() == pytest.approx([1 + 0.3 * (entropy - 0.7)] * 3)
+    assert q("state", wide, wide.log_policy(torch.zeros(30))).tolist() == pytest.approx([1.4] * 30)
+    draws = [1 + 0.15 * NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)]
+    np.testing.assert_allclose(q("noise"), np.tile(np.array(draws)[:, None], 3))
+
+
+def test_the_sharpness_of_a_full_tree_scales_its_logits():
+    (tree, one, reward), (_, two, _) = (objectives.full_tree_instance(0, 2, 3, x) for x in (1, 2))
+    assert len(tree.completions) == 9 and reward.sum() == 5
+    assert torch.allclose(2 * one.view(-1, 3).diff(), two.view(-1, 3).diff())
+    assert one.view(-1, 3).diff().abs().min() > 0
 
 
 def test_a_guide_of_the_token_is_1_where_all_tokens_are_as_likely():
