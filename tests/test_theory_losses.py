@@ -52,6 +52,8 @@ def batch_loss(drawn, logits, loss, terms, advantage):
 
 
 def advantages_of(drawn, loss):
+    if loss.group is None:
+        return UNEQUAL_REWARD[list(drawn)]
     rewards = UNEQUAL_REWARD[list(drawn)].reshape(-1, loss.group)
     centred = rewards - rewards.mean(1, keepdim=True)
     if loss.scaled:
@@ -66,6 +68,8 @@ LOSSES = {
     "dr_grpo": Loss("dr_grpo", 2, scaled=False, batch=2, longest=7),
     "bnpo": Loss("bnpo", 2, batch=2),
     "dapo, two groups": Loss("dapo", 2, batch=4),
+    "grpo, no groups": Loss("grpo", batch=2),
+    "bnpo, no groups": Loss("bnpo", batch=2),
 }
 
 
@@ -136,6 +140,8 @@ def test_a_loss_that_cannot_be_is_refused():
         {"normaliser": "mean"},
         {"group": 1},
         {"group": 8, "batch": 12},
+        {"batch": 0},
+        {"longest": 0},
     ):
         with pytest.raises(SageError, match="a loss needs"):
             Loss(**given)
