@@ -101,11 +101,13 @@ def test_the_interval_of_a_guide_gain_is_welchs():
     rng = np.random.default_rng(1)
     right, wrong = rng.uniform(0.6, 1.4, 3), rng.uniform(0.6, 1.4, 9)
     q = np.concatenate([right, wrong])
-    [row] = optimum.guide_gain([1] * 3 + [0] * 9, np.log(q), ["a"] * 12).itertuples()
     relative = right / right.mean(), wrong / wrong.mean()
-    low, high = ttest_ind(*relative, equal_var=False).confidence_interval()
-    expected = np.log(right.mean() / wrong.mean()) + np.array([low, 0.0, high])
-    assert [row.low, row.log_rho, row.high] == pytest.approx(expected)
+    for level in (0.95, 0.8):
+        [row] = optimum.guide_gain([1] * 3 + [0] * 9, np.log(q), ["a"] * 12, level).itertuples()
+        low, high = ttest_ind(*relative, equal_var=False).confidence_interval(level)
+        expected = np.log(right.mean() / wrong.mean()) + np.array([low, 0.0, high])
+        assert [row.low, row.log_rho, row.high] == pytest.approx(expected)
+        assert (row.problem, row.samples, row.right) == ("a", 12, 3)
 
 
 def test_guide_gain_of_a_problem_without_right_samples_is_unknown():
@@ -113,6 +115,8 @@ def test_guide_gain_of_a_problem_without_right_samples_is_unknown():
     assert table["log_rho"].isna().tolist() == [True, False]
     assert table.loc[1, "log_rho"] == pytest.approx(-0.5)
     assert np.isnan(table.loc[1, "low"])  # one wrong sample has no spread
+    alike = optimum.guide_gain([0, 0, 1, 1], [0.0] * 4, ["a"] * 4)
+    assert alike.loc[0, ["low", "log_rho", "high"]].tolist() == [0, 0, 0], "all q are 1"
 
 
 @pytest.mark.parametrize(
