@@ -25,10 +25,20 @@ def test_they_hold_with_the_two_right_completions_of_the_paper_alone():
 
 
 @pytest.mark.parametrize(
-    "change", [{"ratio": 0.0}, {"threshold": 1.9}, {"rare": 0.004}, {"epsilon": 0.02}]
+    ("change", "fails"),
+    [
+        ({"ratio": -0.3}, [3, 4, 5, 6]),
+        ({"threshold": 1.75}, [5, 6]),
+        ({"rare": 0.004}, [5, 6]),
+        ({"epsilon": 0.02}, [5, 6]),
+        ({"rare": 0.02}, [0, 1]),
+        ({"common_entropies": (1.5, 0.3)}, [2]),
+    ],
 )
-def test_each_number_matters(change):
-    assert not two_path.conditions(Example(**change))["holds"].all()
+def test_each_number_matters(change, fails):
+    holds = two_path.conditions(Example(**change))["holds"]
+    assert holds.index[~holds].tolist() == fails
+    assert not two_path.conditions(Example(ratio=0.0))["holds"][3], "q is 1, and not above it"
 
 
 def test_the_printed_example_by_hand():
@@ -40,6 +50,10 @@ def test_the_printed_example_by_hand():
     table = two_path.conditions(e).set_index("equation")
     assert table.loc["35", "value"] == pytest.approx(mean_q)
     assert table.loc["Thm. 4.3", "value"] == pytest.approx(rlvr * q / mean_q)
+    bounds = [0.01, 0.01, 1, 1, q, 0.01 / rlvr, 0.01]
+    values = [0.0087, rlvr, 1, q, mean_q, q / mean_q, rlvr * q / mean_q]
+    assert table["value"].tolist() == pytest.approx(values)
+    assert table["bound"].tolist() == pytest.approx(bounds)
 
 
 def test_without_a_clamp_or_a_wrong_completion():
@@ -55,12 +69,22 @@ def test_on_the_tree_the_rare_path_alone_passes_the_high_entropy_state():
     tree, log_reference, reward = two_path.branch_tree(0.05, 6)
     entropies = dict(zip(tree.states, tree.entropies(log_reference).tolist(), strict=True))
     assert entropies.pop(("rare",)) == pytest.approx(math.log(6))
-    assert max(entropies.values()) < 0.4 and reward.sum() == 2
+    assert max(entropies.values()) < 0.4
+    p = tree.completion_probabilities(log_reference)
+    right, rare, wrong, *others = p.tolist()
+    assert reward.tolist() == [1, 1, 0, *[0] * 5] and tree.completions[2][-1] == "wrong"
+    assert [right, wrong] == pytest.approx([0.95 * 0.9, 0.95 * 0.1])
+    assert [rare, *others] == pytest.approx([0.05 / 6] * 6)
+    for ratio, most, q in ((0.5, 1.4, 0.5 * math.log(6) + 0.4), (2, 1.4, 1.4), (2, 9, None)):
+        guide = two_path.tree_guide(tree, log_reference, 1.2, ratio, most)
+        expected = q or 1 + 2 * (math.log(6) - 1.2)
+        assert guide.tolist() == pytest.approx([1, expected, 1, *[expected] * 5])
 
 
-def test_probabilities_over_1_are_refused():
-    with pytest.raises(SageError, match="at most 1"):
-        Example(common=0.99, rare=0.02)
+@pytest.mark.parametrize(("common", "rare"), [(0.99, 0.02), (0.3, 0.4), (0.3, 0.3), (0.9, 0.0)])
+def test_other_probabilities_than_those_of_a_common_and_a_rare_completion_are_refused(common, rare):
+    with pytest.raises(SageError, match="0 < rare < common, together at most 1"):
+        Example(common=common, rare=rare)
 
 
 def test_a_tree_is_drawn_with_every_probability_entropy_and_column():
