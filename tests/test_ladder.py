@@ -19,7 +19,7 @@ from sage_lib.experiment.profile import load_profile
 from sage_lib.policy import loading, tiny_qwen
 from sage_lib.policy.enumeration import enumerate_completions
 from sage_lib.report import ladder as rungs
-from sage_lib.theory import estimators, ladder, losses, objectives, solutions
+from sage_lib.theory import estimators, ladder, losses, objectives, optimum, solutions
 
 
 def instance(seed):
@@ -27,22 +27,70 @@ def instance(seed):
     return objectives.full_tree_instance(seed, 2, 3, 1.0)
 
 
+def guide_of(tree):
+    """log q of each edge, (E,), from log 0.6 to log 1.4."""
+    return torch.as_tensor(np.random.default_rng(1).uniform(0.6, 1.4, len(tree.edges))).log()
+
+
+GUIDED = pytest.mark.parametrize("guided", [False, True])
+
+
+@GUIDED
 @pytest.mark.parametrize("beta", [0.3, 1.0])
-def test_the_optimum_is_where_a_gradient_of_the_sequence_loss_rests(beta):
+def test_the_optimum_is_where_a_gradient_of_the_sequence_loss_rests(beta, guided):
     tree, log_reference, right = instance(0)
-    loss = losses.Loss(group=8, batch=8)
-    rest = estimators.fixed_point(tree, "sequence", right, log_reference, beta, loss=loss)
-    p = float(tree.completion_probabilities(log_reference) @ right)
+    loss, q = losses.Loss(group=8, batch=8), guided * guide_of(tree)
+    rest = estimators.fixed_point(tree, "sequence", right, log_reference, beta, q, loss)
+    reference = tree.completion_probabilities(log_reference)
+    log_rho = optimum.log_rho(reference, right, solutions.product_guide(tree, q))
+    assert (abs(log_rho) > 0.05) == guided
     expected = float(tree.completion_probabilities(rest) @ right)
-    assert np.isclose(ladder.optimum_success(p, beta, 8), expected, atol=1e-6)
+    found = ladder.optimum_success(float(reference @ right), beta, 8, log_rho)
+    assert np.isclose(found, expected, atol=1e-6)
 
 
-def test_the_fixed_point_of_k3_is_where_the_expected_gradient_rests():
+@GUIDED
+def test_the_fixed_point_of_k3_is_where_the_expected_gradient_rests(guided):
     tree, log_reference, right = instance(1)
-    loss = losses.Loss(group=8, batch=8)
-    rest = estimators.fixed_point(tree, "k3", right, log_reference, 1.0, loss=loss)
-    ours = ladder.k3_rest(tree, right, log_reference, 1.0, 8)
+    loss, q = losses.Loss(group=8, batch=8), guided * guide_of(tree)
+    rest = estimators.fixed_point(tree, "k3", right, log_reference, 1.0, q, loss)
+    ours = ladder.k3_rest(tree, right, log_reference, 1.0, 8, q if guided else None)
     assert torch.allclose(ours.exp(), rest.exp(), atol=1e-5)
+
+
+def test_of_several_optima_the_one_with_the_largest_success_is_taken():
+    """Success has three solutions here, by signs on a fine grid of log odds."""
+    reference, beta, group = 1e-9, 0.09, 8
+    odds = np.linspace(-25, 25, 2001)
+    kappas = np.array([losses.kappa(p, group) for p in 1 / (1 + np.exp(-odds))])
+    gap = np.log(reference / (1 - reference)) + kappas / beta - odds
+    crossings = odds[:-1][np.diff(np.sign(gap)) != 0]
+    found = ladder.optimum_success(reference, beta, group)
+    assert len(crossings) == 3
+    assert np.log(found / (1 - found)) == pytest.approx(crossings[-1], abs=0.025)
+
+
+def test_the_first_updates_of_a_table_are_gradients_of_the_loss_of_drawn_groups():
+    """By automatic differentiation of GRPO's loss with k3, from the same draws."""
+    tree, log_reference, right = instance(2)
+    rng, logits, expected = np.random.default_rng(5), log_reference.clone(), []
+    for _ in range(4):
+        logits.requires_grad_()
+        log_pi = tree.log_policy(logits)
+        expected.append(log_pi.detach())
+        p = tree.completion_probabilities(log_pi).detach().numpy()
+        drawn = rng.choice(len(p), 4, p=p / p.sum())
+        rewards = right[torch.as_tensor(drawn)].numpy()
+        d, loss = log_reference - log_pi, 0.0
+        for y, advantage in zip(drawn, rewards - rewards.mean(), strict=True):
+            scaled = advantage / (rewards.std(ddof=1) + 1e-4)
+            loss -= (tree.paths[y] * (scaled * log_pi - 0.5 * (d.exp() - d - 1))).sum() / 4
+        logits = (logits - 2.0 * torch.autograd.grad(loss, logits)[0]).detach()
+    found = ladder.trained_table(tree, right, log_reference, 0.5, 4, [1, 3], 2.0, 5)
+    assert torch.allclose(torch.stack(found), torch.stack(expected)[[1, 3]], atol=1e-12)
+    guide = torch.full_like(log_reference, 2.0).log()
+    guided = ladder.trained_table(tree, right, log_reference, 0.25, 4, [1, 3], 2.0, 5, guide)
+    assert torch.allclose(torch.stack(guided), torch.stack(found)), "a q of 2 doubles beta"
 
 
 def test_a_table_trained_with_samples_ends_near_the_fixed_point():
