@@ -37,18 +37,22 @@ def study_of(rows):
 def test_the_dose_is_that_of_the_first_step_and_of_the_last_quarter_over_runs():
     rows = [
         *logs("branch_strong-s1", "branch_strong", lambda s: 1 + s / 10, lambda s: s / 100),
-        *logs("branch_strong-s2", "branch_strong", lambda s: 2 + s / 10, lambda s: 3 * s / 100),
+        *logs("branch_strong-s2", "branch_strong", lambda s: 2 + s / 10, lambda s: 3 * s / 100, 4),
+        *logs("shuffled_branch-s1", "shuffled_branch", lambda s: 1.0, lambda s: 0.5),
         *logs("grpo_random-s1", "grpo_random", lambda s: 1.0, lambda s: 0.5),
         *logs("grpo-s1", "grpo", lambda s: np.nan, lambda s: np.nan),
     ]
     table = dose(study_of(rows)).set_index("method")
-    assert set(table.index) == {"branch_strong", "grpo_random"}, "GRPO has no guide"
+    guided = {"branch_strong", "grpo_random", "shuffled_branch"}
+    assert set(table.index) == guided, "GRPO has no guide"
     strong = table.loc["branch_strong"]
     assert strong["runs"] == 2 and strong["threshold"] == 0.5
-    assert strong[["mean q first", "mean q last"]].tolist() == pytest.approx([1.6, 2.25])
-    assert strong[["acting first", "acting last"]].tolist() == pytest.approx([0.02, 0.15])
+    # By hand: the last quarter is steps 7 and 8 of the first run, step 4 of the second.
+    assert strong[["mean q first", "mean q last"]].tolist() == pytest.approx([1.6, 2.075])
+    assert strong[["acting first", "acting last"]].tolist() == pytest.approx([0.02, 0.0975])
     assert strong["weighted q"] == pytest.approx(0.25 / 0.2), "matched beta over beta"
     assert table.loc["grpo_random", ["threshold", "weighted q"]].isna().all()
+    assert table.loc["shuffled_branch", "threshold"] == 0.5, "of the guide that is shuffled"
     assert list(dose(study_of(rows), ["grpo_random"])["method"]) == ["grpo_random"]
     assert dose(study_of(rows[-8:])).empty
     assert "weighted q last" not in table, "these logs have no guide/kl"
@@ -61,6 +65,8 @@ def test_the_weighted_q_of_runs_is_weighted_by_the_kl_of_each_step():
         for row in logs(run, run.rpartition("-")[0], lambda s: 1.1, lambda s: 0.1):
             kl = 0.01 * row["step"] * (2 if run.endswith("s2") else 1)
             rows.append(row | {"guide/kl": kl * (q + (row["step"] == 8) * 0.1), "kl_ref": kl})
+    older = logs("branch_strong-s3", "branch_strong", lambda s: 1.1, lambda s: 0.1)
+    rows += [row | {"kl_ref": 1.0} for row in older]  # without guide/kl it does not count
     table = dose(study_of(rows)).set_index("method")["weighted q last"]
     late = {(1, 7): 1.2, (1, 8): 1.3, (2, 7): 1.4, (2, 8): 1.5}  # the last quarter of eight steps
     expected = np.average([*late.values()], weights=[seed * step for seed, step in late])
