@@ -83,6 +83,8 @@ def test_completions_of_a_problem_are_added_up_by_their_way(results):
     results.support = results.support.assign(way="P")  # of a task whose ways have other names
     others = passk.probabilities(results)
     assert others["valid"].tolist() == pytest.approx(found["valid"])
+    results.support["logp"] = np.log(1 / 2 + 1e-9)  # two or three completions
+    assert set(passk.probabilities(results)["valid"]) == {1.0}, "rounding adds no probability"
 
 
 def test_exact_values_stand_by_seed_and_problem(results):
@@ -112,6 +114,25 @@ def test_sampled_values_are_the_unbiased_estimates(results):
         assert grpo[0, problem] == pytest.approx([c / 8, np.mean([any(one) for one in draws])])
 
 
+def test_pass_at_k_is_sampled_where_it_is_not_exact_and_of_the_data_that_is_asked_for(results):
+    other = results.counts.assign(dataset="both_other_words", c=8)
+    results.counts = pd.concat([results.counts, other])
+    results.support = results.support.assign(dataset="both")
+    exact = passk.exact_or_sampled(results)
+    assert exact["grpo"].columns == ["pass@1", "pass@256", "rare mass"]
+    assert passk.axes(results.profile) == (1, 256)
+    results.profile = SimpleNamespace(
+        exact=False, data_sets=results.profile.data_sets, evaluation=SimpleNamespace(ks=[1, 2, 4])
+    )
+    assert passk.axes(results.profile) == (1, 4), "the largest k"
+    values = passk.exact_or_sampled(results)["grpo"]
+    assert values.columns == ["pass@1", "pass@4"] and values.sets == ["both", "forward"]
+    assert values.values[0, :, 0].tolist() == [3 / 8, 7 / 8]
+    assert (
+        passk.exact_or_sampled(results, [2], ood=True)["grpo"].values.tolist() == [[[1], [1]]] * 2
+    )
+
+
 def test_levels_are_means_over_data_sets_within_0_and_1(results):
     values = passk.exact(results, (1,))
     levels = passk.levels(values).set_index(["method", "metric"])
@@ -122,6 +143,7 @@ def test_levels_are_means_over_data_sets_within_0_and_1(results):
     row = passk.levels({"m": many}).iloc[0]
     means = [many.values[:, :6].mean(), many.values[:, 6:].mean()]
     assert row["mean"] == pytest.approx(np.mean(means))
+    assert (row["seeds"], row["problems"]) == (4, 9)
     known = metrics.paired_difference(many.values, 0 * many.values, many.sets)
     assert (row["low"], row["high"]) == pytest.approx((max(known[1][0], 0), known[2][0]))
 
@@ -139,6 +161,12 @@ def test_curves_along_training_are_those_of_the_published_runs():
     rows = results.exact[(results.exact["run"] == first) & (results.exact["step"] == 0)]
     found = along[(along["method"] == "grpo") & (along["step"] == 0)].iloc[0]
     assert found["pass@256"] == pytest.approx(rows["pass@256"].mean()) and len(rows) > 1
+    second = results.exact.assign(seed=1, **{"pass@256": 0.0})
+    results.exact = pd.concat([results.exact, second])
+    assert passk.along_training(results)["pass@256"].tolist() == [
+        *along["pass@256"],
+        *[0.0] * len(along),
+    ], "each seed has rows of its own"
 
 
 def reachable(seeds, total, squares, most):
