@@ -18,26 +18,11 @@ from sage_lib.experiment.profile import BASE, load_profile
 from sage_lib.experiment.results import Results, load_results
 from sage_lib.paths import PUBLISHED, ROOT
 from sage_lib.report import inference, outcomes, passk, reported
-from sage_lib.report.inference import (
-    AGREES,
-    CANNOT_TELL,
-    DISAGREES,
-    NOT_RUN,
-    NOT_SEEN,
-    SMALLER,
-    Values,
-)
+from sage_lib.report.inference import AGREES, CANNOT_TELL, DISAGREES, NOT_RUN, NOT_SEEN, SMALLER
 
-METRICS = {
-    "pass@1",
-    "pass@8",
-    "pass@16",
-    "pass@256",
-    *outcomes.LOGGED,
-    outcomes.TAIL,
-    outcomes.UNSOUND,
-}
-METRICS |= {outcomes.DIVERSITY, outcomes.BRANCHING, "right pass@1", "right pass@256"}
+METRICS = {*(f"pass@{k}" for k in (1, 8, 16, 256)), "right pass@1", "right pass@256"}
+METRICS |= {*outcomes.LOGGED, outcomes.TAIL, outcomes.UNSOUND, outcomes.DIVERSITY}
+METRICS |= {outcomes.BRANCHING}
 COLUMNS = ["pass@1", "pass@256", "rare mass"]
 WORDS = dict.fromkeys(("source", "statement"), "") | {"settles": "more seeds"}
 
@@ -63,7 +48,8 @@ def planted(monkeypatch):
             rng = np.random.default_rng(sum(map(ord, method)))
             noise = rng.normal(0, 0.001, (len(own), 30, 3))
             values = np.array([*point, 0.01]) + noise - noise.mean(axis=(0, 1))
-            found[method] = Values(method, values, COLUMNS, ["both"] * 30, own)
+            sets = ["both"] * 30
+            found[method] = inference.Values(method, values, COLUMNS, sets, own)
         profile = load_profile("study")
         results = SimpleNamespace(profile=profile, name=name, label=profile.label, planted=found)
         results.base_of = partial(Results.base_of, results)
@@ -135,10 +121,7 @@ def test_of_a_base_the_interval_that_judges_is_shown_and_one_without_a_pair_left
 
 def test_a_primary_comparison_that_was_not_run_counts_for_holms_rule(planted):
     points = {"grpo": (0.31, 0.80), "grpo_branch": (0.32, 0.80)}
-    one, other = (
-        ("grpo_branch", "grpo", "pass@1", "above"),
-        ("full_grpo", "grpo", "pass@1", "above"),
-    )
+    one, other = ((name, "grpo", "pass@1", "above") for name in ("grpo_branch", "full_grpo"))
     results = planted(points)
     alone = outcomes.comparisons(asking(one, primary=True), results).iloc[0]
     assert alone["judged_low"] == pytest.approx(min(alone["low"], alone["low_seeds"]))
@@ -223,6 +206,12 @@ def test_the_papers_own_difference_stands_beside_the_measured_one(planted):
     for row in rows.itertuples():
         expected = printed["GRPO + Branch", row.metric] - printed["GRPO", row.metric]
         assert row.reported == pytest.approx(expected)
+    ood = load_profile("paper_ood")  # its own table has one data set, and no average
+    results = SimpleNamespace(profile=ood, label=ood.label)
+    pair = outcomes.Comparison("grpo_branch", "grpo", "pass@1", "above")
+    printed = reported.read_table("sage_table9").set_index(["row", "metric"])["mean"]
+    expected = printed["GRPO + Branch", "pass@1"] - printed["GRPO", "pass@1"]
+    assert outcomes._reported(results, "sage_table1", pair) == pytest.approx(expected)
 
 
 def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps_paired_by_seed(planted):
@@ -238,6 +227,9 @@ def test_a_logged_metric_is_the_mean_over_its_part_of_the_steps_paired_by_seed(p
     names = [f"gradient norm, {third} third" for third in ("first", "middle", "last")]
     of_grpo = [outcomes.logged(name, results)["grpo"].loc[1] for name in names]
     assert of_grpo == [2 + 1, 5 + 1, 8 + 1]
+    for name, column in (("entropy",) * 2, ("reward",) * 2, ("length", "completions/mean_length")):
+        others = SimpleNamespace(steps=results.steps.rename(columns={"grad_norm": column}))
+        assert outcomes.logged(name, others)["grpo"].loc[1] == 8.5 + 1, "steps 8 and 9"
     assert BASE not in outcomes.logged(names[0], results)
     chosen = asking(("grpo_no_kl", "grpo", names[2], "below"), ("rft", "grpo", names[2], "below"))
     row, missing = outcomes.comparisons(chosen, results).to_dict("records")
@@ -281,7 +273,7 @@ def test_any_k_can_be_asked_beside_the_two_of_every_table(monkeypatch):
     assert outcomes.values(results, "pass@16", "ood") == ([1, 16, 256], True)
 
 
-def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
+def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth_and_unsound_a_share(planted):
     results = planted({})
     base = [{"method": BASE, "seed": None, "perplexity": 1 + i / 100} for i in range(100)]
     ours = [{"method": "grpo", "seed": 1, "perplexity": p} for p in (1.0, 1.93, 1.95, 9.0)]
@@ -293,6 +285,9 @@ def test_a_tail_is_the_share_beyond_the_bases_upper_twentieth(planted):
     results.scores = results.scores.query("method != @BASE")
     with pytest.raises(SageError, match="the base was not evaluated: call sage-companion stage"):
         outcomes.tail(results)
+    counts = pd.DataFrame({"problem": ["a", "b"], "c": [5, 2], "valid_common": [3, 0]})
+    results.counts = counts.assign(method="grpo", seed=1, dataset="both", n=8, valid_rare=[1, 2])
+    assert outcomes.unsound(results)["grpo"].values.ravel().tolist() == [1 / 8, 0]
 
 
 def test_diversity_is_the_effective_number_of_valid_completions_and_branching_a_mean(planted):
