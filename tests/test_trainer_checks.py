@@ -261,6 +261,20 @@ def test_steps_between_two_rows_of_a_log_count_as_well(tmp_path):
             callback.on_log(None, state, None, logs={"frac_reward_zero_std": 1.0})
 
 
+def test_a_spread_of_rewards_begins_the_count_anew_and_steps_follow_earlier_trainers(tmp_path):
+    callback, state = StepLog(tmp_path / "steps.jsonl", before=100), SimpleNamespace(global_step=0)
+    callback.on_train_begin(None, state, None)
+    with pytest.raises(Collapse, match="collapsed at step 190"):
+        for state.global_step in range(1, 120):
+            share = 0.75 if state.global_step == 40 else 1.0
+            callback.on_log(None, state, None, logs={"frac_reward_zero_std": share})
+    model = torch.nn.Linear(1, 2)
+    model.bias.grad = torch.tensor([0.0, torch.inf])
+    callback.on_pre_optimizer_step(SimpleNamespace(fp16=True), state, None, model=model)
+    with pytest.raises(Collapse, match="collapsed at step 191: the gradient is not finite"):
+        callback.on_pre_optimizer_step(SimpleNamespace(fp16=False), state, None, model=model)
+
+
 @pytest.mark.parametrize("name", profile_names())
 def test_a_profiles_methods_train_a_named_kl_with_a_guide_and_without(name, monkeypatch, tmp_path):
     """What the trainer of each run is handed, with what loads and checks left out. Without a name
