@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 
 import forks
 import pandas as pd
@@ -150,6 +151,43 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
             mark.write_text('{"files": {}, "logs": {}}')
     assert callbacks.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
     assert callbacks.last_checkpoint(tmp_path / "none") is None
+
+
+def test_a_checkpoint_that_lost_the_end_of_a_file_or_of_a_log_is_passed_over(tmp_path):
+    folder, log = tmp_path / "checkpoints", tmp_path / "steps.jsonl"
+    log.write_text("two")
+    for step in (8, 12):
+        (folder / f"checkpoint-{step}").mkdir(parents=True)
+        (folder / f"checkpoint-{step}" / "model").write_text("two")
+        state = SimpleNamespace(global_step=step)
+        callbacks.StepLog(log).on_save(SimpleNamespace(output_dir=folder), state, None)
+    older, newest = (folder / f"checkpoint-{step}" for step in (8, 12))
+    log.write_text("four")  # a log goes on after its checkpoint
+    assert callbacks.last_checkpoint(folder) == str(newest), "by number, not by letter"
+    (newest / "model").write_text("tw")
+    assert callbacks.last_checkpoint(folder) == str(older)
+    log.write_text("tw")
+    assert callbacks.last_checkpoint(folder) is None
+
+
+def test_a_resumed_training_counts_tokens_on_and_at_its_last_step_trains_nothing(tmp_path):
+    place, resumed = tmp_path / "checkpoint-3", []
+    place.mkdir()
+    rows = [{"num_tokens": 30.0}, {"num_tokens": 70.0}, {"loss": 1.0}]
+    files.write_json(place / "trainer_state.json", {"log_history": rows})
+    log, state = callbacks.StepLog(tmp_path / "steps.jsonl"), SimpleNamespace(global_step=3)
+    log.on_save(SimpleNamespace(output_dir=tmp_path), state, None)
+
+    def train(resume_from_checkpoint):
+        resumed.append(resume_from_checkpoint)
+        for last in (4, 3):
+            log.on_epoch_begin(None, SimpleNamespace(global_step=3, max_steps=last), None)
+        pytest.fail("a step beyond the last")
+
+    trainer = SimpleNamespace(_total_train_tokens=0, train=train)
+    trainer.add_callback = trainer.remove_callback = lambda callback: None
+    callbacks.train_on(trainer, tmp_path)
+    assert resumed == [str(place)] and trainer._total_train_tokens == 70
 
 
 def test_traces_agree_with_the_guides_formulas_and_with_themselves(tiny, policy):
