@@ -94,6 +94,12 @@ def test_scores_do_not_depend_on_how_many_samples_are_held_at_a_time(
     monkeypatch.setattr(scoring, "LOGITS", 1)
     pd.testing.assert_frame_equal(scoring.score(*asked), together, rtol=1e-4)
     assert len(held) == 4 and math.isnan(together["perplexity"][3])
+    other = Problem("b", "forward", "reach 8 from 2 3 4", "8", "countdown")
+    both = scoring.score(model, model, tokenizer, [PROBLEM, other], [row, row], 4)
+    alone = scoring.score(model, model, tokenizer, [other], [row], 4)
+    expected = pd.concat([together, alone], ignore_index=True)
+    pd.testing.assert_frame_equal(both, expected, rtol=1e-4)
+    assert (both["problem"] == "b").sum() == 4 and both["entropy"][0] != both["entropy"][4]
 
 
 def test_probabilities_of_valid_completions_are_products_over_tokens(tiny_model, tokenizer):
