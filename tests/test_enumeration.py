@@ -51,7 +51,8 @@ def test_it_finds_exactly_the_completions_above_the_floor(
         logps, entropies = every[ids]
         assert torch.allclose(found.logps[row, : len(ids)].double(), logps, atol=1e-5)
         assert torch.allclose(found.entropies[row, : len(ids)].double(), entropies, atol=1e-5)
-        assert not found.logps[row, len(ids) :].any()
+        for behind in (found.ids, found.logps, found.entropies):
+            assert not behind[row, len(ids) :].any()
     assert (found.probabilities.diff() <= 1e-9).all()
     assert found.probabilities.sum() <= 1 + 1e-6
 
