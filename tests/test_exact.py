@@ -36,9 +36,11 @@ def test_a_batch_of_problems_has_the_probabilities_of_each_alone(model, tokenize
     asked = SETTINGS.problems(6, 1)
     together = scoring.valid_probabilities(model, tokenizer, asked)
     assert len({len(problem.detail.digits) for problem in asked}) > 1, "of unequal length"
+    alone = [scoring.valid_probabilities(model, tokenizer, [problem]) for problem in asked]
+    pd.testing.assert_frame_equal(together, pd.concat(alone, ignore_index=True), rtol=1e-5)
     monkeypatch.setattr(scoring, "LOGITS", 1)
-    alone = scoring.valid_probabilities(model, tokenizer, asked)
-    pd.testing.assert_frame_equal(together, alone, rtol=1e-5)
+    in_turn = scoring.valid_probabilities(model, tokenizer, asked)
+    pd.testing.assert_frame_equal(together, in_turn, rtol=1e-5)
 
 
 def test_the_summary_sums_over_completions_and_averages_over_problems():
@@ -76,6 +78,8 @@ def test_the_log_along_training_resumes_moves_no_random_stream_and_leaves_the_mo
     append_line(log.path, {"step": 6, "dataset": "both"})
     log.on_train_begin(None, SimpleNamespace(global_step=4), None, model=model)
     assert [row["step"] for row in read_lines(log.path)] == [0, 2, 4], "a resume takes steps back"
+    log.on_train_begin(None, SimpleNamespace(global_step=0), None, model=model)
+    assert [row["step"] for row in read_lines(log.path)] == [0], "so does one without a checkpoint"
     model.eval()
     table = scoring.valid_probabilities(model, tokenizer, asked)
     [direct] = exact_summary(table, ExactLog.KS)
@@ -105,6 +109,23 @@ def test_what_is_measured_before_the_first_step_is_measured_once(
     assert logged("second", start) == alone and len(counted) == 5, "step 2 alone"
     start.write_text(start.read_text()[:-9])
     assert logged("third", start) == alone and len(counted) == 7
+
+
+def test_first_rows_are_shared_by_runs_of_one_base_way_of_loading_problems_and_temperatures(
+    tokenizer, tmp_path
+):
+    def start_path(changes="", weights="w", rows=2):
+        data = f"[{{name: countdown, rows: {rows}, seed: 1, kinds: {{both: 1.0}}}}]"
+        profile = load_profile(f"smoke+evaluation.every=2+evaluation.data={data}{changes}")
+        base = SimpleNamespace(weights=weights, build=tmp_path)
+        run = SimpleNamespace(policy=base, method="grpo", build=tmp_path)
+        return callbacks.exact_log(profile, run, tokenizer).start_path
+
+    changes = ["", "+rl_lora.r=2", "+evaluation.tempered=[0.5]", "+methods.grpo.lora=false"]
+    others = [start_path(change) for change in changes]
+    assert len({*others, start_path(weights="other"), start_path(rows=3)}) == 6
+    assert start_path("+rl.beta=0.7+evaluation.seed=9") == others[0]
+    assert callbacks.exact_log(load_profile("smoke+evaluation.every=0"), None, tokenizer) is None
 
 
 def test_a_part_of_the_problems_is_sampled_and_all_are_exact():
