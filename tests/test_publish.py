@@ -56,6 +56,7 @@ def test_publishing_again_changes_nothing_and_weights_stay_behind(own):
     sizes = publish.publish(own)
     before = tree(paths.PUBLISHED)
     assert {"runs.parquet", "counts.parquet", "profile.json"} <= set(sizes)
+    files.write_json(paths.measured(own.name, published=True) / "signals.json", {})
     assert publish.publish(own) == sizes and tree(paths.PUBLISHED) == before
     assert not any("safetensors" in name for name in before)
     theirs, mine = load_results(SPEC), load_results(SPEC, own=True)
@@ -145,6 +146,9 @@ def test_finished_runs_alone_are_taken_though_another_left_its_earlier_results(o
     (last.build / "done").unlink()  # it is being made again
     publish.publish(own, finished=True)
     pd.testing.assert_frame_equal(load_results(SPEC).counts, before)
+    finish(own, len(runs.every_run(own)) - 1, correct=5)
+    publish.publish(own, finished=True)
+    assert load_results(SPEC).counts["c"].tolist() == [*range(3, 12), *range(5, 14)], "made again"
 
 
 def test_without_a_common_run_nothing_is_called_identical(own):
@@ -220,13 +224,16 @@ def test_a_planted_difference_is_found_and_named(change, verdict, detail):
 
 def test_what_is_finished_stands_beside_what_was_published(own):
     publish.publish(own)
-    before = load_results(SPEC)
+    names, published = ("runs", "steps", "counts", "entropy"), load_results(SPEC)
+    before = {name: getattr(published, name) for name in names}  # read now, not after publishing
     whole = tree(paths.PUBLISHED)
     base, *_ = runs.every_run(own)
     lost = [run for run in runs.every_run(own) if run.method == "grpo"]
     for run in lost:  # another machine, on which these were never made
         (run.build / "done").unlink()
-    (base.measured.parent / "entropies" / "record.json").unlink()
+    entropies = base.measured.parent / "entropies"
+    (entropies / "record.json").unlink()
+    files.write_json(entropies / "entropy.json", {"quantiles": {"0.9": 9.0}})  # half of a new run
     with pytest.raises(SageError, match="are not finished"):
         publish.publish(own)
     for run in lost:
@@ -235,5 +242,7 @@ def test_what_is_finished_stands_beside_what_was_published(own):
     publish.publish(own, finished=True)
     after = load_results(SPEC)
     for name in ("runs", "steps", "counts"):
-        pd.testing.assert_frame_equal(getattr(after, name), getattr(before, name))
-    assert tree(paths.PUBLISHED).keys() == whole.keys() and after.entropy == before.entropy
+        by = ["run", "stage"] if name == "runs" else ["run"]  # stages of a run in any order
+        rows = (x.sort_values(by, kind="stable") for x in (getattr(after, name), before[name]))
+        pd.testing.assert_frame_equal(*(x.reset_index(drop=True) for x in rows))
+    assert tree(paths.PUBLISHED).keys() == whole.keys() and after.entropy == before["entropy"]
