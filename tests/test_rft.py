@@ -5,6 +5,7 @@ import dataclasses
 import random
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 # First: Unsloth patches what is imported after it.
 from sage_lib.training import rft
@@ -15,6 +16,7 @@ from sage_lib.training.rft import Candidate, prompts_of, select
 import forks
 import pandas as pd
 import pytest
+import torch
 
 from sage_lib import files
 from sage_lib.errors import SageError
@@ -134,8 +136,18 @@ def test_rounds_go_through_the_prompts_before_one_returns(profile):
     assert len(first) == len(second) == 8 and len(asked) == 12
     assert len({p.id for p in first}) == 8 and first[:4] != asked[:4]
     assert {p.id for p in (*first, *second)} == {p.id for p in asked}
+    assert prompts_of(asked, rft, 3408, 0) != first
     with pytest.raises(SageError, match=r"lower rft\.prompts"):
         prompts_of(asked[:7], rft, 3407, 0)
+
+
+def test_a_round_draws_as_rl_does_with_random_numbers_of_its_own(profile):
+    own = load_profile(f"{profile.spec}+rl.temperature=0.9+rl.top_p=0.8+rl.top_k=7+rl.min_p=0.02")
+    work = SimpleNamespace(profile=own, rft=own.rft_of("rft_entropy"), seed=3407)
+    first, second = (rft.Rounds.sampling(work, number) for number in range(2))
+    assert (first.temperature, first.top_p, first.top_k, first.min_p) == (0.9, 0.8, 7, 0.02)
+    assert (first.max_new_tokens, first.samples) == (24, 8)
+    assert len({3407, first.seed, second.seed}) == 3
 
 
 # --- a run --------------------------------------------------------------------------------------
@@ -181,12 +193,14 @@ def test_a_run_killed_while_it_draws_and_while_it_learns_ends_at_the_very_same_w
     killed = records.load(run.record)
     steps = files.read_lines(run.measured / "steps.jsonl")
     assert [row["step"] for row in steps] == list(range(1, 13)), "no step is lost or doubled"
+    of_round = pd.DataFrame(steps[::6])[["reward", "entropy"]]
     exact = files.read_lines(run.measured / "exact.jsonl")
     assert [row["step"] for row in exact] == [0, 6, 12]
     assert killed["drawn"] == 2 * 8 * 8
     tables = [one.measured / "rounds.csv" for one in (run, whole)]
     first, second = (pd.read_csv(table).filter(regex="^(?!seconds)") for table in tables)
     pd.testing.assert_frame_equal(first, second)
+    pd.testing.assert_frame_equal(first[["reward", "entropy"]], of_round)
     assert killed["weights"] == whole.weights != records.load(base.record)["weights"]
 
 
@@ -214,6 +228,9 @@ def test_all_weights_are_trained_on_from_round_to_round_and_prompts_are_not_lear
     for name, weight in trainers[0].model.named_parameters():
         assert (after[name] == weight).all(), name
     assert work.run_round(1, second)["drawn"] == 64
+    seeds = [(trainer.args.seed, trainer.args.data_seed) for trainer in trainers]
+    assert seeds == [(3407, 3407), (3408, 3408)]
+    assert trainers[0].args.max_length == profile.model.max_seq_length
 
 
 SHOWN = {"seed": 9, "rows": 48, "early_rare_share": None}
@@ -295,6 +312,21 @@ def test_a_planted_wrong_completion_is_never_learned_from(
     learned, said = work.policy_samples(0, model)
     assert said["drawn"] == 64 and said["correct"] == said["eligible"] == right
     assert said["selected"] == right and said["wrong"] == 0 and said["no answer"] == 8
+    starts, entropies, lengths = [row["completion_mask"].index(1) for row in learned], [], []
+    for row, start in zip(learned, starts, strict=True):
+        with torch.no_grad():
+            pi = model(torch.tensor([row["input_ids"]])).logits[0, start - 1 : -1].softmax(-1)
+        entropies.append(float(-(pi * pi.log()).sum(-1).mean()))
+        lengths.append(len(pi))
+    means = {f"{name} entropy": sum(entropies) / right for name in ("eligible", "selected")}
+    means |= {f"{name} tokens": sum(lengths) / right for name in ("eligible", "selected")}
+    # "worked" stands there twice, once with more behind its answer.
+    counts = {"reward": right / 64, "distinct": right - 8}
+    assert {k: said[k] for k in means | counts} == pytest.approx(means | counts, rel=1e-4)
+    strict = dataclasses.replace(settings, redundancy=-0.1)  # refuses whatever has an answer
+    samples = planted(None, asked[:8], 8)
+    refused = rft.Rounds(profile, run, strict, 3407).candidates(model, asked[:8], samples)[1]
+    assert refused == {"redundant": 8 * 7, "no answer": 8}
     for row in learned:
         ids = row["input_ids"][row["completion_mask"].index(1) :]
         assert ids[-1] == tokenizer.eos_token_id
