@@ -38,7 +38,8 @@ def test_they_hold_with_the_two_right_completions_of_the_paper_alone():
 def test_each_number_matters(change, fails):
     holds = two_path.conditions(Example(**change))["holds"]
     assert holds.index[~holds].tolist() == fails
-    assert not two_path.conditions(Example(ratio=0.0))["holds"][3], "q is 1, and not above it"
+    unguided = two_path.conditions(Example(ratio=0.0))["holds"]
+    assert not unguided[3] and not unguided[4], "q is 1, and so is its mean"
 
 
 def test_the_printed_example_by_hand():

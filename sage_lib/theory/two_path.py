@@ -70,7 +70,8 @@ def conditions(example: Example) -> pd.DataFrame:
     guide, epsilon, rare = example.guide, example.epsilon, example.rare
     rlvr = solutions.tilted(example.reference, example.reward, example.beta)
     sage = solutions.tilted(example.reference, example.reward, example.beta, guide)
-    mean_q, rlvr_rare, sage_rare = float(rlvr @ guide), float(rlvr[1]), float(sage[1])
+    mean_q = 1 + float(rlvr @ (guide - 1))  # exactly 1 where every q is
+    rlvr_rare, sage_rare = float(rlvr[1]), float(sage[1])
     q_common, q_rare = guide[:2].tolist()
     lift, needed = q_rare / mean_q, epsilon / rlvr_rare
     theorem = bool(solutions.theorem_4_3(rlvr, guide, epsilon)[1])
